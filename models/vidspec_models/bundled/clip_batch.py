@@ -1,0 +1,71 @@
+"""Batches for the language stages: frames, packed turns and dense truth of freshly rendered training clips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from .architecture import CELLS
+from .attributes import NUM_SLOTS
+from .labels import STORY_HEADS, find_cells, story_labels
+from .render import render_with_owners, slot_times
+from .scene import TRAIN_SEEDS, sample_scene
+from .turns import PackedTurns, TurnPacker
+
+_TIME_JITTER = 1 / 64
+_JOINT_OFFSET = 50_000_000  # clips of the language stages differ from those of the tower stage
+_SEEDS_PER_RUN = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClipBatch:
+    """C clips; visual tokens are counted in frame order, 8 x 64, without the newline."""
+
+    frames: torch.Tensor  # [C * 8, 128, 128, 3] uint8
+    content: torch.Tensor  # [C, 512] bool: a thing or letter touches the cell
+    story: dict[str, torch.Tensor]  # [C, 512] labels
+    ids: torch.Tensor  # [C, L], as all below
+    positions: torch.Tensor
+    segments: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+    is_caption: torch.Tensor
+
+    def to(self, device: torch.device) -> ClipBatch:
+        """All but the frames, which the tower moves itself."""
+        moved = {
+            field.name: getattr(self, field.name).to(device)
+            for field in fields(self)
+            if field.name not in ("frames", "story")
+        }
+        story = {name: values.to(device) for name, values in self.story.items()}
+        return ClipBatch(frames=self.frames, story=story, **moved)
+
+
+def make_clip_batch(packer: TurnPacker, seed: int, clips_seen: int, count: int, text_len: int) -> ClipBatch:
+    """The `count` training clips after `clips_seen`; deterministic."""
+    frames, content, packed = [], [], []
+    story: dict[str, list[np.ndarray]] = {name: [] for name in STORY_HEADS}
+    for index in range(clips_seen, clips_seen + count):
+        scene = sample_scene(TRAIN_SEEDS.start + seed * _SEEDS_PER_RUN + _JOINT_OFFSET + index)
+        rng = np.random.default_rng([scene.seed, 19])
+        times = slot_times() + rng.uniform(-_TIME_JITTER, _TIME_JITTER, NUM_SLOTS)
+        pixels, owners = render_with_owners(scene, times)
+        cells = find_cells(owners)
+        frames.append(pixels)
+        content.append(~cells.is_clear.reshape(NUM_SLOTS * CELLS))
+        for name, values in story_labels(scene, times, cells).items():
+            story[name].append(values.reshape(-1))
+        packed.append(packer.pack(scene, text_len, rng))
+    text = {
+        field.name: torch.from_numpy(np.stack([getattr(turns, field.name) for turns in packed]))
+        for field in fields(PackedTurns)
+    }
+    return ClipBatch(
+        frames=torch.from_numpy(np.concatenate(frames)),
+        content=torch.from_numpy(np.stack(content)),
+        story={name: torch.from_numpy(np.stack(values)) for name, values in story.items()},
+        **text,
+    )

@@ -1,0 +1,205 @@
+"""Stage B: target and draft learn to talk about clips together; the tower is frozen.
+
+Time is saved in the early phases without changing the task: only part of the visual tokens is present (those with
+content first), and the target starts with every second layer. New layers enter as identities, so growing loses
+nothing. The last phase sees every token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlavaOnevisionForConditionalGeneration, SiglipVisionModel
+
+from .architecture import CELLS, DRAFT_SIZE, TARGET_SIZE, TextSize, build_model, build_tower
+from .attention import register
+from .attributes import NUM_SLOTS
+from .augment import NoiseBank, augment
+from .clip_batch import ClipBatch, make_clip_batch
+from .dropping import choose_tokens, draft_visibility, target_visibility
+from .lm_forward import (
+    Layout,
+    Learner,
+    apply_layer,
+    block_mask,
+    calibrate_projector,
+    embed,
+    grow_layers,
+    make_layout,
+    run_layers,
+    text_logits,
+)
+from .losses import answer_accuracy, answer_loss, distillation_loss, story_accuracy, story_loss
+from .muon import MuonWithAdamW
+from .options import TrainOptions
+from .stage_run import StageRun, load_part
+from .tokenizer import build_tokenizer
+from .tower_stage import tower_features
+from .turns import TurnPacker
+
+logger = logging.getLogger(__name__)
+
+NUM_VISUAL = NUM_SLOTS * CELLS
+FEATURE_NOISE = 0.1  # of the features' spread: what survives only as a faint trace must not be learned
+_STORY_WEIGHT = 0.3
+_DRAFT_FULL_SHARE = 0.45
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """From `begins` (share of the stage) on: so many clips a step, visual tokens, text tokens, these target layers."""
+
+    begins: float
+    clips: int
+    num_visual: int
+    text_len: int
+    layer_step: int
+
+
+PHASES = (
+    Phase(0.0, 8, 96, 176, 2),
+    Phase(0.36, 12, 104, 200, 1),
+    Phase(0.82, 12, NUM_VISUAL, 200, 1),
+)
+
+
+class FrozenTower:
+    """Noisy features of augmented frames; built from the finished tower stage."""
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.tower = build_tower(options.seed).to(options.device).eval().requires_grad_(False)
+        self.tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
+        self.tower.set_attn_implementation(register())
+        self._bank = NoiseBank(options.device)
+        self._run: Callable[[SiglipVisionModel, torch.Tensor], torch.Tensor] = (
+            torch.compile(tower_features) if options.compile_models else tower_features
+        )
+
+    @torch.no_grad()
+    def __call__(self, frames: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        device = next(self.tower.parameters()).device
+        features = self._run(self.tower, augment(frames.to(device), generator, self._bank))
+        noise = self._bank.like(features, generator)
+        return features.addcmul_(noise, features.std(dim=(0, 1)), value=FEATURE_NOISE)
+
+
+def build_learner(
+    size: TextSize, token_ids: dict[str, int], seed: int
+) -> tuple[LlavaOnevisionForConditionalGeneration, Learner]:
+    """A fresh model whose language part attends by plain products, and its trainable view."""
+    model = build_model(size, token_ids, seed)
+    model.model.language_model.set_attn_implementation(register())
+    return model, Learner(model)
+
+
+class PairForward:
+    """Runs both learners on a batch; each number of layers and length is compiled once."""
+
+    def __init__(self, packer: TurnPacker, options: TrainOptions) -> None:
+        self._prefix = torch.tensor(packer.prefix, device=options.device)
+        # One layer is compiled, not the stack: its graph serves every layer, and a new shape costs seconds.
+        self._layer: Callable[..., Any] = torch.compile(apply_layer) if options.compile_models else apply_layer
+
+    def layout(self, batch: ClipBatch, keep: torch.Tensor) -> Layout:
+        return make_layout(self._prefix, keep, NUM_VISUAL, (batch.ids, batch.positions, batch.segments))
+
+    def __call__(
+        self, learner: Learner, layers: list[nn.Module], features: torch.Tensor, keep: torch.Tensor,
+        layout: Layout, visible: torch.Tensor,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+        """Text logits [C, L, V] and story logits at the visual tokens."""
+        embeds = embed(learner, layout, learner.project(features, keep))
+        mask = block_mask(layout, visible)
+        middle, hidden = run_layers(self._layer, learner.lm, layers, embeds, mask, layout.positions)
+        return text_logits(learner, hidden, layout), learner.story_logits(middle[:, layout.visual])
+
+
+def train_joint(options: TrainOptions) -> None:
+    """Run or resume the stage; the results are the parts "target" and "draft" of its checkpoint."""
+    torch._dynamo.config.cache_size_limit = 64
+    tokenizer = build_tokenizer()
+    packer = TurnPacker(tokenizer)
+    token_ids = tokenizer.get_vocab()
+    tower = FrozenTower(options)
+    _, target = build_learner(TARGET_SIZE, token_ids, options.seed + 1)
+    _, draft = build_learner(DRAFT_SIZE, token_ids, options.seed + 2)
+    growth = Growth(list(range(0, TARGET_SIZE.layers, PHASES[0].layer_step)))
+    optimiser = MuonWithAdamW(nn.ModuleList([target, draft]), matrix_lr=2.5e-3, other_lr=2.5e-3)
+    parts = {"target": target, "draft": draft, "optimiser": optimiser, "growth": growth}
+    generator = torch.Generator().manual_seed(options.seed + 5)
+    first = make_clip_batch(packer, options.seed, 0, 4, PHASES[0].text_len)
+    for learner in (target, draft):
+        calibrate_projector(learner.to(options.device), tower(first.frames, generator))
+    run = StageRun("joint", options, parts)
+    generator.manual_seed(options.seed + 6 + run.step)
+    forward = PairForward(packer, options)
+    for _ in run.steps():
+        phase = [phase for phase in PHASES if phase.begins <= run.progress][-1]
+        if phase.layer_step == 1 and len(growth.used) < TARGET_SIZE.layers:
+            grow_layers(target.lm.layers, growth.used)
+            growth.used = list(range(TARGET_SIZE.layers))
+            logger.info("target grown to %d layers at step %d", TARGET_SIZE.layers, run.step)
+        batch = make_clip_batch(packer, options.seed, run.clips_seen, phase.clips, phase.text_len)
+        run.clips_seen += phase.clips
+        layers = [target.lm.layers[index] for index in growth.used]
+        loss, figures = joint_losses(forward, tower, (target, draft), layers, batch, phase, run.progress, generator)
+        loss.backward()
+        norm = optimiser.step(run.lr_scale)
+        run.report(norm=norm, **figures)
+
+
+class Growth:
+    """Which target layers are in use; part of the checkpoint."""
+
+    def __init__(self, used: list[int]) -> None:
+        self.used = used
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"used": self.used}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.used = state["used"]
+
+
+def joint_losses(
+    forward: PairForward, tower: FrozenTower, learners: tuple[Learner, Learner], layers: list[nn.Module],
+    batch: ClipBatch, phase: Phase, progress: float, generator: torch.Generator,
+) -> tuple[torch.Tensor, dict[str, float]]:  # fmt: skip
+    """The loss of both models on one batch; the draft leans on the target the more the better that one is."""
+    target, draft = learners
+    device = next(target.parameters()).device
+    batch = batch.to(device)
+    keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
+    content = batch.content.gather(1, keep).cpu()
+    story = {name: values.gather(1, keep) for name, values in batch.story.items()}
+    layout = forward.layout(batch, keep)
+    features = tower(batch.frames, generator)
+    seen = target_visibility(content, generator).to(device)
+    logits, story_logits = forward(target, layers, features, keep, layout, seen)
+
+    target_answer = answer_loss(logits, batch.labels, batch.weights)
+    loss = target_answer + _STORY_WEIGHT * story_loss(story_logits, story)
+
+    # The draft learns from half of the clips: it has its own stage after this one.
+    half = slice(0, len(keep) // 2)
+    labels, weights = batch.labels[half], batch.weights[half]
+    draft_seen = draft_visibility(content[half], _DRAFT_FULL_SHARE, generator).to(device)
+    draft_features = features[: len(features) // 2]
+    draft_logits, draft_story = forward(
+        draft, list(draft.lm.layers), draft_features, keep[half], layout.part(half), draft_seen
+    )
+    trust = min(progress / 0.4, 0.9)
+    loss = loss + (1 - trust) * answer_loss(draft_logits, labels, weights)
+    loss = loss + trust * distillation_loss(draft_logits, logits[half], weights)
+    loss = loss + _STORY_WEIGHT * story_loss(draft_story, {name: values[half] for name, values in story.items()})
+    figures = {"loss": float(target_answer.detach())}
+    figures |= answer_accuracy(logits, batch.labels, batch.weights, batch.is_caption)
+    figures |= {f"story_{name}": story_accuracy(story_logits, story, name) for name in ("start", "direction")}
+    drafted = answer_accuracy(draft_logits, labels, weights, batch.is_caption[half])
+    figures |= {f"d_{name}": value for name, value in drafted.items()}
+    return loss, figures

@@ -1,0 +1,29 @@
+"""What a training run may be told: folders, minutes per stage, device, seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Stage = Literal["tower", "joint", "distil"]
+STAGES: tuple[Stage, ...] = ("tower", "joint", "distil")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """One training run; minutes are of wall clock and count over resumed runs."""
+
+    work_dir: Path  # checkpoints; a run with `resume` goes on from the newest
+    output_dir: Path  # receives target/ and draft/
+    tower_minutes: float = 10.0
+    joint_minutes: float = 75.0
+    distil_minutes: float = 20.0
+    stages: tuple[Stage, ...] = STAGES
+    device: str = "cpu"
+    seed: int = 0
+    resume: bool = True
+    compile_models: bool = True
+
+    def minutes(self, stage: Stage) -> float:
+        return {"tower": self.tower_minutes, "joint": self.joint_minutes, "distil": self.distil_minutes}[stage]

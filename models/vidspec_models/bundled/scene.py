@@ -1,0 +1,209 @@
+"""What happens in a clip: frozen scene facts, sampled from a seed alone (no pixels, no text)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .attributes import (
+    BACKGROUND_NAMES,
+    COLOUR_NAMES,
+    CORNERS,
+    DIRECTIONS,
+    FRAME_SIZE,
+    GRID_STEP_PX,
+    LETTERS,
+    NUM_SLOTS,
+    RADIUS_PX,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+)
+
+TEST_SEEDS = range(0, 100_000)
+VALIDATION_SEEDS = range(500_000, 600_000)
+TRAIN_SEEDS = range(1_000_000, 2**40)
+
+_CELL_CENTRES = (32, 64, 96)
+_HALF_TIMES = (3 / 8, 4 / 8, 5 / 8)  # slot borders, so that jittered samples never straddle an event
+_WINDOW_SLOTS = ((0, 1, 2), (3, 4), (5, 6, 7))
+_DWELL = 0.15  # share of the visible time spent at rest at either end: both ends are truly seen
+_MIN_GAP_PX = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thing:
+    """One object; `start`/`end` index REGIONS, times are fractions of the clip."""
+
+    shape: str
+    size: str
+    colour: str
+    start: int
+    end: int
+    start_px: tuple[int, int]  # (x, y)
+    end_px: tuple[int, int]
+    bend_px: tuple[int, int]  # offset of the Bezier control point
+    visible_from: float
+    visible_to: float
+    new_colour: str | None
+    change_at: float
+
+    @property
+    def direction(self) -> str:
+        """Where it heads, from grid cell to grid cell; "nowhere" for an object that rests."""
+        row = int(np.sign(self.end // 3 - self.start // 3))
+        col = int(np.sign(self.end % 3 - self.start % 3))
+        return DIRECTIONS[(row + 1) * 3 + col + 1]
+
+    @property
+    def timing(self) -> str:
+        if self.visible_from > 0:
+            return "second-half"
+        return "first-half" if self.visible_to < 1 else "throughout"
+
+    @property
+    def radius(self) -> int:
+        return RADIUS_PX[self.size]
+
+    def is_visible(self, time: float) -> bool:
+        return self.visible_from <= time < self.visible_to
+
+    def colour_at(self, time: float) -> str:
+        return self.new_colour if self.new_colour is not None and time >= self.change_at else self.colour
+
+    def centre_at(self, time: float) -> tuple[int, int]:
+        """Pixel centre, snapped to the grid; it follows a slightly curved path."""
+        progress = (time - self.visible_from) / (self.visible_to - self.visible_from)
+        u = min(max((progress - _DWELL) / (1 - 2 * _DWELL), 0.0), 1.0)
+        centre = []
+        for a, b, bend in zip(self.start_px, self.end_px, self.bend_px, strict=True):
+            value = a + (b - a) * u + bend * 2 * u * (1 - u)
+            snapped = int(round(value / GRID_STEP_PX)) * GRID_STEP_PX
+            centre.append(min(max(snapped, 16), FRAME_SIZE - 16))
+        return centre[0], centre[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """A letter plate shown in one corner for one or two frame slots."""
+
+    letter: str
+    corner: int
+    window: int
+    shown_from: float
+    shown_to: float
+
+    def is_visible(self, time: float) -> bool:
+        return self.shown_from <= time < self.shown_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Everything a clip shows; things are in reading order of their start cells."""
+
+    seed: int
+    background: str
+    texture: str
+    things: tuple[Thing, ...]
+    signs: tuple[Sign, ...]
+    shake_px: tuple[tuple[int, int], ...]  # camera offset per slot
+
+
+def sample_scene(seed: int) -> Scene:
+    """The scene of a seed; the same seed gives the same scene on every machine."""
+    rng = np.random.default_rng([seed, 7])
+    shakes = rng.random() < 0.25
+    shake = rng.integers(-1, 2, size=(NUM_SLOTS, 2)) * GRID_STEP_PX if shakes else np.zeros((NUM_SLOTS, 2), int)
+    return Scene(
+        seed=seed,
+        background=_choose(rng, BACKGROUND_NAMES),
+        texture=_choose(rng, TEXTURES),
+        things=_sample_things(rng),
+        signs=_sample_signs(rng),
+        shake_px=tuple((int(x), int(y)) for x, y in shake),
+    )
+
+
+def _choose(rng: np.random.Generator, options: tuple[str, ...]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _sample_things(rng: np.random.Generator) -> tuple[Thing, ...]:
+    count = int(rng.choice(3, p=(0.3, 0.4, 0.3))) + 1
+    shapes = rng.permutation(len(SHAPES))[:count]
+    colours = rng.permutation(len(COLOUR_NAMES))  # no colour occurs twice in a clip, old or new
+    things: list[Thing] = []
+    for index in range(count):
+        pair = (COLOUR_NAMES[colours[2 * index]], COLOUR_NAMES[colours[2 * index + 1]])
+        for _ in range(40):  # rejection: objects never cover each other, so that every fact is visible
+            thing = _sample_thing(rng, SHAPES[shapes[index]], pair)
+            if all(_apart(thing, other) for other in things):
+                things.append(thing)
+                break
+    return tuple(sorted(things, key=lambda thing: thing.start))
+
+
+def _sample_thing(rng: np.random.Generator, shape: str, colours: tuple[str, str]) -> Thing:
+    start = int(rng.integers(9))
+    rests = rng.random() < 0.4
+    end = start if rests else int(rng.choice([cell for cell in range(9) if cell != start]))
+    start_px = _cell_pixel(rng, start)
+    end_px = start_px if rests else _cell_pixel(rng, end)
+    bend = (0, 0) if rests else (int(rng.integers(-12, 13)), int(rng.integers(-12, 13)))
+    timing = rng.random()
+    half = float(rng.choice(_HALF_TIMES))
+    visible_from = half if timing < 0.25 else 0.0
+    visible_to = half if 0.25 <= timing < 0.5 else 1.0
+    changes = rng.random() < (0.3 if timing < 0.5 else 0.5)
+    return Thing(
+        shape=shape,
+        size=_choose(rng, SIZES),
+        colour=colours[0],
+        start=start,
+        end=end,
+        start_px=start_px,
+        end_px=end_px,
+        bend_px=bend,
+        visible_from=visible_from,
+        visible_to=visible_to,
+        new_colour=colours[1] if changes else None,
+        change_at=round((visible_from + visible_to) / 2 * NUM_SLOTS) / NUM_SLOTS,
+    )
+
+
+def _cell_pixel(rng: np.random.Generator, cell: int) -> tuple[int, int]:
+    jitter = rng.integers(-2, 3, size=2) * GRID_STEP_PX
+    return _CELL_CENTRES[cell % 3] + int(jitter[0]), _CELL_CENTRES[cell // 3] + int(jitter[1])
+
+
+def _apart(one: Thing, other: Thing) -> bool:
+    if one.start == other.start:  # captions order the objects by start cell
+        return False
+    for time in (np.arange(32) + 0.5) / 32:
+        if one.is_visible(time) and other.is_visible(time):
+            (x1, y1), (x2, y2) = one.centre_at(time), other.centre_at(time)
+            if (x1 - x2) ** 2 + (y1 - y2) ** 2 < (one.radius + other.radius + _MIN_GAP_PX) ** 2:
+                return False
+    return True
+
+
+def _sample_signs(rng: np.random.Generator) -> tuple[Sign, ...]:
+    count = int(rng.choice(4, p=(0.1, 0.2, 0.4, 0.3)))
+    windows = sorted(rng.permutation(len(_WINDOW_SLOTS))[:count])
+    letters = rng.permutation(len(LETTERS))
+    signs = []
+    for index, window in enumerate(windows):
+        slots = _WINDOW_SLOTS[window]
+        shown = 1 if rng.random() < 0.5 else 2
+        first = int(rng.choice(slots[: len(slots) - shown + 1]))
+        signs.append(
+            Sign(
+                letter=LETTERS[letters[index]],
+                corner=int(rng.integers(len(CORNERS))),
+                window=int(window),
+                shown_from=first / NUM_SLOTS,
+                shown_to=(first + shown) / NUM_SLOTS,
+            )
+        )
+    return tuple(signs)

@@ -1,0 +1,27 @@
+"""Family: the few things in which video-LLM architectures differ, as the engine sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from vidspec_models.decoder import Decoder
+from vidspec_models.inputs import Prompt, Turn, Video
+
+
+class Family(Protocol):
+    """One architecture. Stateless: everything it needs comes in, everything it makes goes out."""
+
+    def language_model(self, model: Any) -> Any:
+        """The transformers text decoder (with `layers`, `norm`, `embed_tokens`, `rotary_emb`)."""
+        ...
+
+    def default_num_frames(self, model: Any) -> int:
+        """Frames to sample when the caller names neither fps nor a number."""
+        ...
+
+    def prepare(
+        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
+    ) -> Prompt:
+        """Template, tokenise, encode the videos and merge their features into the prompt's embeddings."""
+        ...

@@ -1,0 +1,52 @@
+"""What a family turns a conversation into: prompt rows ready for the decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message; `num_videos` of the conversation's videos, in order, precede its text."""
+
+    role: str
+    text: str
+    num_videos: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Video:
+    """Sampled frames and what a processor may want to know of their source."""
+
+    frames: NDArray[np.uint8]  # [T, H, W, 3] RGB
+    source_indices: tuple[int, ...]  # [T]
+    source_fps: float
+    source_num_frames: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt as the decoder takes it, on the model's device.
+
+    `is_video` marks the rows that stand for frames (pruning may drop them); `next_position` is the rotary
+    position of the first answer token, which is not the row count once a family uses multi-axis positions.
+    """
+
+    ids: tuple[int, ...]  # [P] token ids, placeholders expanded
+    embeddings: Tensor  # [P, hidden size], features merged in
+    rotary: tuple[Tensor, Tensor]  # cos and signed sin, each [P, 1, D]
+    is_video: Tensor  # bool [P]
+    next_position: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_video_tokens(self) -> int:
+        return int(self.is_video.sum())

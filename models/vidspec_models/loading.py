@@ -1,0 +1,114 @@
+"""ModelSpec to VideoLM on its device: standard Hugging Face folders or hub ids, safetensors only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
+from vidspec_models.decoder import Decoder
+from vidspec_models.errors import IncompatiblePair, ModelLoadError
+from vidspec_models.registry import find_family
+from vidspec_models.spec import ModelSpec
+from vidspec_models.video_lm import VideoLM
+
+BUNDLED = "bundled"
+
+
+def model_path(spec: ModelSpec) -> str:
+    """Where the files are: the bundled half for the role, or the path or hub id as given."""
+    if spec.path != BUNDLED:
+        return spec.path
+    return str(BUNDLED_TARGET if spec.role == "target" else BUNDLED_DRAFT)
+
+
+def resolve_device(name: str, role: str) -> torch.device:
+    """ "auto": the target takes the last CUDA device, the draft the first; CPU without CUDA."""
+    if name != "auto":
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ModelLoadError(f"device {name!r} does not exist; CUDA devices found: {torch.cuda.device_count()}")
+        return device
+    count = torch.cuda.device_count()
+    if not count:
+        return torch.device("cpu")
+    return torch.device("cuda", count - 1 if role == "target" else 0)
+
+
+def resolve_dtype(name: str, role: str, device: torch.device) -> torch.dtype:
+    """ "auto": bfloat16 on CUDA; on CPU float32, save for the target on a CPU with AMX.
+
+    Measured: without AMX a bfloat16 product is emulated and several times slower than float32; with it the
+    target is faster in bfloat16, while a small draft stays faster in float32.
+    """
+    if name != "auto":
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16")
+        return dtype
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if role == "target" and torch.cpu._is_amx_tile_supported() else torch.float32
+
+
+def load_model(spec: ModelSpec) -> VideoLM:
+    """Load, fuse, measure the row rule. Raises ModelLoadError naming the remedy."""
+    path = model_path(spec)
+    device = resolve_device(spec.device, spec.role)
+    dtype = resolve_dtype(spec.dtype, spec.role, device)
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision)
+        family = find_family(config.model_type)
+        processor = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision)
+        model = transformers.AutoModelForImageTextToText.from_pretrained(
+            path, revision=spec.revision, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(_load_failure(spec, path, error)) from error
+    model = model.to(device).eval().requires_grad_(False)
+    language_model = family.language_model(model)
+    with torch.inference_mode():
+        decoder = Decoder(language_model, model.lm_head, config.get_text_config().max_position_embeddings)
+    language_model.layers = nn.ModuleList()  # the decoder holds the fused copies
+    return VideoLM(model, processor, family, decoder, _stop_ids(model))
+
+
+def tokenizer_file(spec: ModelSpec) -> str:
+    """The local path of the model's `tokenizer.json`, for processes that only detokenise."""
+    path = transformers.utils.cached_file(model_path(spec), "tokenizer.json", revision=spec.revision)
+    if path is None:
+        raise ModelLoadError(f"{spec.role} model {spec.path!r} has no tokenizer.json (fast tokenizer)")
+    return str(path)
+
+
+def require_same_tokenizer(target: str, draft: str) -> None:
+    """Compare two tokenizers id for id; raises IncompatiblePair with the first difference."""
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(path).get_vocab() for path in (draft, target))
+    if theirs == ours:
+        return
+    odd = sorted(set(theirs.items()) ^ set(ours.items()))[0]
+    raise IncompatiblePair(
+        f"draft and target do not share a tokenizer (first difference: token {odd[0]!r}, id {odd[1]}); "
+        "choose a draft of the same model family"
+    )
+
+
+def _stop_ids(model: Any) -> frozenset[int]:
+    configured = model.generation_config.eos_token_id
+    if configured is None:
+        return frozenset()
+    return frozenset([configured] if isinstance(configured, int) else configured)
+
+
+def _load_failure(spec: ModelSpec, path: str, error: Exception) -> str:
+    if not Path(path).exists() and path.count("/") > 1:
+        return f"{spec.role} model folder {spec.path!r} does not exist"
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"{spec.role} model {spec.path!r} cannot be loaded: {reason} "
+        "(expected a complete Hugging Face folder or hub id: config.json, *.safetensors, tokenizer and processor files)"
+    )

@@ -1,0 +1,86 @@
+"""Row invariance: n rows scored together must give each row the bits it gets alone.
+
+Without it a verification forward could pick another token than single-row decoding at a near-tie, and the text
+would depend on how well the draft guesses. Matrix libraries choose kernels and summation orders by shape, so the
+property is not free. Two rules about shapes restore it on every CPU seen so far:
+
+* never fewer than `min_rows` rows in a matrix product (one row takes another code path than two);
+* attend over a context padded to a multiple of `context_block`, so that sums over it split alike.
+
+`find_row_rule` measures, once per load and with the model's own shapes, which rule this machine needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vidspec_models.attention import attend, causal_mask
+
+_ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33)
+_BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kernels were seen to change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRule:
+    """The shape rule a decoder follows; `holds` says whether the measurement confirmed it."""
+
+    min_rows: int
+    context_block: int
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShapes:
+    """The shapes that occur in a decoding step."""
+
+    weights: tuple[Tensor, ...]  # one of each shape, [K, N]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def find_row_rule(shapes: StepShapes) -> RowRule:
+    """The cheapest rule under which all sampled row counts and places give equal bits."""
+    generator = torch.Generator().manual_seed(0)
+    min_rows = next((n for n in (1, 2, 4, 8) if _products_agree(shapes, n, generator)), None)
+    block = next((b for b in (64, 256, 512) if _attention_agrees(shapes, b, generator)), None)
+    holds = min_rows is not None and block is not None
+    return RowRule(min_rows=min_rows or 8, context_block=block or 512, holds=holds)
+
+
+def _random(size: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(size, generator=generator).to(like.device, like.dtype)
+
+
+def _products_agree(shapes: StepShapes, min_rows: int, generator: torch.Generator) -> bool:
+    most = max(_ROW_COUNTS)
+    for weight in shapes.weights:
+        rows = _random((most + min_rows, weight.shape[0]), weight, generator)
+        alone = torch.cat([torch.mm(rows[i : i + min_rows], weight)[:1] for i in range(most)])
+        for n in _ROW_COUNTS:
+            if n >= min_rows and not torch.equal(torch.mm(rows[:n], weight), alone[:n]):
+                return False
+    return True
+
+
+def _attention_agrees(shapes: StepShapes, block: int, generator: torch.Generator) -> bool:
+    like = shapes.weights[0]
+    group, scale, together = shapes.num_heads // shapes.num_kv_heads, shapes.head_dim**-0.5, 12
+    capacity = max(_BOUNDARIES) + block
+    keys = _random((shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
+    values = _random((shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
+    queries = _random((capacity, shapes.num_heads, shapes.head_dim), like, generator)
+
+    def rows(start: int, count: int) -> Tensor:
+        mask = causal_mask(start, count, block, group, like.dtype, like.device)
+        return attend(queries[start : start + count], keys, values, mask, scale)
+
+    for boundary in _BOUNDARIES:
+        start = boundary - together // 2
+        alone = torch.cat([rows(start + i, 1) for i in range(together)])
+        if not torch.equal(rows(start, together), alone):
+            return False
+    return True

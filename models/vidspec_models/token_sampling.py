@@ -1,0 +1,73 @@
+"""Coupled sampling: logits to the one token that (distribution, seed, position) determine.
+
+The token at output position t is `argmax(log p_t + g_t)`, p_t being the softmax after temperature, top-k and
+top-p (in that order, as in transformers) and g_t Gumbel noise that depends only on (seed, t, token id).
+By the Gumbel-max trick its law is exactly p_t; because the noise is shared, a draft whose logits agree proposes
+the very token the target will choose. Temperature 0 is plain argmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vidspec_models.gumbel import gumbel_noise
+
+_NOISE_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLaw:
+    """The law of one request; temperature 0 is greedy, top_k 0 and top_p 1 are off."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+class CoupledSampler:
+    """Chooses one request's tokens; keeps the noise of a run of positions, since making it in bulk is cheaper."""
+
+    def __init__(self, law: SamplingLaw) -> None:
+        self._law = law
+        self._first = 0  # output position of the first row of _noise
+        self._noise: Tensor | None = None  # [_NOISE_ROWS, V]
+
+    def choose(self, logits: Tensor, first_position: int) -> list[int]:
+        """Tokens for consecutive output positions; row i of logits [n, V] is position `first_position + i`."""
+        if self._law.temperature == 0.0:
+            return [int(token) for token in logits.argmax(-1).tolist()]
+        scores = restricted_log_probabilities(logits, self._law)
+        tokens = (scores + self._noise_for(first_position, logits)).argmax(-1)
+        return [int(token) for token in tokens.tolist()]
+
+    def _noise_for(self, first: int, logits: Tensor) -> Tensor:
+        count = logits.shape[0]
+        if self._noise is None or first < self._first or first + count > self._first + len(self._noise):
+            self._first = first
+            positions = torch.arange(first, first + max(count, _NOISE_ROWS), device=logits.device)
+            self._noise = gumbel_noise(self._law.seed, positions, logits.shape[-1])
+        start = first - self._first
+        return self._noise[start : start + count]
+
+
+def restricted_log_probabilities(logits: Tensor, law: SamplingLaw) -> Tensor:
+    """log p after temperature, top-k and top-p; excluded tokens are -inf. [n, V] float32.
+
+    The most likely token always survives top-p. Not renormalised: argmax does not see a constant.
+    """
+    scores = torch.log_softmax(logits.float() / law.temperature, dim=-1)
+    vocabulary = scores.shape[-1]
+    if 0 < law.top_k < vocabulary:
+        threshold = scores.topk(law.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < threshold, float("-inf"))
+    if law.top_p < 1.0:
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        probability = ordered.softmax(-1)
+        before = probability.cumsum(-1) - probability
+        excluded = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, before >= law.top_p)
+        scores = scores.masked_fill(excluded, float("-inf"))
+    return scores

@@ -1,0 +1,93 @@
+"""VideoLM: a loaded model as the engine drives it: prepare a prompt, prefill it in chunks, step many requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.families.base import Family
+from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """New rows of one sequence: `ids` go after the cache's rows; the first has rotary position `position`."""
+
+    cache: KVCache
+    ids: Sequence[int]
+    position: int
+
+
+class VideoLM:
+    """One model on one device. Not thread-safe; keeps no state between calls but its weights."""
+
+    def __init__(self, model: Any, processor: Any, family: Family, decoder: Decoder, stop_ids: frozenset[int]) -> None:
+        self._model = model
+        self._processor = processor
+        self._family = family
+        self.decoder = decoder
+        self.stop_ids = stop_ids
+
+    @property
+    def context_length(self) -> int:
+        return self.decoder.context_length
+
+    @property
+    def default_num_frames(self) -> int:
+        return self._family.default_num_frames(self._model)
+
+    @torch.inference_mode()
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Prompt:
+        """Template, tokenise, run the vision tower. The costly part is the tower, once per video."""
+        return self._family.prepare(self._model, self._processor, self.decoder, turns, videos)
+
+    def new_cache(self, max_tokens: int) -> KVCache:
+        """A cache with room for `max_tokens` rows and the padding rows of a step."""
+        return KVCache(self.decoder.geometry, max_tokens + self.decoder.row_rule.min_rows)
+
+    @torch.inference_mode()
+    def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int) -> Tensor | None:
+        """Append the prompt's next `num_rows` rows; on the last chunk return the logits [V] after the prompt."""
+        start = cache.length
+        stop = min(start + num_rows, prompt.num_tokens)
+        cos, sin = prompt.rotary
+        hidden = self.decoder.forward(
+            prompt.embeddings[start:stop],
+            (cos[start:stop], sin[start:stop]),
+            [Segment(cache, start, stop - start)],
+        )
+        cache.length = stop
+        if stop < prompt.num_tokens:
+            return None
+        # Two rows at least, so that the head's product takes the same path as in a step.
+        return self.decoder.logits(hidden[-self.decoder.row_rule.min_rows :])[-1]
+
+    @torch.inference_mode()
+    def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
+        """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence.
+
+        A batch below the row rule's minimum is padded inside its last segment: padding rows are written
+        beyond the cache's length, where they are stale from the start.
+        """
+        counts = [len(rows.ids) for rows in batch]
+        padding = max(0, self.decoder.row_rule.min_rows - sum(counts))
+        ids = [token for rows in batch for token in rows.ids] + [0] * padding
+        positions = [rows.position + i for rows in batch for i in range(len(rows.ids))]
+        positions += [positions[-1]] * padding
+        segments = [Segment(rows.cache, rows.cache.length, count) for rows, count in zip(batch, counts, strict=True)]
+        segments[-1].num_rows += padding
+        device = self.decoder.embedding.device
+        hidden = self.decoder.forward(
+            self.decoder.embedding[torch.tensor(ids, device=device)],
+            self.decoder.rotary(torch.tensor(positions, device=device)),
+            segments,
+        )
+        for rows, count in zip(batch, counts, strict=True):
+            rows.cache.length += count
+        return list(self.decoder.logits(hidden)[: sum(counts)].split(counts))

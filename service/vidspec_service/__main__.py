@@ -1,0 +1,39 @@
+"""The console script `vidspec`: runs one command and turns what went wrong into one line and an exit code.
+
+0 done; 1 it was tried and failed; 2 the command line, a setting or a model does not work; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from vidspec_models.errors import ModelError
+from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.cli.terminal import note
+from vidspec_service.errors import ConfigError
+
+FAILED = 1
+UNUSABLE = 2
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run the command of `sys.argv`."""
+    try:
+        command, args = parse(sys.argv[1:])
+        return command.run(args)
+    except UsageError as error:
+        note(str(error))
+    except (ConfigError, ModelError) as error:
+        note(f"vidspec: {error}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `vidspec ... | head`: nobody reads on, and the interpreter's own flush must not care
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return UNUSABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

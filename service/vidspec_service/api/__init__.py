@@ -1,0 +1,1 @@
+"""HTTP only: request validation, routes, server-sent events; imports no torch."""

@@ -1,0 +1,90 @@
+"""One table, error class to HTTP status, and the OpenAI-shaped body of every error answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from vidspec_service.errors import (
+    CapacityError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    NotFound,
+    RequestError,
+    ServiceError,
+    VideoError,
+    VideoTooLarge,
+    VideoUnsupported,
+)
+from vidspec_service.telemetry import request_id_var
+
+
+class UploadTimeout(RequestError):
+    """The request body did not arrive in time; only HTTP knows this error."""
+
+    code = "upload_timeout"
+
+
+STATUS: Mapping[type[ServiceError], int] = {
+    InvalidRequest: 400,
+    ContextLengthExceeded: 400,
+    NotFound: 404,
+    UploadTimeout: 408,
+    VideoTooLarge: 413,
+    VideoUnsupported: 415,
+    VideoError: 422,
+    RequestError: 400,
+    CapacityError: 503,
+    EngineDead: 503,
+    EngineError: 500,
+    DeadlineExceeded: 504,
+    ServiceError: 500,
+}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
+_TYPES = {503: "service_unavailable_error", 504: "timeout_error"}
+_RETRY_AFTER_DEAD_S = 10.0  # about what an orchestrator needs to replace the process
+
+
+def status_of(error: ServiceError) -> int:
+    """The nearest class of the error that the table knows."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def body_of(error: ServiceError) -> dict[str, Any]:
+    """What a client may read. Our own failures say no more than the id under which the log has them."""
+    message = error.message
+    if isinstance(error, EngineDead):
+        message = f"The model is not available now (request id {request_id_var.get()})."
+    elif status_of(error) == 500:
+        message = f"The server failed to answer (request id {request_id_var.get()})."
+    return _body(status_of(error), message, error.code, error.param)
+
+
+def answer(error: ServiceError) -> JSONResponse:
+    """The whole HTTP answer for an error decided before the response began."""
+    return JSONResponse(body_of(error), status_of(error), headers=_retry_after(error))
+
+
+def answer_http(error: HTTPException) -> JSONResponse:
+    """Unknown routes, wrong methods and wrong content types, in the same shape as every other error."""
+    code = _HTTP_CODES.get(error.status_code, "invalid_request")
+    body = _body(error.status_code, error.detail, code, None)
+    return JSONResponse(body, error.status_code, headers=error.headers)
+
+
+def _body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < 500 else _TYPES.get(status, "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _retry_after(error: ServiceError) -> dict[str, str]:
+    if isinstance(error, CapacityError):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return {"Retry-After": str(int(_RETRY_AFTER_DEAD_S))} if isinstance(error, EngineDead) else {}

@@ -1,0 +1,69 @@
+"""GET /health/live (the process answers), /health/ready (it can serve), /metrics (what it did)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from vidspec_service import __version__
+from vidspec_service.api.answers import Health
+from vidspec_service.api.deps import Services
+from vidspec_service.engine.types import WorkerState
+from vidspec_service.errors import EngineDead
+
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def health_router(services: Services) -> APIRouter:
+    """The routes, on their collaborators."""
+    router = APIRouter(tags=["operation"])
+    unavailable: dict[int | str, dict[str, Any]] = {
+        503: {"model": Health, "description": "Not ready; `reasons` says why."}
+    }
+
+    @router.get("/health/live", summary="Is the process alive?")
+    async def live() -> Health:
+        """200 as long as the event loop turns, whatever the workers do. Restart it when this fails."""
+        return Health(status="ok")
+
+    @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
+    async def ready(response: Response) -> Health:
+        """200 when a request would be served; 503 while loading, after a death, while shutting down."""
+        reasons = _reasons(services)
+        response.status_code = 503 if reasons else 200
+        return Health(status="unavailable" if reasons else "ok", reasons=reasons)
+
+    if services.settings.metrics:
+
+        @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+        async def metrics() -> Response:
+            """The text format, whatever the scraper prefers."""
+            _read_gauges(services)
+            return Response(services.metrics.exposition(), media_type=_EXPOSITION)
+
+    return router
+
+
+def _reasons(services: Services) -> list[str]:
+    status = services.engine.status()
+    reasons = ["draining"] if services.admission.is_draining else []
+    if not status.is_ready:
+        reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
+    return reasons
+
+
+def _read_gauges(services: Services) -> None:
+    status = services.engine.status()
+    num_inside = services.admission.num_admitted
+    services.metrics.load(num_running=status.num_running, num_waiting=max(0, num_inside - status.num_running))
+    for role, state in status.workers.items():
+        services.metrics.worker_ready(role, state is WorkerState.READY)
+    try:
+        info = services.engine.info
+    except EngineDead:  # not loaded yet: there is nothing to tell
+        return
+    devices = {f"{role}_device": device for role, device in info.devices.items()}
+    versions = {f"{name.replace('-', '_')}_version": version for name, version in info.versions.items()}
+    names = {"version": __version__, "model": info.model, "draft_model": info.draft_model or ""}
+    services.metrics.build(names | devices | versions)

@@ -1,0 +1,147 @@
+"""Runs the application under uvicorn, and ends it in order.
+
+First SIGTERM or SIGINT: readiness turns red, nothing new is admitted, running requests go on for
+`drain_timeout_s`, then each gets an error (an event in a stream, a 503 otherwise), and `serve` returns.
+A second signal skips the waits. uvicorn's own handling would stop listening at once: probes and clients would
+see a refused connection instead of a 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from vidspec_service.api.admission import Admission
+from vidspec_service.api.app import create_app, new_admission
+from vidspec_service.api.deps import Decoder
+from vidspec_service.decoding.source import sweep
+from vidspec_service.engine.interface import Engine
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import Settings
+from vidspec_service.telemetry import Metrics
+
+_log = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LAST_WORDS_S = 2.0  # for error events to be written and connections to be closed
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Shutdown:
+    """The order of things after a signal."""
+
+    def __init__(self, server: uvicorn.Server, admission: Admission, drain_timeout_s: float) -> None:
+        self._server = server
+        self._admission = admission
+        self._drain_timeout_s = drain_timeout_s
+        self._drain: asyncio.Task[None] | None = None
+
+    def signalled(self) -> None:
+        """Drain at the first call, stop at the next."""
+        if self._drain is None:
+            self._admission.start_draining()
+            self._drain = asyncio.create_task(self._drain_then_exit())
+            return
+        _log.warning("second signal: stopping now")
+        self._admission.close()
+        self._server.force_exit = True
+        self._server.should_exit = True
+
+    async def _drain_then_exit(self) -> None:
+        _log.info("draining", extra={"num_requests": self._admission.num_admitted})
+        if not await self._is_idle_within(self._drain_timeout_s):
+            _log.warning("drain timed out", extra={"num_requests": self._admission.num_admitted})
+            self._admission.close()
+            await self._is_idle_within(_LAST_WORDS_S)
+        self._server.should_exit = True
+
+    async def _is_idle_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._admission.wait_idle(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+async def serve(
+    settings: Settings,
+    engine: Engine,
+    decode_pool: Decoder,
+    metrics: Metrics,
+    listener: socket.socket | None = None,
+) -> None:
+    """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
+    admission = new_admission(settings, metrics)
+    with listener or bind(settings) as sock, _upload_folder(settings) as upload_dir:
+        app = create_app(settings, engine, decode_pool, metrics, admission=admission, upload_dir=upload_dir)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(_LAST_WORDS_S),
+        )
+        server = _Server(config)
+        _log.info("listening", extra={"address": _url(sock)})
+        with _signals_to(Shutdown(server, admission, settings.drain_timeout_s)):
+            await server.serve(sockets=[sock])
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Take the address, without listening yet; raises ConfigError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot bind {settings.host}:{settings.port}: {error.strerror}") from error
+    return sock
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def _signals_to(shutdown: Shutdown) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, shutdown.signalled)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _upload_folder(settings: Settings) -> Iterator[Path]:
+    """The operator's folder, swept of what a killed process left, or a private one that goes with us."""
+    if settings.upload_dir is None:
+        with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
+            yield Path(folder)
+        return
+    try:
+        settings.upload_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sweep(settings.upload_dir)
+    except OSError as error:
+        raise ConfigError(f"cannot use upload_dir {settings.upload_dir}: {error.strerror}") from error
+    yield settings.upload_dir

@@ -1,0 +1,97 @@
+"""A generation as an event stream, and as one JSON answer."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack, aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vidspec_service.api.answers import (
+    AnswerMessage,
+    Choice,
+    Chunk,
+    ChunkChoice,
+    Completion,
+    Delta,
+    FinalChunk,
+)
+from vidspec_service.api.generation import Generation
+from vidspec_service.api.guard import ClientGone
+from vidspec_service.api.problems import body_of
+from vidspec_service.api.sse import EventWriter
+from vidspec_service.errors import ServiceError
+
+_log = logging.getLogger(__name__)
+
+
+async def whole_answer(generation: Generation) -> Response:
+    """Wait for the last token."""
+    text = await generation.guarded(_text_of(generation))
+    completion = Completion(
+        id=generation.id,
+        created=generation.created,
+        model=generation.model,
+        choices=[Choice(message=AnswerMessage(content=text), finish_reason=generation.finish_reason)],
+        **dict(generation.summary()),
+    )
+    return Response(completion.model_dump_json(), media_type="application/json")
+
+
+class StreamedAnswer(Response):
+    """Writes a started generation as server-sent events and owns everything the request still holds.
+
+    Not a StreamingResponse: that one hears of a disconnect only when it next sends, and cannot turn an error
+    into an event.
+    """
+
+    def __init__(self, generation: Generation, held: AsyncExitStack, keep_alive_s: float) -> None:
+        super().__init__()
+        self._generation = generation
+        self._held = held
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream to the end, to an error event, or until nobody listens; then let go of everything."""
+        async with self._held:
+            writer = EventWriter(send, self._keep_alive_s)
+            try:
+                await writer.begin()
+                async with writer.kept_alive():
+                    await self._generation.guarded(self._write_events(writer))
+            except (ClientGone, OSError):
+                return
+            except ServiceError as error:
+                _log.warning("stream failed", extra={"code": error.code, "reason": error.message})
+                await writer.error(body_of(error))
+            except Exception:  # a bug of ours; the status is sent, so the client is told in the stream
+                _log.exception("stream failed")
+                await writer.error(body_of(ServiceError("unhandled")))
+            await writer.end()
+
+    async def _write_events(self, writer: EventWriter) -> None:
+        generation = self._generation
+        await writer.event(self._chunk({"role": "assistant", "content": ""}))
+        async with aclosing(generation.pieces()) as pieces:
+            async for piece in pieces:
+                await writer.event(self._chunk({"content": piece}))
+        await writer.event(self._chunk({}, generation.finish_reason))
+        final = FinalChunk(
+            id=generation.id,
+            created=generation.created,
+            model=generation.model,
+            choices=[],
+            **dict(generation.summary()),
+        )
+        await writer.event(final)
+
+    def _chunk(self, delta: Delta, finish_reason: str | None = None) -> Chunk:
+        generation = self._generation
+        choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
+        return Chunk(id=generation.id, created=generation.created, model=generation.model, choices=[choice])
+
+
+async def _text_of(generation: Generation) -> str:
+    async with aclosing(generation.pieces()) as pieces:
+        return "".join([piece async for piece in pieces])

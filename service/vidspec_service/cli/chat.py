@@ -1,0 +1,92 @@
+"""Ask a running server about a video and read the answer as it is written.
+
+The answer goes to stdout, progress and the summary to stderr. Exit code 1: the server refused or failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from vidspec_service.cli.terminal import note, say
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+# Flags that are sent as fields of the same name, if given.
+FIELDS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "fps",
+    "num_frames",
+    "max_frames",
+    "start_s",
+    "end_s",
+    "speculation",
+    "compression",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Video, question, server, and one flag per field of a request."""
+    parser.add_argument("video", type=Path, metavar="VIDEO", help="the video file")
+    parser.add_argument("prompt", metavar="PROMPT", help="the question")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
+    parser.add_argument("--json", action="store_true", help="print the server's whole JSON answer instead")
+    parser.add_argument(
+        "--timeout-s", type=float, default=300.0, metavar="SECONDS", help="longest silence (default 300)"
+    )
+    answer = parser.add_argument_group("answer")
+    answer.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of the answer")
+    answer.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    answer.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling; 1 is off")
+    answer.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens; 0 is off")
+    answer.add_argument("--seed", type=int, metavar="N", help="same request and seed, same text")
+    answer.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
+    answer.add_argument("--speculation", choices=("auto", "parallel", "serial", "off"), help="speed only")
+    answer.add_argument("--compression", choices=("none", "dycoke"), help="lossy; the server must allow it")
+    frames = parser.add_argument_group("frames")
+    frames.add_argument("--fps", type=float, metavar="RATE", help="frames per second of video")
+    frames.add_argument("--num-frames", type=int, metavar="N", help="frames spread evenly; not with --fps")
+    frames.add_argument("--max-frames", type=int, metavar="N", help="upper bound on the frames")
+    frames.add_argument("--start-s", type=float, metavar="SECONDS", help="sample from here on")
+    frames.add_argument("--end-s", type=float, metavar="SECONDS", help="sample up to here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask once."""
+    from vidspec_service.cli.chat_client import ChatClient, ChatFailed
+
+    given = {name: getattr(args, name) for name in FIELDS}
+    fields = {name: value for name, value in given.items() if value is not None}
+    client = ChatClient(args.url, args.timeout_s)
+    try:
+        return _ask(client, args.video, {"prompt": args.prompt, **fields}, as_json=args.json)
+    except ChatFailed as error:
+        note(f"vidspec chat: {error}")
+        return 1
+    except OSError as error:
+        note(f"vidspec chat: cannot read {args.video}: {error.strerror}")
+        return 2
+
+
+def _ask(client: ChatClient, video: Path, fields: dict[str, object], *, as_json: bool) -> int:
+    from vidspec_service.cli.chat_progress import ChatProgress, summary
+
+    progress = ChatProgress()
+    with progress, progress.open(video, "rb", description=f"sending {video.name}") as file:
+        if as_json:
+            answer = client.ask(file, video.name, fields)
+            progress.stop()
+            say(json.dumps(answer, indent=2, ensure_ascii=False))
+            return 0
+        text = ""
+        for chunk in client.stream(file, video.name, fields):
+            progress.phase = "reading the prompt"
+            for choice in chunk["choices"]:
+                text = choice["delta"].get("content", "")
+                

@@ -1,0 +1,103 @@
+"""The table of commands and `vidspec COMMAND ...` itself, with a suggestion for what was mistyped.
+
+Only the module of the command that was asked for is imported: `vidspec chat` must not wait for the settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import NoReturn, Protocol, cast
+
+from vidspec_service import __version__
+
+COMMANDS: Mapping[str, str] = {
+    "serve": "load the models and answer over HTTP",
+    "chat": "ask a running server about a video",
+    "check": "load the models, answer about one rendered clip, print versions and timings",
+    "render-clip": "write one of the clips that the bundled models were made for",
+    "train-bundled": "train the bundled pair of models",
+    "eval-bundled": "measure the bundled pair on held-out clips",
+}
+_DESCRIPTION = "Serve video language models with lossless parallel speculative decoding."
+
+
+class Command(Protocol):
+    """What a command's module offers; its docstring is the head of its help."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work; returns the exit code."""
+        ...
+
+
+class UsageError(Exception):
+    """The command line itself is wrong; exit code 2."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message} (see {self.prog} --help)")
+
+
+def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+    """The command and its arguments. Raises UsageError; --help and --version exit with 0."""
+    top = _top_parser()
+    name = top.parse_args(argv[:1]).command
+    if name not in COMMANDS:
+        top.error(f"unknown command {name}{_did_you_mean(name, COMMANDS)}")
+    command = load_command(name)
+    description = (command.__doc__ or "").strip()
+    parser = _Parser(
+        f"vidspec {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    args, unknown = parser.parse_known_args(argv[1:])
+    if unknown:
+        _refuse(parser, unknown)
+    return command, args
+
+
+def load_command(name: str) -> Command:
+    """The module of a command of the table."""
+    return cast(Command, import_module(f"vidspec_service.cli.{name.replace('-', '_')}"))
+
+
+def _top_parser() -> _Parser:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{summary}" for name, summary in COMMANDS.items()]
+    parser = _Parser(
+        "vidspec",
+        usage="vidspec COMMAND ...",
+        description=_DESCRIPTION,
+        epilog="\n".join(["commands:", *lines, "", "Each has its own help: vidspec COMMAND --help"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"vidspec {__version__}")
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser
+
+
+def _refuse(parser: _Parser, unknown: Sequence[str]) -> NoReturn:
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    if not flags:
+        parser.error(f"unexpected argument {unknown[0]}")
+    known = re.findall(r"--[a-z][\w-]*", parser.format_help())
+    parser.error(f"unknown flag {flags[0]}{_did_you_mean(flags[0], known)}")
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

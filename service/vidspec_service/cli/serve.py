@@ -1,0 +1,114 @@
+"""Load the models and answer over HTTP until SIGTERM or Ctrl-C; running requests are then finished first.
+
+The composition root: every object of a running service is built here, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from vidspec_service import __version__
+from vidspec_service.api.server import bind
+from vidspec_service.api.server import serve as serve_http
+from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.terminal import say, waiting
+from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.engine.client import EngineClient
+from vidspec_service.engine.interface import Engine
+from vidspec_service.settings import Settings, decoding_limits, engine_config
+from vidspec_service.telemetry import Metrics, configure_logging
+
+_ANYWHERE = {"0.0.0.0": "localhost", "::": "localhost"}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What a service consists of besides HTTP, up and running."""
+
+    metrics: Metrics
+    engine: Engine
+    decode_pool: DecodePool
+    load_s: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The settings."""
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; 0 after an orderly end."""
+    settings = settings_of(args)
+    configure_logging(settings.log_level, settings.log_format)
+    asyncio.run(_serve(settings))
+    return 0
+
+
+@asynccontextmanager
+async def started(settings: Settings) -> AsyncIterator[Started]:
+    """Engine and decode pool for these settings, ready; ended with the block. Raises ConfigError."""
+    metrics = Metrics(CollectorRegistry())
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        with waiting(f"loading {settings.model}"):
+            engine = await stack.enter_async_context(EngineClient(engine_config(settings), metrics))
+            pool = DecodePool(decoding_limits(settings), settings.decode_workers)
+            decode_pool = await stack.enter_async_context(pool)
+        load_s = time.monotonic() - began
+        yield Started(metrics=metrics, engine=engine, decode_pool=decode_pool, load_s=load_s)
+
+
+async def _serve(settings: Settings) -> None:
+    with bind(settings) as listener:  # before minutes of loading: a taken port is told at once
+        async with started(settings) as parts:
+            listener.listen()  # connections wait in the queue until uvicorn takes them
+            parts.metrics.build(_build_facts(parts.engine))
+            _announce(settings, parts, base_url(listener))
+            await serve_http(settings, parts.engine, parts.decode_pool, parts.metrics, listener)
+
+
+def base_url(listener: socket.socket) -> str:
+    """An address that a client on this machine can use."""
+    host, port = listener.getsockname()[:2]
+    host = _ANYWHERE.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announce(settings: Settings, parts: Started, url: str) -> None:
+    info = parts.engine.info
+    if settings.log_format == "json":  # nothing but JSON for a log shipper
+        facts = {"url": url, "model": info.model, "devices": info.devices, "load_s": round(parts.load_s, 3)}
+        _log.info("ready", extra=facts)
+        return
+    devices = ", ".join(f"{role} on {device}" for role, device in info.devices.items())
+    say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {parts.load_s:.1f} s)")
+    say("Ask it about a clip:")
+    say("  vidspec render-clip --seed 7 clip.mp4")
+    say(
+        "  curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true "
+        f"{url}/v1/video-chat"
+    )
+    say(f"Every route, with examples: {url}/docs")
+
+
+def _build_facts(engine: Engine) -> dict[str, str]:
+    info = engine.info
+    devices = {f"{role}_device": device for role, device in info.devices.items()}
+    return {
+        "version": __version__,
+        "model": info.model,
+        "draft_model": info.draft_model or "",
+        **devices,
+        **info.versions,
+    }

@@ -1,0 +1,44 @@
+"""A flag for every field of Settings, so that flags, VIDSPEC_* variables and YAML keys cannot drift apart."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, load_settings
+
+_ABOUT = "A flag beats its VIDSPEC_* variable, which beats the same name in the YAML file of --config."
+
+
+def add_settings_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare --config and one flag per setting. Values stay text here; Settings alone validates them."""
+    group = parser.add_argument_group("settings", _ABOUT)
+    group.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"YAML file of settings [{CONFIG_VARIABLE}; default unset]"
+    )
+    for name, field in Settings.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        about = f"{field.description} [{ENV_PREFIX}{name.upper()}; default {default_text(field)}]".replace("%", "%%")
+        if field.annotation is bool:
+            group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=about)
+        else:
+            group.add_argument(flag, dest=name, metavar=_metavar(name), help=about)
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The settings that flags, environment and file make together; raises ConfigError."""
+    return load_settings({name: getattr(args, name) for name in Settings.model_fields}, args.config)
+
+
+def default_text(field: FieldInfo) -> str:
+    """A field's default as one would write it in a variable."""
+    if field.default is None:
+        return "unset"
+    return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+
+
+def _metavar(name: str) -> str:
+    last = name.rpartition("_")[2]
+    return "SECONDS" if last == "s" else last.upper()

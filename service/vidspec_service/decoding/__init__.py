@@ -1,0 +1,1 @@
+"""Video bytes to chosen RGB frames and their timestamps; imports no torch."""

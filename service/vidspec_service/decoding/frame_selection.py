@@ -1,0 +1,126 @@
+"""Which frames to take: a request in time, resolved against a clip's real timestamps. Pure; knows no file.
+
+Frames are chosen by what is *on display* at an instant, so variable frame rates need no special case.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits, over_limit
+from vidspec_service.errors import InvalidRequest
+
+MAX_FPS = 1000.0
+
+# Matroska and others round timestamps to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without
+# this slack, asking for a clip's own rate would skip frames. Never more than a quarter of a frame.
+_ROUNDING_S = 0.0006
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Display-order indices, strictly increasing, at least one; and what the caller should be told."""
+
+    indices: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def check_request(request: FrameRequest, limits: DecodingLimits) -> None:
+    """Refuse what no clip could satisfy: InvalidRequest or VideoTooLarge, `param` set. Needs no video."""
+    if request.fps is not None and request.num_frames is not None:
+        raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
+    if request.fps is not None and not 0 < request.fps <= MAX_FPS:  # also refuses NaN
+        raise InvalidRequest(f"fps must be above 0 and at most {MAX_FPS:g}.", param="fps")
+    for name, count in (("num_frames", request.num_frames), ("max_frames", request.max_frames)):
+        if count is not None and count < 1:
+            raise InvalidRequest(f"{name} must be at least 1.", param=name)
+    if request.num_frames is not None and request.num_frames > limits.max_frames:
+        asked = f"num_frames is {request.num_frames}"
+        raise over_limit(asked, str(limits.max_frames), "VIDSPEC_MAX_FRAMES", param="num_frames")
+    for name, time_s in (("start_s", request.start_s), ("end_s", request.end_s)):
+        if time_s is not None and not (time_s >= 0 and math.isfinite(time_s)):
+            raise InvalidRequest(f"{name} must be a number of seconds, 0 or more.", param=name)
+    if request.end_s is not None and request.end_s <= (request.start_s or 0.0):
+        raise InvalidRequest("end_s must be greater than start_s.", param="end_s")
+
+
+def select_frames(
+    timestamps_s: Sequence[float],  # [N] of every displayable frame, strictly increasing from 0
+    duration_s: float,  # end of the last frame's display, greater than its timestamp
+    request: FrameRequest,
+    limits: DecodingLimits,
+    *,
+    default_num_frames: int,
+) -> Selection:
+    """Choose frames. Raises what `check_request` does, and InvalidRequest for a start past the end."""
+    check_request(request, limits)
+    warnings: list[str] = []
+    start_s, end_s = _window(duration_s, request, warnings)
+    display = _Display(timestamps_s, duration_s)
+    max_frames = min(request.max_frames or limits.max_frames, limits.max_frames)
+    if request.fps is not None:
+        indices = display.at_rate(start_s, end_s, request.fps)
+        if len(indices) > max_frames:
+            warnings.append(
+                f"fps={request.fps:g} would be {len(indices)} frames; {max_frames}, spread evenly, are used."
+            )
+            indices = display.at_midpoints(start_s, end_s, max_frames)
+        return Selection(indices=indices, warnings=tuple(warnings))
+    wanted = request.num_frames or default_num_frames
+    num_frames = min(wanted, max_frames)
+    if request.num_frames is not None and num_frames < wanted:
+        warnings.append(f"num_frames is lowered from {wanted} to max_frames, {num_frames}.")
+    indices = display.at_midpoints(start_s, end_s, num_frames)
+    if len(indices) < num_frames:
+        warnings.append(f"There are only {len(indices)} distinct frames to use, not {num_frames}.")
+    return Selection(indices=indices, warnings=tuple(warnings))
+
+
+def _window(duration_s: float, request: FrameRequest, warnings: list[str]) -> tuple[float, float]:
+    start_s = request.start_s or 0.0
+    if start_s >= duration_s:
+        fact = f"start_s is {start_s:g}, but the clip lasts {duration_s:.3f} s."
+        raise InvalidRequest(fact, param="start_s")
+    if request.end_s is None:
+        return start_s, duration_s
+    if request.end_s > duration_s + _ROUNDING_S:
+        warnings.append(f"end_s is {request.end_s:g}, but the clip lasts {duration_s:.3f} s.")
+    return start_s, min(request.end_s, duration_s)
+
+
+class _Display:
+    """A clip as a screen shows it: at any time, the last frame whose timestamp has passed."""
+
+    def __init__(self, timestamps_s: Sequence[float], duration_s: float) -> None:
+        self._timestamps_s = timestamps_s
+        self._slack_s = min(_ROUNDING_S, duration_s / len(timestamps_s) / 4)
+
+    def _frame_at(self, time_s: float) -> int:
+        return max(bisect_right(self._timestamps_s, time_s + self._slack_s) - 1, 0)
+
+    def at_midpoints(self, start_s: float, end_s: float, count: int) -> tuple[int, ...]:
+        """The frames at the middles of `count` equal parts of the window."""
+        step_s = (end_s - start_s) / count
+        return _distinct(self._frame_at(start_s + (i + 0.5) * step_s) for i in range(count))
+
+    def at_rate(self, start_s: float, end_s: float, fps: float) -> tuple[int, ...]:
+        """The frames at start, start + 1/fps, ... before the end. Steps are bounded by the frames."""
+        found: list[int] = []
+        tick = 0
+        while (time_s := start_s + tick / fps) < end_s:
+            index = self._frame_at(time_s)
+            found.append(index)
+            if index + 1 == len(self._timestamps_s):
+                break
+            # Straight to the first tick that shows another frame: a high fps must not cost a long loop.
+            next_change_s = self._timestamps_s[index + 1] - self._slack_s - start_s
+            tick = max(tick + 1, math.ceil(next_change_s * fps))
+        return _distinct(found)
+
+
+def _distinct(indices: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(indices))

@@ -1,0 +1,25 @@
+"""DecodingLimits: how much video one request may cost; each refusal names the limit and its setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vidspec_service.errors import VideoTooLarge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingLimits:
+    """Bounds checked before memory is allocated."""
+
+    max_bytes: int = 256 * 1024 * 1024
+    max_duration_s: float = 3600.0
+    max_pixels: int = 4096 * 2304  # width x height of one source frame
+    max_source_frames: int = 250_000  # packets walked in the timestamp scan
+    max_frames: int = 768  # frames handed to the model
+    max_decoded_bytes: int = 512 * 1024 * 1024  # chosen frames x pixels x 3
+    timeout_s: float = 60.0  # wall clock of one decode child
+
+
+def over_limit(fact: str, limit: str, setting: str, *, param: str = "video") -> VideoTooLarge:
+    """The one wording of every refusal for size: what it is, what is allowed, what to change."""
+    return VideoTooLarge(f"{fact}; the limit is {limit} ({setting}).", param=param)

@@ -1,0 +1,117 @@
+"""Opens a container under allow-lists and picks its video track; no other file or address can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import av
+from av.codec.context import ThreadType
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Discard, Disposition
+from av.video.reformatter import ColorTrc
+from av.video.stream import VideoStream
+
+from vidspec_service.decoding.limits import DecodingLimits, over_limit
+from vidspec_service.errors import VideoUnreadable, VideoUnsupported
+
+MAX_STREAMS = 8
+_FORMATS = "mov,matroska,avi,mpegts,mpeg,ogg"
+_CODECS = {
+    "h264",
+    "hevc",
+    "av1",
+    "vp8",
+    "vp9",
+    "mpeg4",
+    "mpeg2video",
+    "mpeg1video",
+    "mjpeg",
+    "prores",
+    "theora",
+}
+_DECODERS = ",".join(sorted(_CODECS | {"libdav1d"}))
+_READ_BYTES = 256 * 1024
+_HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
+
+
+@contextmanager
+def opened(file: BinaryIO, limits: DecodingLimits) -> Iterator[InputContainer]:
+    """The container in `file`, from its start; closed on leaving."""
+    # As container options these also reach the decoders that FFmpeg opens on its own while probing.
+    options = {
+        "format_whitelist": _FORMATS,
+        "protocol_whitelist": "none",  # all bytes come from `file`; no other file or address may be opened
+        "codec_whitelist": _DECODERS,
+        "max_streams": str(MAX_STREAMS),
+        "max_pixels": str(limits.max_pixels),
+        "threads": "1",
+    }
+    file.seek(0)
+    try:
+        container = av.open(file, mode="r", options=options, metadata_errors="replace", buffer_size=_READ_BYTES)
+    except MemoryError:  # FFmpeg's answer to too many streams
+        raise VideoUnsupported(f"The file has more than {MAX_STREAMS} tracks.", param="video") from None
+    except av.FFmpegError:
+        raise VideoUnreadable("The file cannot be opened: it is damaged or incomplete.", param="video") from None
+    try:
+        yield container
+    finally:
+        container.close()  # reference cycles would keep it for long
+
+
+def video_stream(container: InputContainer, limits: DecodingLimits) -> VideoStream:
+    """The track to show, ready to decode; every other track is switched off."""
+    tracks = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    if not tracks:
+        what = "only audio" if container.streams.audio else "no video track"
+        raise VideoUnreadable(f"The file has {what}.", param="video")
+    best = container.streams.best("video")
+    stream = next((track for track in tracks if track is best), tracks[0])
+    codec = stream.codec_context
+    name = codec.codec.canonical_name if codec else "unknown"
+    if name not in _CODECS:
+        raise VideoUnsupported(f"The video codec is {name}; accepted are {', '.join(sorted(_CODECS))}.", param="video")
+    check_pixels(codec.width, codec.height, limits)
+    codec.options = {"max_pixels": str(limits.max_pixels), "codec_whitelist": _DECODERS}
+    codec.thread_type = ThreadType.NONE
+    codec.thread_count = 1
+    for other in container.streams:
+        if other is not stream:
+            other.discard = Discard.all
+    return stream
+
+
+def check_pixels(width: int, height: int, limits: DecodingLimits) -> None:
+    """VideoTooLarge for a frame over the limit."""
+    if width * height > limits.max_pixels:
+        fact = f"A frame has {width}x{height} = {width * height:,} pixels"
+        raise over_limit(fact, f"{limits.max_pixels:,}", "VIDSPEC_MAX_PIXELS")
+
+
+def describe(container: InputContainer, stream: VideoStream) -> list[str]:
+    """What a person should know about the file before trusting an answer about it."""
+    warnings = []
+    if container.streams.audio:
+        warnings.append("Audio is ignored.")
+    if len(container.streams.video) > 1:
+        warnings.append(f"Of several video tracks, the one of {stream.width}x{stream.height} pixels is used.")
+    if stream.sample_aspect_ratio and stream.sample_aspect_ratio != 1:
+        warnings.append(f"Pixels are not square ({stream.sample_aspect_ratio}); frames are used as stored.")
+    if stream.codec_context.color_trc in _HDR:
+        warnings.append("HDR colours are converted without tone mapping.")
+    return warnings
+
+
+def packets_of(container: InputContainer, stream: VideoStream, warnings: list[str]) -> Iterator[Packet[VideoStream]]:
+    """The stream's packets up to the end or the first damage in the container; the same on every walk."""
+    try:
+        for packet in container.demux(stream):
+            if packet.size:  # an empty one would tell the decoder that the stream is over
+                yield packet
+    except MemoryError:
+        raise
+    except av.FFmpegError:
+        warnings.append("The file is damaged; nothing after the damage is used.")

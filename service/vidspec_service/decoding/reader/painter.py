@@ -1,0 +1,76 @@
+"""Turns chosen frames, one at a time, into upright RGB on the canvas, and keeps account of the bad ones."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from av.sidedata.sidedata import SideDataContainer
+from av.sidedata.sidedata import Type as SideDataType
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+
+from vidspec_service.decoding.canvas import Allocate, Canvas
+from vidspec_service.decoding.frame_picker import FramePicker
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.orientation import UPRIGHT, Orientation, orientation_of
+from vidspec_service.decoding.reader.opening import check_pixels
+from vidspec_service.errors import VideoUnreadable
+
+_MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
+
+
+class Painter:
+    """The first frame sets size and orientation for all; a clip has one shape."""
+
+    def __init__(self, num_frames: int, limits: DecodingLimits, allocate: Allocate) -> None:
+        self.warnings: list[str] = []
+        self._num_frames = num_frames
+        self._limits = limits
+        self._allocate = allocate
+        self._reformatter = VideoReformatter()  # one for all frames: each one holds buffers
+        self._canvas: Canvas | None = None
+        self._num_damaged = 0
+        self._num_resized = 0
+
+    def paint(self, index: int, frame: VideoFrame) -> int:
+        """Convert and lay down one frame; gives its display index back."""
+        check_pixels(frame.width, frame.height, self._limits)
+        if self._canvas is None:
+            stored_size = (frame.width, frame.height)
+            orientation = self._orientation(frame)
+            self._canvas = Canvas(self._num_frames, stored_size, orientation, self._limits, self._allocate)
+        width, height = self._canvas.stored_size
+        # The colour matrix and range that the frame states are honoured; both sizes of chroma, 8 to 12 bits.
+        rgb = self._reformatter.reformat(frame, width=width, height=height, format="rgb24", threads=1)
+        plane = rgb.planes[0]
+        self._canvas.add(memoryview(plane), plane.line_size)
+        self._num_damaged += frame.is_corrupt
+        self._num_resized += (frame.width, frame.height) != (width, height)
+        return index
+
+    def finish(self, picker: FramePicker[VideoFrame]) -> tuple[int, int]:
+        """Upright (width, height); `warnings` tells what was wrong. VideoUnreadable if too much was."""
+        num_bad = picker.num_lost + picker.num_replaced + self._num_damaged
+        if self._canvas is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
+            raise VideoUnreadable(
+                f"The video is damaged: {num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
+                param="video",
+            )
+        for count, fate in (
+            (picker.num_lost, "cannot be decoded and are left out."),
+            (picker.num_replaced, "cannot be decoded; neighbours stand in."),
+            (self._num_damaged, "are damaged."),
+            (self._num_resized, "have another size and are scaled to the first one's."),
+        ):
+            if count:
+                self.warnings.append(f"{count} of the {self._num_frames} chosen frames {fate}")
+        return self._canvas.upright_size
+
+    def _orientation(self, frame: VideoFrame) -> Orientation:
+        side_data = cast(SideDataContainer, frame.side_data)  # PyAV's stub says otherwise
+        if SideDataType.DISPLAYMATRIX not in side_data:
+            return UPRIGHT
+        orientation = orientation_of(bytes(side_data[SideDataType.DISPLAYMATRIX]))
+        if orientation is None:
+            self.warnings.append("The video asks to be turned by an odd angle; frames are used as stored.")
+        return orientation or UPRIGHT

@@ -1,0 +1,141 @@
+"""A clip's timeline, from its packets alone: which frames exist, when each shows, where decoding can start.
+
+Pure; knows no file and no decoder.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+# Only for a lone frame in a file that states neither a duration nor a rate.
+_NOMINAL_FRAME = Fraction(1, 25)
+
+
+class PacketFacts(NamedTuple):
+    """One packet of the video stream, in file order; times in ticks of the stream's time base."""
+
+    pts: int | None
+    dts: int | None
+    duration: int
+    is_keyframe: bool
+    is_discard: bool  # needed for decoding, never shown (edit lists)
+
+
+class EntryPoint(NamedTuple):
+    """Decoding may start at `packet`; what then comes out before display index `first_frame` is garbage."""
+
+    packet: int
+    first_frame: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Every frame that a player would show, in display order. `ticks[0]` is time zero."""
+
+    ticks: tuple[int, ...]  # [N] strictly increasing
+    seconds_per_tick: Fraction
+    duration_s: float
+    is_counted: bool  # timestamps are unusable: the n-th frame out of the decoder is frame n
+    packets: dict[int, int]  # tick -> position of its packet in file order; empty if counted
+    keyframes: tuple[tuple[int, int], ...]  # (packet, tick) in file order; empty if counted
+
+    def timestamps_s(self) -> list[float]:
+        """[N] seconds since the first frame; each the exact rational, rounded once."""
+        return [self.seconds(tick) for tick in self.ticks]
+
+    def seconds(self, tick: int) -> float:
+        return (tick - self.ticks[0]) * self.seconds_per_tick.numerator / self.seconds_per_tick.denominator
+
+    def index_at(self, tick: int) -> int:
+        """Display index of the frame on display at `tick`; -1 before the first."""
+        return bisect_right(self.ticks, tick) - 1
+
+    def entry_point(self, index: int) -> EntryPoint:
+        """The last packet from which decoding shows frame `index`.
+
+        That keyframe must come no later than the frame both in the file and on the screen: in an open GOP,
+        frames stored after a keyframe but shown before it still need the previous one.
+        """
+        tick = self.ticks[index]
+        if tick in self.packets:
+            place = bisect_right(self.keyframes, (self.packets[tick], tick))
+            while place > 0:
+                place -= 1
+                packet, keyframe_tick = self.keyframes[place]
+                if keyframe_tick <= tick:
+                    return EntryPoint(packet, max(self.index_at(keyframe_tick), 0))
+        return EntryPoint(0, 0)
+
+
+def build_timeline(
+    packets: Sequence[PacketFacts],
+    time_base: Fraction,
+    frame_rate: Fraction | None,
+    *,
+    trust_pts: bool,
+) -> Timeline | None:
+    """The timeline of a scanned stream; None if it shows nothing.
+
+    Without usable PTS (`trust_pts` off, or most packets lacking one) frames are counted instead, and decode
+    times, sorted, stand in; failing those, an even `frame_rate`.
+    """
+    shown = [i for i, packet in enumerate(packets) if not packet.is_discard]
+    if not shown:
+        return None
+    with_pts = [i for i in shown if packets[i].pts is not None]
+    if not trust_pts or 2 * len(with_pts) < len(shown):
+        return _counted(packets, shown, time_base, frame_rate)
+    keyframes = [(i, p.pts) for i, p in enumerate(packets) if p.is_keyframe and p.pts is not None]
+    # What precedes the first keyframe cannot be decoded (a transport stream cut anywhere).
+    first = keyframes[0][0] if keyframes else 0
+    place = {pts: i for i in with_pts if i >= first and (pts := packets[i].pts) is not None}
+    if not place:
+        return None
+    ticks = tuple(sorted(place))
+    last_duration = packets[place[ticks[-1]]].duration
+    return Timeline(
+        ticks=ticks,
+        seconds_per_tick=time_base,
+        duration_s=_duration_s(ticks, time_base, last_duration, frame_rate),
+        is_counted=False,
+        packets=place,
+        keyframes=tuple(keyframes),
+    )
+
+
+def _counted(
+    packets: Sequence[PacketFacts], shown: list[int], time_base: Fraction, frame_rate: Fraction | None
+) -> Timeline:
+    decode_times = {dts for i in shown if (dts := packets[i].dts) is not None}
+    if len(decode_times) == len(shown):
+        ticks, last_duration = tuple(sorted(decode_times)), packets[shown[-1]].duration
+        seconds_per_tick = time_base
+    else:
+        ticks, last_duration = tuple(range(len(shown))), 1
+        seconds_per_tick = 1 / frame_rate if frame_rate else _NOMINAL_FRAME
+    return Timeline(
+        ticks=ticks,
+        seconds_per_tick=seconds_per_tick,
+        duration_s=_duration_s(ticks, seconds_per_tick, last_duration, frame_rate),
+        is_counted=True,
+        packets={},
+        keyframes=(),
+    )
+
+
+def _duration_s(
+    ticks: tuple[int, ...], seconds_per_tick: Fraction, last_duration: int, frame_rate: Fraction | None
+) -> float:
+    """To the end of the last frame's display; where a file does not say how long that is, the average gap."""
+    span = (ticks[-1] - ticks[0]) * seconds_per_tick
+    if last_duration > 0:
+        last = last_duration * seconds_per_tick
+    elif len(ticks) > 1:
+        last = span / (len(ticks) - 1)
+    else:
+        last = 1 / frame_rate if frame_rate else _NOMINAL_FRAME
+    return float(span + last)

@@ -1,0 +1,262 @@
+"""EngineClient: the engine as the API process sees it. Owns the workers, routes their events to requests.
+
+Runs on one event loop: worker channels are read by loop callbacks, so nothing here needs a lock. Every request's
+payload and committed tokens are kept until it ends; that is what lets a restarted worker take it up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+from tokenizers import Tokenizer
+
+from vidspec_service.engine.channels import Channel
+from vidspec_service.engine.detokenizer import Detokenizer
+from vidspec_service.engine.inflight import Inflight, Pending
+from vidspec_service.engine.messages import (
+    Accepted,
+    Cancel,
+    Ended,
+    Generate,
+    Heartbeat,
+    Message,
+    Peer,
+    Ready,
+    Rejected,
+    Tokens,
+)
+from vidspec_service.engine.payload import write_payload
+from vidspec_service.engine.progress import GenerationProgress
+from vidspec_service.engine.roles import configures, model_name, roles
+from vidspec_service.engine.supervisor import Worker
+from vidspec_service.engine.types import (
+    EngineConfig,
+    EngineInfo,
+    EngineStatus,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    SpeculationMode,
+    Started,
+    TextDelta,
+    WorkerState,
+)
+from vidspec_service.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EngineDead,
+    EngineError,
+    GenerationFailed,
+    ServiceError,
+)
+from vidspec_service.telemetry import Metrics
+
+REJECTIONS: dict[str, type[ServiceError]] = {
+    "context_length": ContextLengthExceeded,
+    "failed": GenerationFailed,
+}
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """Implements `Engine`. Use as `async with EngineClient(...)`: entering waits until the workers are ready."""
+
+    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._inflight = Inflight()
+        self._workers: dict[str, Worker] = {}
+        self._ready: dict[str, Ready] = {}
+        self._started: asyncio.Future[None] | None = None
+        self._info: EngineInfo | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    async def __aenter__(self) -> EngineClient:
+        self._started = asyncio.get_running_loop().create_future()
+        for configure in configures(self._config):
+            worker = Worker(
+                configure,
+                self,
+                silence_s=self._config.silence_s,
+                start_timeout_s=self._config.start_timeout_s,
+            )
+            self._workers[worker.role] = worker
+            worker.start()
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await self._started
+        except TimeoutError:
+            await self.close()
+            limit = self._config.start_timeout_s
+            raise ConfigError(f"the workers were not ready within start_timeout_s = {limit:g} s") from None
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the workers; requests in flight fail with EngineDead."""
+        self._inflight.fail_all(EngineDead("the server is shutting down"))
+        await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineDead("the engine is not ready")
+        return self._info
+
+    def status(self) -> EngineStatus:
+        running = sum(pending.is_accepted for pending in self._inflight)
+        return EngineStatus(
+            workers={role: worker.state for role, worker in self._workers.items()},
+            num_running=running,
+            num_waiting=len(self._inflight) - running,
+        )
+
+    def worker_pids(self) -> dict[str, int | None]:
+        """For operators and for tests that kill workers."""
+        return {role: worker.pid for role, worker in self._workers.items()}
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """See `Engine.generate`."""
+        if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:
+            raise EngineDead("the target worker is gone and cannot be brought back")
+        detokenizer = Detokenizer(self._tokenizer, request.stop)
+        # Writing the frames to shared memory is a copy of megabytes: off the event loop.
+        payload = await asyncio.to_thread(write_payload, request.messages, request.videos)
+        pending = Pending(self._generate_message(request), payload)
+        with self._inflight.registered(pending):
+            try:
+                self._submit(pending)
+                async for event in self._events(pending, detokenizer):
+                    yield event
+            finally:
+                if self._inflight.forget(request.request_id):
+                    for worker in self._workers.values():
+                        worker.send(Cancel(request_id=request.request_id))
+
+    async def _events(self, pending: Pending, detokenizer: Detokenizer) -> AsyncGenerator[GenerationEvent, None]:
+        progress = GenerationProgress(SpeculationMode(pending.message.speculation))
+        while True:
+            event = await pending.events.get()
+            match event:
+                case Accepted():
+                    progress.accepted(event)
+                    yield Started(prompt_tokens=event.prompt_tokens, video_tokens=event.video_tokens)
+                case Rejected():
+                    raise REJECTIONS.get(event.kind, GenerationFailed)(event.message)
+                case Tokens():
+                    progress.committed(event)
+                    before = detokenizer.num_tokens
+                    text = detokenizer.push(event.ids)
+                    yield TextDelta(text=text, num_tokens=detokenizer.num_tokens - before)
+                    if detokenizer.is_stopped:
+                        yield progress.finished(FinishReason.STOP, detokenizer.num_tokens)
+                        return
+                case Ended():
+                    rest = detokenizer.finish()
+                    if rest:
+                        yield TextDelta(text=rest, num_tokens=0)
+                    yield progress.finished(FinishReason(event.finish_reason), detokenizer.num_tokens)
+                    return
+                case EngineError():
+                    raise event
+
+    def _submit(self, pending: Pending) -> None:
+        """To the draft first, so that it knows the request when the target's first verdict comes."""
+        draft = self._workers.get("draft")
+        if draft is not None and pending.wants_draft:
+            draft.send(pending.message, (pending.payload,))
+        self._workers["target"].send(pending.resumed(), (pending.payload,))  # not ready: sent when it is
+
+    def worker_ready(self, worker: Worker, ready: Ready) -> None:
+        """A worker (again) takes work: introduce the two to each other, hand it what is in flight."""
+        if worker.role in self._ready:
+            self._metrics.worker_restarted(worker.role)
+        self._ready[worker.role] = ready
+        if self._info is None and len(self._ready) == len(self._workers):
+            self._open()
+        for pending in self._inflight:
+            if worker.role == "target":
+                worker.send(pending.resumed(), (pending.payload,))
+            elif pending.wants_draft:
+                worker.send(pending.message, (pending.payload,))
+        self._introduce()
+
+    def worker_said(self, worker: Worker, message: Message) -> None:
+        """Route an event to its request."""
+        match message:
+            case Accepted() | Rejected() | Tokens() | Ended():
+                if self._inflight.route(message):
+                    self._observe(message)
+            case Heartbeat():
+                self._metrics.idle(worker.role, max(0.0, 1 - message.busy_s / message.elapsed_s))
+
+    def _observe(self, message: Accepted | Rejected | Tokens | Ended) -> None:
+        if isinstance(message, Tokens) and message.num_proposed:
+            self._metrics.verified(num_proposed=message.num_proposed, num_accepted=message.num_accepted)
+        elif isinstance(message, Rejected) and "draft" in self._workers:
+            self._workers["draft"].send(Cancel(request_id=message.request_id))
+
+    def worker_lost(self, worker: Worker) -> None:
+        """It will be started again; requests wait (target) or go on alone (draft)."""
+        logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._inflight))
+
+    def worker_dead(self, worker: Worker, reason: str) -> None:
+        """It cannot be brought back."""
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(ConfigError(reason))
+        if worker.role == "target":
+            self._inflight.fail_all(EngineDead(reason))
+
+    def _introduce(self) -> None:
+        """Give both workers the ends of a new channel."""
+        workers = [self._workers.get("draft"), self._workers["target"]]
+        if any(worker is None or worker.state is not WorkerState.READY for worker in workers):
+            return
+        ends = Channel.pair()
+        for worker, end in zip(workers, ends, strict=True):
+            if worker is not None:
+                worker.send(Peer(), (end.fileno(),))
+            end.close()
+
+    def _open(self) -> None:
+        """Both workers are there for the first time."""
+        target, draft = self._ready["target"], self._ready.get("draft")
+        if not target.rows_are_invariant:
+            logger.warning("no row rule holds on this device: speculation may change text at near-ties")
+        self._tokenizer = Tokenizer.from_file(target.tokenizer_file)
+        names = {role: model_name(worker) for role, worker in roles(self._config).items()}
+        self._info = EngineInfo(
+            model=self._config.served_name or names["target"],
+            draft_model=names.get("draft") if draft is not None else None,
+            context_length=min(target.context_length, self._config.max_context or target.context_length),
+            default_num_frames=target.default_num_frames,
+            default_max_tokens=self._config.default_max_tokens,
+            devices={role: f"{ready.device} {ready.dtype}" for role, ready in self._ready.items()},
+            versions=target.versions,
+        )
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
+
+    def _generate_message(self, request: GenerationRequest) -> Generate:
+        mode = request.speculation
+        if mode is SpeculationMode.AUTO:
+            mode = self._config.speculation
+        if "draft" not in self._workers:
+            mode = SpeculationMode.OFF
+        return Generate(
+            request_id=request.request_id,
+            max_tokens=request.max_tokens,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            seed=request.sampling.seed,
+            speculation=mode.value,
+        )

@@ -1,0 +1,32 @@
+"""Engine types to model inputs, inside a worker."""
+
+from __future__ import annotations
+
+from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.token_sampling import SamplingLaw
+from vidspec_models.video_lm import VideoLM
+
+from vidspec_service.engine.messages import Generate
+from vidspec_service.engine.payload import read_payload
+
+
+def prepare_prompt(model: VideoLM, payload_fd: int) -> Prompt:
+    """Read a request's payload (closing it) and let the model turn it into prompt rows."""
+    messages, videos = read_payload(payload_fd)
+    turns = [Turn(role=message.role, text=message.text, num_videos=message.num_videos) for message in messages]
+    clips = [
+        Video(
+            frames=video.frames,
+            source_indices=video.source_indices,
+            source_fps=video.source_fps,
+            source_num_frames=video.source_num_frames,
+            duration_s=video.duration_s,
+        )
+        for video in videos
+    ]
+    return model.prepare(turns, clips)
+
+
+def sampling_law(request: Generate) -> SamplingLaw:
+    """The law that both workers draw from."""
+    return SamplingLaw(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=request.seed)

@@ -1,0 +1,207 @@
+"""The draft worker's loop: prefill the prompt, run ahead of the committed tokens, roll back on a verdict.
+
+It never decides anything: whatever it proposes, the text is the target's. So an error on a request here drops the
+request here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.video_lm import StepRows, VideoLM
+
+from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
+from vidspec_service.engine.conversion import prepare_prompt, sampling_law
+from vidspec_service.engine.messages import (
+    Cancel,
+    Configure,
+    Generate,
+    Peer,
+    Proposal,
+    Release,
+    Verdict,
+)
+from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
+from vidspec_service.engine.payload import close_payload
+from vidspec_service.engine.proposals import DraftSequence
+
+_PACE_MEMORY = 0.95
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Drafting:
+    request_id: str
+    prompt: Prompt
+    cache: KVCache
+    sampler: CoupledSampler
+    max_tokens: int
+    sequence: DraftSequence = field(default_factory=DraftSequence)
+    room: int = 0
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.cache.length >= self.prompt.num_tokens
+
+    @property
+    def can_run(self) -> bool:
+        """Something is committed to build on, there is room, and the answer is not complete."""
+        sequence = self.sequence
+        return bool(sequence.tokens) and sequence.num_ahead < self.room and len(sequence.tokens) < self.max_tokens
+
+
+@dataclass(slots=True)
+class DraftLoop:
+    """Owns every request on the draft device. Single-threaded; ends when the API's channel closes."""
+
+    model: VideoLM
+    api: Channel
+    config: Configure
+    _target: Channel | None = None
+    _waiting: deque[tuple[Generate, int]] = field(default_factory=deque)
+    _active: dict[str, _Drafting] = field(default_factory=dict)
+    _meter: WorkMeter = field(default_factory=WorkMeter)
+    _pace_s: float = 0.0
+
+    def run(self) -> None:
+        """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
+        while True:
+            self._receive()
+            with self._meter:
+                worked = self._admit()
+                worked = self._prefill() or worked
+                worked = self._propose() or worked
+            if not worked:
+                self._idle()
+            self._meter.beat(self.api, len(self._active), len(self._waiting), self._cache_tokens())
+
+    def _idle(self) -> None:
+        wait_readable([self.api] if self._target is None else [self.api, self._target], HEARTBEAT_S)
+
+    def _cache_tokens(self) -> int:
+        return sum(drafting.cache.capacity for drafting in self._active.values())
+
+    def _receive(self) -> None:
+        while (received := self.api.receive()) is not None:
+            message, fds = received
+            if isinstance(message, Generate):
+                self._waiting.append((message, fds[0]))
+            elif isinstance(message, Cancel):
+                self._forget(message.request_id)
+            elif isinstance(message, Peer):
+                self._meet(Channel.from_fd(fds[0]))
+        self._receive_verdicts()
+
+    def _receive_verdicts(self) -> None:
+        if self._target is None:
+            return
+        try:
+            while (received := self._target.receive()) is not None:
+                message, _ = received
+                if isinstance(message, Verdict):
+                    self._learn(message)
+                elif isinstance(message, Release):
+                    self._forget(message.request_id)
+        except ChannelClosed:
+            self._target = None
+
+    def _meet(self, target: Channel) -> None:
+        """A (new) target: it will tell every request's committed tokens from the start."""
+        if self._target is not None:
+            self._target.close()
+        self._target = target
+        for drafting in self._active.values():
+            drafting.sequence = DraftSequence()
+            drafting.cache.truncate(min(drafting.cache.length, drafting.prompt.num_tokens))
+
+    def _learn(self, verdict: Verdict) -> None:
+        if verdict.request_id not in self._active:
+            self._admit_until(verdict.request_id)
+        drafting = self._active.get(verdict.request_id)
+        if drafting is None:
+            return  # it failed here, or was cancelled
+        standing = drafting.sequence.learn(verdict.start, verdict.ids)
+        drafting.room = verdict.room
+        drafting.cache.truncate(min(drafting.cache.length, drafting.prompt.num_tokens + standing))
+
+    def _forget(self, request_id: str) -> None:
+        self._active.pop(request_id, None)
+        for item in [item for item in self._waiting if item[0].request_id == request_id]:
+            self._waiting.remove(item)
+            close_payload(item[1])
+
+    def _admit_until(self, request_id: str) -> None:
+        """A verdict overtook the turn of its request: take requests up until it is there."""
+        while any(message.request_id == request_id for message, _ in self._waiting):
+            self._admit()
+
+    def _admit(self) -> bool:
+        if not self._waiting:
+            return False
+        message, payload = self._waiting.popleft()
+        try:
+            prompt = prepare_prompt(self.model, payload)
+            room = self.model.context_length - prompt.num_tokens
+            max_tokens = min(message.max_tokens or room, room)
+            self._active[message.request_id] = _Drafting(
+                request_id=message.request_id,
+                prompt=prompt,
+                cache=self.model.new_cache(prompt.num_tokens + max_tokens),
+                sampler=CoupledSampler(sampling_law(message)),
+                max_tokens=max_tokens,
+            )
+        except (ValueError, RuntimeError, IndexError, KeyError) as error:
+            logger.warning("draft cannot follow request %s: %s", message.request_id, type(error).__name__)
+        return True
+
+    def _prefill(self) -> bool:
+        drafting = next((item for item in self._active.values() if not item.is_prefilled), None)
+        if drafting is None:
+            return False
+        self.model.prefill(drafting.prompt, drafting.cache, self.config.prefill_chunk)
+        return True
+
+    def _propose(self) -> bool:
+        """One token for every request with room, in one forward."""
+        batch = [item for item in self._active.values() if item.is_prefilled and item.can_run]
+        if not batch or self._target is None:
+            return False
+        started = time.monotonic()
+        rows = []
+        for drafting in batch:
+            done = drafting.cache.length - drafting.prompt.num_tokens
+            rows.append(
+                StepRows(
+                    cache=drafting.cache,
+                    ids=drafting.sequence.tokens[done:],
+                    position=drafting.prompt.next_position + done,
+                )
+            )
+        logits = self.model.step(rows)
+        proposals = []
+        for drafting, scores in zip(batch, logits, strict=True):
+            token = drafting.sampler.choose(scores[-1:], len(drafting.sequence.tokens))[0]
+            epoch, start = drafting.sequence.propose(token)
+            proposals.append((drafting.request_id, epoch, start, token))
+        self._send(proposals)
+        took = time.monotonic() - started
+        self._pace_s = took if not self._pace_s else _PACE_MEMORY * self._pace_s + (1 - _PACE_MEMORY) * took
+        return True
+
+    def _send(self, proposals: list[tuple[str, int, int, int]]) -> None:
+        if self._target is None:
+            return
+        try:
+            for request_id, epoch, start, token in proposals:
+                self._target.send(
+                    Proposal(request_id=request_id, epoch=epoch, start=start, ids=(token,), step_s=self._pace_s)
+                )
+        except (ChannelClosed, ChannelFull):
+            self._target = None  # a target that does not read is lost; the API sends a new Peer

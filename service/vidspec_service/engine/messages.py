@@ -1,0 +1,168 @@
+"""Every message that crosses a process. Frozen, small: ids and numbers; text and frames travel in shared memory.
+
+| from   | to     | message    | when                                                                  |
+|--------|--------|------------|-----------------------------------------------------------------------|
+| API    | worker | Configure  | once, first                                                           |
+| API    | target | Generate   | a request was admitted and decoded (one fd: its payload)              |
+| API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
+| worker | API    | Ready      | loaded, once                                                          |
+| worker | API    | LoadFailed | cannot load; the worker exits                                         |
+| worker | API    | Heartbeat  | every second, idle or busy                                            |
+| target | API    | Accepted   | the prompt fits; before its prefill                                   |
+| target | API    | Rejected   | the request cannot be served; nothing follows                         |
+| target | API    | Tokens     | tokens were committed                                                 |
+| target | API    | Ended      | end of sequence or token limit; nothing follows                       |
+| API    | draft  | Generate   | the same request, before the target gets it                           |
+| API    | draft  | Cancel     | as for the target                                                     |
+| API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
+| draft  | target | Proposal   | the draft has run one token further                                   |
+| target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
+| target | draft  | Release    | the request has ended                                                 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vidspec_models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configure:
+    """What a worker is to be."""
+
+    role: str  # "target" | "draft"
+    spec: ModelSpec
+    threads: int
+    max_running: int
+    prefill_chunk: int  # prompt rows per forward between decoding steps
+    max_context: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """A request; its conversation and frames lie in the shared-memory payload sent with it."""
+
+    request_id: str
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    speculation: str
+    committed: tuple[int, ...] = ()  # what clients have seen already, when a new target takes over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Forget the request; unknown ids are fine, the request may just have ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The worker's model is loaded."""
+
+    context_length: int
+    default_num_frames: int
+    device: str
+    dtype: str
+    tokenizer_file: str
+    rows_are_invariant: bool
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailed:
+    """The model cannot be loaded; a human can act on the message."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Proof of life, with the numbers since the last one."""
+
+    num_running: int
+    num_waiting: int
+    cache_tokens: int  # rows reserved in KV caches
+    busy_s: float  # time at work
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The prompt fits its context. `queue_s` ran until the target took it up, `prepare_s` until now."""
+
+    request_id: str
+    prompt_tokens: int
+    video_tokens: int
+    queue_s: float
+    prepare_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """`kind` is one of `client.REJECTIONS`."""
+
+    request_id: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What one forward committed, in order, and how many proposals it judged and accepted."""
+
+    request_id: str
+    ids: tuple[int, ...]
+    num_proposed: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The target finished by itself."""
+
+    request_id: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """The channel to the other worker comes with this message and replaces any earlier one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
+
+    request_id: str
+    epoch: int
+    start: int
+    ids: tuple[int, ...]
+    step_s: float  # the draft's mean time per token, for the target's plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The target committed `ids` from output position `start` on; the draft may run `room` tokens ahead of them."""
+
+    request_id: str
+    start: int
+    ids: tuple[int, ...]
+    room: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The target is done with the request."""
+
+    request_id: str
+
+
+ApiToWorker = Configure | Generate | Cancel | Peer
+WorkerToApi = Ready | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended
+BetweenWorkers = Proposal | Verdict | Release
+Message = ApiToWorker | WorkerToApi | BetweenWorkers

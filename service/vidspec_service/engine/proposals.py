@@ -1,0 +1,92 @@
+"""Both ends of the proposal protocol for one request, as pure state: what is proposed, what still can hold.
+
+The draft owns the epoch: it rises whenever the draft's chain is replaced by the target's tokens. A proposal names
+the prefix it extends as (epoch, start): the committed tokens the draft knew when the epoch began, then its own
+chain up to output position `start`. The target never needs to ask back: a proposal that contradicts what is
+committed voids its whole epoch, and everything of that epoch still in flight is dropped on arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ProposalChain:
+    """Target side: proposals beyond the committed tokens that may still come true."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._start = 0  # output position of _ids[0]
+        self._ids: list[int] = []
+        self._is_void = True
+        self.num_wasted = 0  # proposed tokens that were never judged
+
+    def extend(self, epoch: int, start: int, ids: Sequence[int], committed: Sequence[int]) -> None:
+        """Take a proposal; stale and contradicted ones are dropped."""
+        if epoch > self._epoch:
+            self.num_wasted += len(self._ids)
+            self._epoch, self._start, self._ids, self._is_void = epoch, start, [], False
+        if epoch < self._epoch or self._is_void or start != self._start + len(self._ids):
+            self.num_wasted += len(ids)
+            return
+        self._ids += ids
+        self.settle(committed)
+
+    def settle(self, committed: Sequence[int]) -> None:
+        """Compare with what is committed by now: the part that came true leaves, a contradiction voids the rest."""
+        overlap = min(len(committed) - self._start, len(self._ids))
+        if overlap <= 0:
+            return
+        if self._ids[:overlap] != list(committed[self._start : self._start + overlap]):
+            self.void()
+            return
+        del self._ids[:overlap]
+        self._start += overlap
+
+    def void(self) -> None:
+        """Nothing of this epoch can hold any more."""
+        self.num_wasted += len(self._ids)
+        self._ids, self._is_void = [], True
+
+    def pending(self, num_committed: int) -> list[int]:
+        """Proposals for the positions from `num_committed` on; empty while the draft is behind."""
+        return self._ids if self._start == num_committed else []
+
+
+class DraftSequence:
+    """Draft side: the committed tokens it has been told of, then its own chain."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.num_committed = 0
+        self.epoch = 0
+
+    @property
+    def num_ahead(self) -> int:
+        """Length of the chain beyond the committed tokens."""
+        return len(self.tokens) - self.num_committed
+
+    def propose(self, token: int) -> tuple[int, int]:
+        """Append an own token; returns the (epoch, start) that name its prefix."""
+        self.tokens.append(token)
+        return self.epoch, len(self.tokens) - 1
+
+    def learn(self, start: int, ids: Sequence[int]) -> int:
+        """Take a verdict: the target committed `ids` from output position `start` on.
+
+        Returns how many of the old tokens still stand; the KV cache must be cut to them. A mismatch, or a
+        target that is ahead, replaces the chain and opens a new epoch.
+        """
+        if start > self.num_committed:
+            raise ValueError(f"verdict from position {start}, but only {self.num_committed} tokens are known")
+        standing = start
+        for token in ids:
+            if standing == len(self.tokens) or self.tokens[standing] != token:
+                break
+            standing += 1
+        end = start + len(ids)
+        if standing < end:
+            self.tokens[standing:] = ids[standing - start :]
+            self.epoch += 1
+        self.num_committed = end
+        return standing

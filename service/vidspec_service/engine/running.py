@@ -1,0 +1,64 @@
+"""Running: everything the target holds for one request, from prefill to its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.video_lm import StepRows
+
+from vidspec_service.engine.sequence import TargetSequence
+from vidspec_service.engine.speculation import Speculation
+
+
+@dataclass(slots=True)
+class Running:
+    """Between forwards the cache holds the prompt and every committed token but the last."""
+
+    request_id: str
+    prompt: Prompt
+    cache: KVCache
+    sequence: TargetSequence
+    sampler: CoupledSampler
+    speculation: Speculation
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.sequence.committed)
+
+    def pending(self) -> list[int]:
+        """The proposals that the next forward would verify."""
+        most = min(self.speculation.plan.window, self.sequence.num_left - 1)
+        return self.speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
+
+    @property
+    def has_enough(self) -> bool:
+        """No reason to wait for the draft."""
+        minimum = min(self.speculation.plan.minimum, self.sequence.num_left - 1)
+        return len(self.pending()) >= minimum
+
+    def rows(self, pending: list[int]) -> StepRows:
+        """The last committed token and the proposals after it."""
+        return StepRows(
+            cache=self.cache,
+            ids=self.sequence.committed[-1:] + pending,
+            position=self.prompt.next_position + self.num_committed - 1,
+        )
+
+    def judge(self, pending: list[int], chosen: list[int]) -> tuple[tuple[int, ...], int]:
+        """Commit the proposals that are the target's own choice, then its next token.
+
+        `chosen[i]` is the target's token after `pending[:i]`. Returns the committed tokens and the number of
+        accepted proposals; the cache is cut back to what is committed.
+        """
+        num_accepted = 0
+        while num_accepted < len(pending) and pending[num_accepted] == chosen[num_accepted]:
+            num_accepted += 1
+        committed = self.sequence.commit(chosen[: num_accepted + 1])
+        self.speculation.chain.settle(self.sequence.committed)
+        self.cache.truncate(self.prompt.num_tokens + self.num_committed - 1)
+        if pending:
+            self.speculation.judged(num_accepted, is_rejected=num_accepted < len(pending))
+        return committed, num_accepted

@@ -1,0 +1,100 @@
+"""Speculation of one request on the target: its chain of proposals, its acceptance, its current plan."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from vidspec_models.video_lm import StepRows, VideoLM
+
+from vidspec_service.engine.policy import OFF, Plan, StepCosts, best_plan
+from vidspec_service.engine.proposals import ProposalChain
+from vidspec_service.engine.types import SpeculationMode
+
+_MEMORY = 0.97  # weight of the past per judged token: about the last 30 count
+_LEAST_GAIN_AUTO = 1.05
+_PROBE_CONTEXT, _PROBE_ROWS, _PROBE_REPEATS = 500, (2, 10), 5
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Mode and measurements in, plan out; nothing sticky: every plan is made from current numbers."""
+
+    mode: SpeculationMode
+    acceptance: float
+    chain: ProposalChain = field(default_factory=ProposalChain)
+    plan: Plan = OFF
+    num_told: int = 0  # committed tokens that the draft knows of
+
+    def replan(self, costs: StepCosts) -> None:
+        """Choose minimum, window and room for the next forwards."""
+        if self.mode is SpeculationMode.OFF:
+            return
+        least = _LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
+        overlap = self.mode is not SpeculationMode.SERIAL
+        self.plan = best_plan(self.acceptance, costs, overlap=overlap, least_gain=least)
+
+    def judged(self, num_accepted: int, *, is_rejected: bool) -> None:
+        """Fold one verification into the running acceptance rate."""
+        for _ in range(num_accepted):
+            self.acceptance = _MEMORY * self.acceptance + (1 - _MEMORY)
+        if is_rejected:
+            self.acceptance *= _MEMORY
+
+    def drop(self) -> None:
+        """The draft is gone: go on alone."""
+        self.chain = ProposalChain()
+        self.plan = OFF
+        self.num_told = 0
+
+
+@dataclass(slots=True)
+class CostMeter:
+    """Running estimate of a linear forward time, base + row * rows, and of the draft's pace."""
+
+    base_s: float
+    row_s: float
+    draft_s: float
+    _decay: float = 0.98
+    _n: float = 0.0
+    _rows: float = 0.0
+    _rows2: float = 0.0
+    _time: float = 0.0
+    _rows_time: float = 0.0
+
+    def forward(self, num_rows: int, seconds: float) -> None:
+        """Least squares over recent forwards; needs some spread in the row counts to move the slope."""
+        for name, value in (
+            ("_n", 1.0),
+            ("_rows", num_rows),
+            ("_rows2", num_rows**2),
+            ("_time", seconds),
+            ("_rows_time", num_rows * seconds),
+        ):
+            setattr(self, name, self._decay * getattr(self, name) + value)
+        spread = self._n * self._rows2 - self._rows**2
+        if spread > 0.5 * self._n**2:
+            slope = (self._n * self._rows_time - self._rows * self._time) / spread
+            self.row_s = min(max(slope, 0.0), self._time / self._rows)
+        self.base_s = max(self._time / self._n - self.row_s * self._rows / self._n, 1e-6)
+
+    def costs(self, num_requests: int) -> StepCosts:
+        """As one of `num_requests` sharing each forward sees them."""
+        return StepCosts(base_s=self.base_s, row_s=self.row_s * num_requests, draft_s=self.draft_s)
+
+
+def measure_costs(model: VideoLM) -> CostMeter:
+    """Time short forwards on a scratch cache, so that the first plan is not a guess."""
+    cache = model.new_cache(_PROBE_CONTEXT + max(_PROBE_ROWS))
+    times = []
+    for num_rows in _PROBE_ROWS:
+        best = float("inf")
+        for _ in range(_PROBE_REPEATS):
+            cache.length = _PROBE_CONTEXT
+            started = time.perf_counter()
+            model.step([StepRows(cache=cache, ids=[0] * num_rows, position=_PROBE_CONTEXT)])
+            best = min(best, time.perf_counter() - started)
+        times.append(best)
+    row_s = max((times[1] - times[0]) / (_PROBE_ROWS[1] - _PROBE_ROWS[0]), 0.0)
+    base_s = max(times[0] - row_s * _PROBE_ROWS[0], 1e-6)
+    return CostMeter(base_s=base_s, row_s=row_s, draft_s=base_s / 8)

@@ -1,0 +1,93 @@
+"""A worker process's shell: take the channel, become what Configure says, load, report, loop until the API is gone.
+
+Started as `python -m vidspec_service.engine.worker FD` by the supervisor; torch is imported only here and below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import signal
+import socket
+import sys
+
+from vidspec_service.engine.channels import Channel, ChannelClosed, wait_readable
+from vidspec_service.engine.messages import Configure, LoadFailed, Ready
+
+_CONFIGURE_TIMEOUT_S = 30.0
+_PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
+
+
+def main(fd: int) -> int:
+    """Serve one API process; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
+    _die_with_parent()
+    channel = Channel(socket.socket(fileno=fd))
+    try:
+        config = _receive_configure(channel)
+        return _serve(channel, config)
+    except ChannelClosed:
+        return 0
+
+
+def _receive_configure(channel: Channel) -> Configure:
+    wait_readable([channel], _CONFIGURE_TIMEOUT_S)
+    received = channel.receive()
+    if received is None or not isinstance(received[0], Configure):
+        raise ChannelClosed("no configuration came")
+    return received[0]
+
+
+def _serve(channel: Channel, config: Configure) -> int:
+    import torch
+    import transformers
+    from vidspec_models.errors import ModelLoadError
+    from vidspec_models.loading import load_model, tokenizer_file
+
+    from vidspec_service.engine.draft_loop import DraftLoop
+    from vidspec_service.engine.speculation import measure_costs
+    from vidspec_service.engine.target_loop import TargetLoop
+
+    torch.set_num_threads(config.threads)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = load_model(config.spec)
+    except ModelLoadError as error:
+        channel.send(LoadFailed(message=str(error)))
+        return 2
+    geometry = model.decoder.geometry
+    loop: TargetLoop | DraftLoop
+    if config.role == "target":
+        loop = TargetLoop(model, channel, config, measure_costs(model))
+    else:
+        loop = DraftLoop(model, channel, config)
+    channel.send(
+        Ready(
+            context_length=model.context_length,
+            default_num_frames=model.default_num_frames,
+            device=str(geometry.device),
+            dtype=str(geometry.dtype).removeprefix("torch."),
+            tokenizer_file=tokenizer_file(config.spec),
+            rows_are_invariant=model.decoder.row_rule.holds,
+            versions={
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "transformers": transformers.__version__,
+            },
+        )
+    )
+    loop.run()
+    return 0
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when the API process dies, however it dies (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,131 @@
+"""Every error a caller, a file or a configuration can cause; no HTTP status in here (`api/problems.py` maps them).
+
+ServiceError
+├─ RequestError            the caller's fault
+│   ├─ InvalidRequest          a field is missing, malformed, contradictory or unknown
+│   ├─ NotFound                no such model or video
+│   ├─ ContextLengthExceeded   prompt + max_tokens do not fit the model
+│   └─ VideoError
+│       ├─ VideoUnsupported    not a video, or a container/codec we refuse
+│       ├─ VideoUnreadable     a video we cannot decode (corrupt, no video stream, no frames)
+│       └─ VideoTooLarge       over a limit: bytes, duration, pixels, frames
+├─ CapacityError           try again later
+│   ├─ QueueFull
+│   └─ Draining
+├─ DeadlineExceeded        the request's own time limit passed
+├─ EngineError             our fault
+│   ├─ GenerationFailed        this request only
+│   └─ EngineDead              every request; a worker cannot be brought back
+└─ ConfigError             start-up; the process exits with code 2 and one line
+"""
+
+from __future__ import annotations
+
+
+class ServiceError(Exception):
+    """Base of all. `code` is the stable string clients match on; `param` names the offending field."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(ServiceError):
+    """The caller can fix it by changing the request."""
+
+    code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, malformed, contradictory or unknown."""
+
+
+class NotFound(RequestError):
+    """The named model or video does not exist here."""
+
+    code = "not_found"
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt, video and max_tokens together exceed the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class VideoError(RequestError):
+    """Something is wrong with the video itself."""
+
+    code = "video_error"
+
+
+class VideoUnsupported(VideoError):
+    """The bytes are not a video in a container and codec we decode."""
+
+    code = "video_unsupported"
+
+
+class VideoUnreadable(VideoError):
+    """A video, but no frame can be had from it."""
+
+    code = "video_unreadable"
+
+
+class VideoTooLarge(VideoError):
+    """Over a limit on bytes, duration, pixels or frames; the message names the limit."""
+
+    code = "video_too_large"
+
+
+class CapacityError(ServiceError):
+    """Nothing is wrong with the request; try again in `retry_after_s` seconds."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(CapacityError):
+    """Every queue slot is taken."""
+
+    code = "queue_full"
+
+
+class Draining(CapacityError):
+    """The server is shutting down and admits nothing new."""
+
+    code = "draining"
+
+
+class DeadlineExceeded(ServiceError):
+    """Queue, decode, prefill and generation together took longer than allowed."""
+
+    code = "deadline_exceeded"
+
+
+class EngineError(ServiceError):
+    """The engine failed, not the caller."""
+
+    code = "engine_error"
+
+
+class GenerationFailed(EngineError):
+    """This request failed inside a worker; others are unaffected."""
+
+    code = "generation_failed"
+
+
+class EngineDead(EngineError):
+    """A worker is gone and cannot be brought back: no request can be served."""
+
+    code = "engine_dead"
+
+
+class ConfigError(ServiceError):
+    """A setting, model folder or device does not work; raised before serving starts."""
+
+    code = "config_error"

@@ -1,0 +1,64 @@
+"""Structured logging and the request id that marks every line.
+
+An event is a constant string with its facts in `extra`; prompts, answers and frames never go into one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TextIO
+
+request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
+
+_PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+_QUIET_LIBRARIES = ("asyncio", "httpcore", "httpx", "multipart", "python_multipart")
+
+
+def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
+    """Send every logger's events from `level` up to `stream` (stderr), as "json" or "text"."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _QUIET_LIBRARIES:  # their debug lines are per chunk or per socket
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, logger, event, request id, then the event's own fields."""
+        entry = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            "request_id": request_id_var.get(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """One line for a person; a traceback follows on its own lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The same facts as JSON; strings are quoted, so that no field can forge a line."""
+        fields = {"request_id": request_id_var.get(), **_fields(record)}
+        tail = " ".join(f"{name}={json.dumps(value, default=str)}" for name, value in fields.items())
+        line = f"{_time(record)} {record.levelname:<7} {record.getMessage()}  {tail}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _PLAIN_FIELDS}

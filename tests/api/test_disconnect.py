@@ -1,0 +1,145 @@
+"""A client that leaves stops the work done for it, in every phase; nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.world import DATA_URL, World
+from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+
+class LeavingClient:
+    """Speaks ASGI to the application, sends its body, and leaves when told to."""
+
+    def __init__(self, world: World, body: bytes, *, is_whole: bool = True) -> None:
+        self._world = world
+        self._messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": not is_whole}]
+        self.left = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        if self._messages:
+            return self._messages.pop()
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def start(self) -> asyncio.Task[None]:
+        headers = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": "/v1/video-chat", "raw_path": b"/v1/video-chat", "query_string": b"", "root_path": "",
+            "headers": headers, "server": ("test", 80), "client": ("test", 1),
+        }  # fmt: skip
+        return asyncio.ensure_future(self._world.app(scope, self.receive, self.send))
+
+    @property
+    def text(self) -> str:
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"video": DATA_URL, "prompt": "x", **fields}).encode()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
+    client = LeavingClient(world, body(stream=True))
+    running = client.start()
+    await until(lambda: "A red" in client.text)
+    assert world.engine.cancelled == []
+    client.left.set()
+    await asyncio.wait_for(running, 1)
+    assert world.engine.cancelled == [world.engine.requests[0].request_id]
+    assert "[DONE]" not in client.text
+    assert world.metric("request_success_total", finished_reason="abort") == 1
+    assert (world.admission.num_admitted, world.leftovers) == (0, [])
+
+
+async def test_leaving_while_nothing_is_written_yet_cancels_too(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(asyncio.Event()))
+    client = LeavingClient(world, body(stream=True))
+    running = client.start()
+    await until(lambda: len(world.engine.requests) == 1)
+    client.left.set()
+    await asyncio.wait_for(running, 1)
+    assert len(world.engine.cancelled) == 1
+    assert world.metric("http_requests_total", status="499", route="/v1/video-chat") == 1
+
+
+async def test_leaving_a_whole_answer_cancels_it(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
+    client = LeavingClient(world, body())
+    running = client.start()
+    await until(lambda: world.metric("generation_tokens_total") == 2)
+    client.left.set()
+    await asyncio.wait_for(running, 1)
+    assert len(world.engine.cancelled) == 1
+    assert world.admission.num_admitted == 0
+
+
+async def test_leaving_during_the_decode_stops_the_decode(tmp_path: Path) -> None:
+    world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()))
+    client = LeavingClient(world, body())
+    running = client.start()
+    await until(lambda: len(world.decoder.contents) == 1)
+    client.left.set()
+    await asyncio.wait_for(running, 1)
+    assert world.decoder.num_cancelled == 1
+    assert world.engine.requests == []
+    assert world.leftovers == []
+
+
+async def test_leaving_during_the_upload_leaves_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    client = LeavingClient(world, body()[:20], is_whole=False)
+    running = client.start()
+    await until(lambda: world.admission.num_admitted == 1)
+    client.left.set()
+    await asyncio.wait_for(running, 1)
+    assert world.decoder.requests == []
+    assert (world.admission.num_admitted, world.leftovers) == (0, [])
+
+
+async def test_a_client_that_cannot_be_written_to_has_left(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
+    client = LeavingClient(world, body(stream=True))
+    send = client.send
+
+    async def failing(message: Any) -> None:
+        if b"A red" in message.get("body", b""):
+            raise OSError("broken pipe")
+        await send(message)
+
+    client.send = failing  # type: ignore[method-assign]
+    await asyncio.wait_for(client.start(), 1)
+    assert len(world.engine.cancelled) == 1
+    assert world.admission.num_admitted == 0
+
+
+async def test_a_cancelled_connection_cancels_its_request(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
+    client = LeavingClient(world, body(stream=True))
+    running = client.start()
+    await until(lambda: "A red" in client.text)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(world.engine.cancelled) == 1
+    assert (world.admission.num_admitted, world.leftovers) == (0, [])

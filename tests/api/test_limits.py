@@ -1,0 +1,168 @@
+"""Sizes and shapes of bodies: every bound holds, whichever way it is broken, and no file is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
+from vidspec_service.api.multipart import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+FORM = {"content-type": "multipart/form-data; boundary=XX"}
+JSON = {"content-type": "application/json"}
+
+
+def part(name: str, content: bytes, filename: str | None = None) -> bytes:
+    """One part of a form with the boundary XX."""
+    suffix = f'; filename="{filename}"' if filename is not None else ""
+    return f'--XX\r\ncontent-disposition: form-data; name="{name}"{suffix}\r\n\r\n'.encode() + content + b"\r\n"
+
+
+def video(num_bytes: int) -> bytes:
+    """So many bytes that look like an MP4 from outside."""
+    return CLIP_BYTES[:12].ljust(num_bytes, b"v")
+
+
+async def in_pieces(content: bytes, size: int) -> AsyncIterator[bytes]:
+    """A body of unknown length."""
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+
+
+def assert_too_large(response_json: dict[str, dict[str, str]], setting: str) -> None:
+    assert response_json["error"]["code"] == "video_too_large"
+    assert setting in response_json["error"]["message"]
+
+
+async def test_a_body_declared_too_large_is_refused_unread(tmp_path: Path) -> None:
+    world = World(tmp_path, max_upload_bytes=1000)
+    headers = {**FORM, "content-length": str(1001 + OVERHEAD_BYTES)}
+    response = await world.client.post(URL, content=b"", headers=headers)
+    assert response.status_code == 413
+    assert_too_large(response.json(), "VIDSPEC_MAX_UPLOAD_BYTES")
+    assert response.headers["x-request-id"]
+
+
+async def test_a_file_over_the_limit_is_refused_while_it_arrives(tmp_path: Path) -> None:
+    world = World(tmp_path, max_upload_bytes=1000)
+    body = part("prompt", b"x") + part("video", video(1001), "a.mp4") + b"--XX--\r\n"
+    response = await world.client.post(URL, content=in_pieces(body, 100), headers=FORM)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "video_too_large"
+    assert world.leftovers == []
+
+
+async def test_a_file_at_the_limit_is_taken(tmp_path: Path) -> None:
+    world = World(tmp_path, max_upload_bytes=1000)
+    body = part("prompt", b"x") + part("video", video(1000), "a.mp4") + b"--XX--\r\n"
+    response = await world.client.post(URL, content=in_pieces(body, 7), headers=FORM)
+    assert response.status_code == 200, response.text
+    assert world.decoder.contents == [video(1000)]
+
+
+async def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
+    world = World(tmp_path, max_upload_bytes=1000)
+    num_sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        yield part("video", video(32), "a.mp4")[:-2]
+        while True:
+            num_sent += 1
+            yield b"v" * 65536
+
+    response = await world.client.post(URL, content=endless(), headers=FORM)
+    assert response.status_code == 413
+    assert num_sent * 65536 < 4 * OVERHEAD_BYTES
+    assert world.leftovers == []
+
+
+async def test_what_follows_the_form_counts_too(tmp_path: Path) -> None:
+    world = World(tmp_path, max_upload_bytes=1000)
+    body = part("prompt", b"x") + part("video", video(32), "a.mp4") + b"--XX--\r\n" + b"e" * (OVERHEAD_BYTES + 2000)
+    response = await world.client.post(URL, content=in_pieces(body, 65536), headers=FORM)
+    assert response.status_code == 413
+    assert world.leftovers == []
+
+
+async def test_a_json_body_has_its_own_limit(tmp_path: Path) -> None:
+    world = World(tmp_path, max_json_bytes=100)
+    body = b'{"video": "' + DATA_URL.encode() + b" " * 100
+    response = await world.client.post(URL, content=in_pieces(body, 64), headers=JSON)
+    assert response.status_code == 413
+    assert_too_large(response.json(), "VIDSPEC_MAX_JSON_BYTES")
+
+
+async def test_a_data_url_is_held_to_the_upload_limit(tmp_path: Path) -> None:
+    world = World(tmp_path, max_upload_bytes=10)
+    response = await world.ask()
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "video_too_large"
+    assert world.leftovers == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--XX",
+        b"--YY\r\n",
+        b"no form at all",
+        part("prompt", b"x"),
+        part("prompt", b"x") + part("video", video(500), "a.mp4"),
+        part("prompt", b"x") + b"--XX\r\ncontent-disposition: form-data\r\n\r\nx\r\n--XX--",
+        part("prompt", b"x") * (MAX_PARTS + 1) + b"--XX--",
+        b"".join(part("stop", b"x") for _ in range(MAX_PARTS + 1)) + b"--XX--",
+        part("prompt", b"x" * (MAX_FIELD_BYTES + 1)) + b"--XX--",
+        b"--XX\r\nx-header: " + b"h" * 100_000 + b"\r\n\r\nx\r\n--XX--",
+        b"--XX\r\nbad header\r\n\r\nx\r\n--XX--",
+    ],
+)
+@pytest.mark.parametrize("size", [1 << 16, 1000])
+async def test_a_broken_form_is_a_400(tmp_path: Path, body: bytes, size: int) -> None:
+    world = World(tmp_path)
+    response = await world.client.post(URL, content=in_pieces(body, size), headers=FORM)
+    assert response.status_code == 400, response.text
+    assert world.leftovers == []
+
+
+@pytest.mark.parametrize("boundary", ["", "; boundary=", "; boundary=" + "b" * 1000])
+async def test_a_boundary_is_required_and_bounded(tmp_path: Path, boundary: str) -> None:
+    headers = {"content-type": "multipart/form-data" + boundary}
+    response = await World(tmp_path).client.post(URL, content=b"x", headers=headers)
+    assert response.status_code == 400
+
+
+async def test_the_clients_file_name_is_never_used(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    seen: list[str] = []
+    decode = world.decoder.decode
+
+    async def spy(path: Path, *args: object) -> object:
+        seen.append(path.name)
+        return await decode(path, *args)  # type: ignore[arg-type]
+
+    world.decoder.decode = spy  # type: ignore[method-assign, assignment]
+    assert FILE["video"][0] == "../../etc/passwd.m3u8"
+    await world.ask_form()
+    assert "passwd" not in seen[0]
+    assert "m3u8" not in seen[0]
+
+
+async def test_a_body_that_does_not_arrive_in_time_is_a_408(tmp_path: Path) -> None:
+    world = World(tmp_path, upload_timeout_s=0.05)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield part("prompt", b"x") + part("video", video(500), "a.mp4")
+        await asyncio.sleep(0.3)
+
+    response = await world.client.post(URL, content=stalled(), headers=FORM)
+    assert response.status_code == 408
+    assert response.json()["error"]["code"] == "upload_timeout"
+    assert world.leftovers == []
+    assert world.admission.num_admitted == 0

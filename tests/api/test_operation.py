@@ -1,0 +1,172 @@
+"""Health, metrics, the model list, request ids, headers, unknown routes and our own bugs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.world import World
+from tests.fakes import FakeEngine
+from vidspec_service.telemetry import configure_logging
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+
+async def test_a_loading_service_is_alive_and_not_ready(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(is_ready=False))
+    live = await world.client.get("/health/live")
+    assert (live.status_code, live.json()) == (200, {"status": "ok", "reasons": []})
+    ready = await world.client.get("/health/ready")
+    assert ready.status_code == 503
+    assert ready.json() == {"status": "unavailable", "reasons": ["target worker is starting"]}
+    assert (await world.client.get("/v1/models")).status_code == 503
+    assert (await world.client.get("/metrics")).status_code == 200
+
+
+async def test_a_loaded_service_is_ready_until_it_drains(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert (await world.client.get("/health/ready")).json() == {"status": "ok", "reasons": []}
+    world.admission.start_draining()
+    ready = await world.client.get("/health/ready")
+    assert (ready.status_code, ready.json()["reasons"]) == (503, ["draining"])
+    assert (await world.client.get("/health/live")).status_code == 200
+
+
+async def test_the_model_list_has_openais_shape(tmp_path: Path) -> None:
+    answer = (await World(tmp_path).client.get("/v1/models")).json()
+    created = answer["data"][0].pop("created")
+    assert created > 1_700_000_000
+    assert answer == {
+        "object": "list", "data": [{"id": "fake-target", "object": "model", "owned_by": "vidspec"}]
+    }  # fmt: skip
+
+
+async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.ask()
+    await world.ask(stream=True)
+    await world.ask(prompt=None)
+    await world.client.get("/nowhere/secret")
+    await world.client.get("/metrics")
+    assert world.metric("prompt_tokens_total") == 80
+    assert world.metric("generation_tokens_total") == 10
+    assert world.metric("request_success_total", finished_reason="stop") == 2
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "video_decode_seconds",
+                 "request_queue_time_seconds", "request_prefill_time_seconds", "video_tokens",
+                 "request_time_per_output_token_seconds", "request_generation_tokens"):  # fmt: skip
+        assert world.metric(f"{name}_count") == 2, name
+    assert world.metric("inter_token_latency_seconds_count") == 4
+    assert world.metric("request_queue_time_seconds_sum") == 0.5
+    assert world.metric("video_frames_sampled_sum") == 6
+    assert world.metric("http_requests_total", route="/v1/video-chat", status="200", method="POST") == 2
+    assert world.metric("http_requests_total", route="/v1/video-chat", status="400") == 1
+    assert world.metric("http_requests_total", route="unmatched", status="404") == 1
+    assert world.metric("num_requests_waiting") == 0
+    assert world.metric("worker_ready", role="target") == 1
+    assert world.metric("build_info", model="fake-target", draft_model="fake-draft") == 1
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
+async def test_metrics_parse_and_keep_their_colons_whatever_a_scraper_prefers(
+    tmp_path: Path, accept: str
+) -> None:
+    world = World(tmp_path)
+    response = await world.client.get("/metrics", headers={"accept": accept})
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {family.name for family in text_string_to_metric_families(response.text)}
+    assert {
+        "vidspec:spec_decode_num_drafts", "vidspec:spec_decode_num_draft_tokens",
+        "vidspec:spec_decode_num_accepted_tokens", "vidspec:num_requests_running",
+        "vidspec:time_to_first_token_seconds", "process_resident_memory_bytes",
+    } <= names  # fmt: skip
+    assert "_created" not in response.text
+
+
+async def test_metrics_can_be_turned_off(tmp_path: Path) -> None:
+    assert (await World(tmp_path, metrics=False).client.get("/metrics")).status_code == 404
+
+
+async def test_the_method_a_client_invents_is_not_a_label(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.client.request("SECRET", "/v1/models")
+    assert world.metric("http_requests_total", method="other", status="405") == 1
+
+
+@pytest.mark.parametrize("given", ["req-1", "a" * 128])
+async def test_a_sane_request_id_is_echoed(tmp_path: Path, given: str) -> None:
+    response = await World(tmp_path).client.get("/health/live", headers={"x-request-id": given})
+    assert response.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "a" * 129, "a b", 'a"b', "<script>"])
+async def test_any_other_request_id_is_replaced(tmp_path: Path, given: str) -> None:
+    response = await World(tmp_path).client.get("/health/live", headers={"x-request-id": given})
+    assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/v1/video-chat"])
+async def test_every_answer_has_the_security_headers(tmp_path: Path, path: str) -> None:
+    headers = (await World(tmp_path).client.get(path)).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+async def test_an_unknown_route_and_a_wrong_method_have_the_usual_shape(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    unknown = await world.client.get("/v1/nothing")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    wrong = await world.client.get("/v1/video-chat")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+    assert set(wrong.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, FakeEngine(ZeroDivisionError("at /secret/path")))
+    with caplog.at_level(logging.ERROR):
+        response = await world.ask()
+    assert response.status_code == 500
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert response.headers["x-request-id"] in error["message"]
+    assert "secret" not in response.text
+    assert "ZeroDivisionError" in caplog.text
+    assert (world.admission.num_admitted, world.leftovers) == (0, [])
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    level = logging.root.level
+    monkeypatch.setattr(logging.root, "handlers", [])
+    stream = io.StringIO()
+    configure_logging("debug", "json", stream)
+    yield stream
+    logging.root.setLevel(level)
+
+
+async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(
+    tmp_path: Path, log: io.StringIO
+) -> None:
+    world = World(tmp_path)
+    await world.client.post("/v1/video-chat", json={"prompt": "hush-hush"}, headers={"x-request-id": "r-1"})
+    await world.ask(prompt="hush-hush")
+    lines = log.getvalue().splitlines()
+    assert lines
+    assert not [line for line in lines if "hush" in line or "squ" in line]
+    entries = [json.loads(line) for line in lines]
+    answered = [entry for entry in entries if entry["event"] == "answered" and "path" in entry]
+    assert [entry["status"] for entry in answered] == [400, 200]
+    assert answered[0]["request_id"] == "r-1"
+    ended = next(entry for entry in entries if entry["event"] == "request ended")
+    assert ended["request_id"] == answered[1]["request_id"]
+    assert ended["outcome"] == "stop"

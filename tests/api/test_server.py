@@ -1,0 +1,181 @@
+"""The real server on a real socket: disconnects, early answers to big uploads, and the order of a shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.api.test_stream import events_of
+from tests.api.world import DATA_URL, FILE, URL
+from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from vidspec_service.api.server import bind, serve
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import Settings
+from vidspec_service.telemetry import Metrics
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+ASKED = {"video": DATA_URL, "prompt": "x", "stream": True}
+
+
+class Running:
+    """A server in this process, and a client of it."""
+
+    def __init__(self, task: asyncio.Task[None], client: httpx.AsyncClient) -> None:
+        self.task = task
+        self.client = client
+
+    async def is_ready(self) -> bool:
+        return (await self.client.get("/health/ready")).status_code == 200
+
+
+@asynccontextmanager
+async def running(engine: FakeEngine, upload_dir: Path | None = None, **options: float) -> AsyncIterator[Running]:
+    """Serve on a free port until the block ends."""
+    settings = Settings(port=0, upload_dir=upload_dir, **options)  # type: ignore[arg-type]
+    sock = bind(settings)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    metrics = Metrics(CollectorRegistry())
+    task = asyncio.create_task(serve(settings, engine, FakeDecodePool(), metrics, sock))
+    async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
+        server = Running(task, client)
+        try:
+            async with asyncio.timeout(5):
+                while not await answers(server):
+                    await asyncio.sleep(0.01)
+            yield server
+        finally:
+            if not task.done():
+                terminate()
+                terminate()
+            await asyncio.wait_for(task, 5)
+
+
+async def answers(server: Running) -> bool:
+    try:
+        return (await server.client.get("/health/live")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_closed_socket_closes_the_engines_generator() -> None:
+    engine = FakeEngine(*ANSWER[:2], asyncio.Event())
+    async with running(engine) as server:
+        async with server.client.stream("POST", URL, json=ASKED) as response:
+            async for line in response.aiter_lines():
+                if "A red" in line:
+                    break
+        await until(lambda: engine.cancelled == [engine.requests[0].request_id])
+
+
+async def test_tokens_are_sent_when_they_are_committed_and_not_before(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    async with running(FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]), tmp_path) as server:
+        async with server.client.stream("POST", URL, files=FILE, data={"prompt": "x", "stream": "1"}) as response:
+            assert response.status_code == 200
+            received = ""
+            async for text in response.aiter_text():
+                received += text
+                if "A red" in text:
+                    assert "square" not in received
+                    gate.set()
+        assert events_of(received)[-1] == "[DONE]"
+
+
+async def test_a_client_that_is_still_sending_gets_to_read_why_it_is_refused(tmp_path: Path) -> None:
+    async with running(FakeEngine(), tmp_path, max_upload_bytes=1000) as server:
+        response = await asyncio.to_thread(send_all_then_read, server.client.base_url.port or 0, 4_000_000)
+        assert response.startswith(b"HTTP/1.1 413 ")
+        assert b"video_too_large" in response
+        assert await answers(server)
+
+
+def send_all_then_read(port: int, num_bytes: int) -> bytes:
+    """A simple client: it does not look for an answer before its whole body is sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=X\r\n"
+        sock.sendall(f"{head}Connection: close\r\nContent-Length: {num_bytes}\r\n\r\n".encode())
+        sock.sendall(b"x" * num_bytes)
+        return sock.makefile("rb").read()
+
+
+async def test_the_first_signal_drains_and_the_server_ends_when_it_is_idle(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    async with running(FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]), tmp_path) as server:
+        streamed = asyncio.create_task(server.client.post(URL, json=ASKED))
+        await until(lambda: any(tmp_path.iterdir()))
+        assert await server.is_ready()
+        terminate()
+        await asyncio.sleep(0.05)
+        assert not await server.is_ready()
+        refused = await server.client.post(URL, json=ASKED)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert not server.task.done()
+        gate.set()
+        assert events_of((await streamed).text)[-2]["choices"] == []
+        await asyncio.wait_for(server.task, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_stream_that_outlives_the_drain_gets_an_error_event(tmp_path: Path) -> None:
+    engine = FakeEngine(*ANSWER[:2], asyncio.Event())
+    async with running(engine, tmp_path, drain_timeout_s=0.1) as server:
+        streamed = asyncio.create_task(server.client.post(URL, json=ASKED))
+        await until(lambda: len(engine.requests) == 1)
+        terminate()
+        events = events_of((await streamed).text)
+        assert events[-2]["error"]["code"] == "draining"
+        assert events[-1] == "[DONE]"
+        await asyncio.wait_for(server.task, 2)
+    assert len(engine.cancelled) == 1
+
+
+async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    engine = FakeEngine(*ANSWER[:2], asyncio.Event())
+    async with running(engine, tmp_path, drain_timeout_s=60) as server:
+        streamed = asyncio.create_task(server.client.post(URL, json=ASKED))
+        await until(lambda: len(engine.requests) == 1)
+        terminate()
+        await asyncio.sleep(0.02)
+        terminate()
+        await asyncio.wait_for(server.task, 1)
+        await asyncio.gather(streamed, return_exceptions=True)
+    assert len(engine.cancelled) == 1
+
+
+async def test_what_a_killed_server_left_is_swept_and_a_private_folder_is_removed(tmp_path: Path) -> None:
+    async with running(FakeEngine(), tmp_path / "new" / "folder"):
+        assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_taken_port_is_a_config_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot bind 127\.0\.0\.1:{port}: Address already in use"):
+            bind(Settings(port=port))
+
+
+async def test_an_upload_folder_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = Settings(port=0, upload_dir=tmp_path / "file" / "folder")
+    with pytest.raises(ConfigError, match="cannot use upload_dir"):
+        await serve(settings, FakeEngine(), FakeDecodePool(), Metrics(CollectorRegistry()))

@@ -1,0 +1,70 @@
+"""A whole application on fakes, and a client that talks to it without a socket."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes import FakeDecodePool, FakeEngine
+from vidspec_service.api.admission import Admission
+from vidspec_service.api.app import create_app, new_admission
+from vidspec_service.settings import Settings
+from vidspec_service.telemetry import Metrics
+
+CLIP_BYTES = b"\x00\x00\x00\x20ftypisom-not-really-a-clip"
+DATA_URL = f"data:video/mp4;base64,{base64.b64encode(CLIP_BYTES).decode()}"
+FILE = {"video": ("../../etc/passwd.m3u8", CLIP_BYTES, "text/html")}
+URL = "/v1/video-chat"
+
+
+class World:
+    """Everything one test needs; build it inline."""
+
+    def __init__(
+        self,
+        upload_dir: Path,
+        engine: FakeEngine | None = None,
+        decoder: FakeDecodePool | None = None,
+        **settings: Any,
+    ) -> None:
+        self.upload_dir = upload_dir
+        self.engine = engine or FakeEngine()
+        self.decoder = decoder or FakeDecodePool()
+        self.settings = Settings(upload_dir=upload_dir, **settings)
+        self.metrics = Metrics(CollectorRegistry())
+        self.admission: Admission = new_admission(self.settings, self.metrics)
+        self.app = create_app(
+            self.settings, self.engine, self.decoder, self.metrics, admission=self.admission
+        )
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10
+        )
+
+    @property
+    def leftovers(self) -> list[Path]:
+        """Files that should be gone."""
+        return list(self.upload_dir.iterdir())
+
+    async def ask(self, **fields: Any) -> httpx.Response:
+        """A valid JSON request, with `fields` added; a field that is None is left out."""
+        body = {"video": DATA_URL, "prompt": "What moves?", **fields}
+        return await self.client.post(
+            URL, json={name: value for name, value in body.items() if value is not None}
+        )
+
+    async def ask_form(self, **fields: Any) -> httpx.Response:
+        """A valid form, with `fields` added."""
+        return await self.client.post(URL, files=FILE, data={"prompt": "What moves?", **fields})
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one sample of the exposition."""
+        for family in text_string_to_metric_families(self.metrics.exposition().decode()):
+            for sample in family.samples:
+                if sample.name == f"vidspec:{name}" and labels.items() <= sample.labels.items():
+                    return sample.value
+        return 0.0

@@ -1,0 +1,143 @@
+"""Stand-ins for what the API talks to: an engine that plays a script and a decoder that hands out one clip."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import numpy as np
+
+from vidspec_service.decoding.clip import Clip
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.engine.types import (
+    EngineInfo,
+    EngineStatus,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    SpeculationMode,
+    SpeculationStats,
+    Started,
+    TextDelta,
+    WorkerState,
+)
+from vidspec_service.errors import EngineDead
+
+INFO = EngineInfo(
+    model="fake-target",
+    draft_model="fake-draft",
+    context_length=1024,
+    default_num_frames=8,
+    default_max_tokens=64,
+    devices={"target": "cpu", "draft": "cpu"},
+    versions={"torch": "0"},
+)
+STARTED = Started(prompt_tokens=40, video_tokens=30, cached_tokens=2)
+FINISHED = Finished(
+    finish_reason=FinishReason.STOP,
+    completion_tokens=5,
+    speculation=SpeculationStats(
+        mode=SpeculationMode.PARALLEL,
+        num_drafts=2,
+        num_draft_tokens=4,
+        num_accepted_tokens=3,
+        num_verifications=2,
+        draft_video_tokens=3,
+    ),
+    queue_s=0.25,
+    prefill_s=0.5,
+)
+
+Step = GenerationEvent | Exception | asyncio.Event
+"""An event to yield, an error to raise, or something to wait for."""
+
+ANSWER: tuple[Step, ...] = (
+    STARTED,
+    TextDelta(text="A red", num_tokens=2),
+    TextDelta(text="", num_tokens=1),
+    TextDelta(text=" squäre.", num_tokens=2),
+    FINISHED,
+)
+
+
+class FakeEngine:
+    """Plays the same script for every request and remembers which requests it was left in the middle of."""
+
+    def __init__(self, *script: Step, is_ready: bool = True) -> None:
+        self.script = script or ANSWER
+        self.is_ready = is_ready
+        self.requests: list[GenerationRequest] = []
+        self.cancelled: list[str] = []
+        self.num_running = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        if not self.is_ready:
+            raise EngineDead("the target worker died with /secret/path in its message")
+        return INFO
+
+    def status(self) -> EngineStatus:
+        state = WorkerState.READY if self.is_ready else WorkerState.STARTING
+        return EngineStatus(workers={"target": state}, num_running=self.num_running, num_waiting=0)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        self.requests.append(request)
+        self.num_running += 1
+        is_played = False
+        try:
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                else:
+                    yield step
+            is_played = True
+        finally:
+            self.num_running -= 1
+            if not is_played:
+                self.cancelled.append(request.request_id)
+
+
+def clip(num_frames: int = 3) -> Clip:
+    """A grey clip of one frame per second."""
+    return Clip(
+        frames=np.full((num_frames, 4, 6, 3), 128, np.uint8),
+        timestamps_s=tuple(float(second) for second in range(num_frames)),
+        source_indices=tuple(25 * second for second in range(num_frames)),
+        source_fps=25.0,
+        source_num_frames=25 * num_frames,
+        duration_s=float(num_frames),
+        width=6,
+        height=4,
+        codec="h264",
+        warnings=("2 frames could not be decoded",),
+    )
+
+
+class FakeDecodePool:
+    """Hands out one clip, or raises `error`, once `gate` is open; remembers what it was asked and shown."""
+
+    def __init__(self, error: Exception | None = None, gate: asyncio.Event | None = None) -> None:
+        self.error = error
+        self.gate = gate
+        self.requests: list[FrameRequest] = []
+        self.default_num_frames: list[int] = []
+        self.contents: list[bytes] = []
+        self.num_cancelled = 0
+
+    async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+        self.requests.append(request)
+        self.default_num_frames.append(default_num_frames)
+        self.contents.append(await asyncio.to_thread(path.read_bytes))
+        if self.gate is not None:
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.num_cancelled += 1
+                raise
+        if self.error is not None:
+            raise self.error
+        return clip()
