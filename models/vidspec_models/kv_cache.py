@@ -34,11 +34,9 @@ class KVCache:
         block = geometry.context_block
         self.capacity = -(-max_tokens // block) * block
         self.length = 0
-        shape = (geometry.num_layers, geometry.num_kv_heads, self.capacity, geometry.head_dim)
-        keys = torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)
-        values = torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)
-        self.keys = list(keys.unbind(0))  # per layer [KV, capacity, D]
-        self.values = list(values.unbind(0))
+        shape = (geometry.num_layers, 1, geometry.num_kv_heads, self.capacity, geometry.head_dim)
+        self.keys = torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)  # [L, 1, KV, capacity, D]
+        self.values = torch.zeros_like(self.keys)
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vidspec_models.attention import attend, causal_mask
+from vidspec_models.attention import CausalMasks, attend
 
 _ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33)
 _BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kernels were seen to change
@@ -68,15 +68,18 @@ def _products_agree(shapes: StepShapes, min_rows: int, generator: torch.Generato
 
 def _attention_agrees(shapes: StepShapes, block: int, generator: torch.Generator) -> bool:
     like = shapes.weights[0]
-    group, scale, together = shapes.num_heads // shapes.num_kv_heads, shapes.head_dim**-0.5, 12
-    capacity = max(_BOUNDARIES) + block
-    keys = _random((shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
-    values = _random((shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
+    scale, together = shapes.head_dim**-0.5, 12
+    capacity = -(-(max(_BOUNDARIES) + together) // block) * block
+    group = shapes.num_heads // shapes.num_kv_heads
+    masks = CausalMasks(capacity, block, group, like.dtype, like.device)
+    keys = _random((1, shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
+    values = _random((1, shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
     queries = _random((capacity, shapes.num_heads, shapes.head_dim), like, generator)
 
     def rows(start: int, count: int) -> Tensor:
-        mask = causal_mask(start, count, block, group, like.dtype, like.device)
-        return attend(queries[start : start + count], keys, values, mask, scale)
+        context = masks.padded(start + count)
+        visible = (keys[:, :, :context], values[:, :, :context])
+        return attend(queries[start : start + count], *visible, masks.rows(start, count), scale)
 
     for boundary in _BOUNDARIES:
         start = boundary - together // 2

@@ -31,10 +31,11 @@ class SamplingLaw:
 class CoupledSampler:
     """Chooses one request's tokens; keeps the noise of a run of positions, since making it in bulk is cheaper."""
 
-    def __init__(self, law: SamplingLaw) -> None:
+    def __init__(self, law: SamplingLaw, noise_rows: int = _NOISE_ROWS) -> None:
         self._law = law
+        self._noise_rows = noise_rows
         self._first = 0  # output position of the first row of _noise
-        self._noise: Tensor | None = None  # [_NOISE_ROWS, V]
+        self._noise: Tensor | None = None  # [rows, V]
 
     def choose(self, logits: Tensor, first_position: int) -> list[int]:
         """Tokens for consecutive output positions; row i of logits [n, V] is position `first_position + i`."""
@@ -48,7 +49,7 @@ class CoupledSampler:
         count = logits.shape[0]
         if self._noise is None or first < self._first or first + count > self._first + len(self._noise):
             self._first = first
-            positions = torch.arange(first, first + max(count, _NOISE_ROWS), device=logits.device)
+            positions = torch.arange(first, first + max(count, self._noise_rows), device=logits.device)
             self._noise = gumbel_noise(self._law.seed, positions, logits.shape[-1])
         start = first - self._first
         return self._noise[start : start + count]

@@ -40,7 +40,7 @@ class VideoLM:
 
     @property
     def default_num_frames(self) -> int:
-        return self._family.default_num_frames(self._model)
+        return self._family.default_num_frames(self._processor)
 
     @torch.inference_mode()
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Prompt:
@@ -48,8 +48,8 @@ class VideoLM:
         return self._family.prepare(self._model, self._processor, self.decoder, turns, videos)
 
     def new_cache(self, max_tokens: int) -> KVCache:
-        """A cache with room for `max_tokens` rows and the padding rows of a step."""
-        return KVCache(self.decoder.geometry, max_tokens + self.decoder.row_rule.min_rows)
+        """A cache with room for `max_tokens` rows."""
+        return KVCache(self.decoder.geometry, max_tokens)
 
     @torch.inference_mode()
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int) -> Tensor | None:
@@ -65,29 +65,19 @@ class VideoLM:
         cache.length = stop
         if stop < prompt.num_tokens:
             return None
-        # Two rows at least, so that the head's product takes the same path as in a step.
-        return self.decoder.logits(hidden[-self.decoder.row_rule.min_rows :])[-1]
+        return self.decoder.logits(hidden[-1:])[0]
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
-        """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence.
-
-        A batch below the row rule's minimum is padded inside its last segment: padding rows are written
-        beyond the cache's length, where they are stale from the start.
-        """
+        """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence."""
         counts = [len(rows.ids) for rows in batch]
-        padding = max(0, self.decoder.row_rule.min_rows - sum(counts))
-        ids = [token for rows in batch for token in rows.ids] + [0] * padding
-        positions = [rows.position + i for rows in batch for i in range(len(rows.ids))]
-        positions += [positions[-1]] * padding
+        ids = [token for rows in batch for token in rows.ids]
+        positions = [rows.position + i for rows, count in zip(batch, counts, strict=True) for i in range(count)]
+        ids_and_positions = torch.tensor((ids, positions), device=self.decoder.embedding.device)
         segments = [Segment(rows.cache, rows.cache.length, count) for rows, count in zip(batch, counts, strict=True)]
-        segments[-1].num_rows += padding
-        device = self.decoder.embedding.device
         hidden = self.decoder.forward(
-            self.decoder.embedding[torch.tensor(ids, device=device)],
-            self.decoder.rotary(torch.tensor(positions, device=device)),
-            segments,
+            self.decoder.embed(ids_and_positions[0]), self.decoder.rotary(ids_and_positions[1]), segments
         )
         for rows, count in zip(batch, counts, strict=True):
             rows.cache.length += count
-        return list(self.decoder.logits(hidden)[: sum(counts)].split(counts))
+        return list(self.decoder.logits(hidden).split(counts))

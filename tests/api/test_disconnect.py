@@ -12,6 +12,7 @@ import pytest
 
 from tests.api.world import DATA_URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from vidspec_service.api import streaming
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -54,7 +55,7 @@ def body(**fields: Any) -> bytes:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  nothing of the server\'s tells a test
             await asyncio.sleep(0.001)
 
 
@@ -141,5 +142,24 @@ async def test_a_cancelled_connection_cancels_its_request(tmp_path: Path) -> Non
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert len(world.engine.cancelled) == 1
+    assert (world.admission.num_admitted, world.leftovers) == (0, [])
+
+
+async def test_a_client_that_does_not_read_loses_its_place_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "LAST_WORDS_S", 0.05)
+    world = World(tmp_path, request_timeout_s=0.1)
+    client = LeavingClient(world, body(stream=True))
+    send = client.send
+
+    async def blocked(message: Any) -> None:
+        await send(message)
+        if b"A red" in message.get("body", b"") or b"error" in message.get("body", b""):
+            await asyncio.Event().wait()
+
+    client.send = blocked  # type: ignore[method-assign]
+    await asyncio.wait_for(client.start(), 2)
     assert len(world.engine.cancelled) == 1
     assert (world.admission.num_admitted, world.leftovers) == (0, [])

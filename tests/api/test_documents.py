@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from openapi_spec_validator import validate
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.world import World
 from vidspec_service.api.problems import STATUS
+from vidspec_service.api.schemas import VideoChat
+from vidspec_service.telemetry import Metrics
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -59,3 +63,13 @@ async def test_the_example_answer_has_the_shape_of_the_schema(tmp_path: Path) ->
     events = content["text/event-stream"]["example"].split("\n\n")
     assert events[-2] == "data: [DONE]"
     assert json.loads(events[-3].removeprefix("data: "))["choices"] == []
+
+
+def test_the_api_page_tells_of_every_field_status_and_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    assert [name for name in VideoChat.model_fields if f"`{name}`" not in page] == []
+    assert [status for status in STATUS.values() if f"| {status} |" not in page] == []
+    families = text_string_to_metric_families(Metrics(CollectorRegistry()).exposition().decode())
+    ours = [family.name.removeprefix("vidspec:") for family in families if family.name.startswith("vidspec:")]
+    assert ours
+    assert [name for name in ours if f"`{name}" not in page] == []

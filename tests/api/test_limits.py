@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
+from vidspec_service.api.body_limit import LINGER_BYTES
 from vidspec_service.api.multipart import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -40,7 +43,7 @@ def assert_too_large(response_json: dict[str, dict[str, str]], setting: str) -> 
 
 
 async def test_a_body_declared_too_large_is_refused_unread(tmp_path: Path) -> None:
-    world = World(tmp_path, max_upload_bytes=1000)
+    world = World(tmp_path, max_upload_bytes=1000, max_json_bytes=1000)
     headers = {**FORM, "content-length": str(1001 + OVERHEAD_BYTES)}
     response = await world.client.post(URL, content=b"", headers=headers)
     assert response.status_code == 413
@@ -49,7 +52,7 @@ async def test_a_body_declared_too_large_is_refused_unread(tmp_path: Path) -> No
 
 
 async def test_a_file_over_the_limit_is_refused_while_it_arrives(tmp_path: Path) -> None:
-    world = World(tmp_path, max_upload_bytes=1000)
+    world = World(tmp_path, max_upload_bytes=1000, max_json_bytes=1000)
     body = part("prompt", b"x") + part("video", video(1001), "a.mp4") + b"--XX--\r\n"
     response = await world.client.post(URL, content=in_pieces(body, 100), headers=FORM)
     assert response.status_code == 413
@@ -58,7 +61,7 @@ async def test_a_file_over_the_limit_is_refused_while_it_arrives(tmp_path: Path)
 
 
 async def test_a_file_at_the_limit_is_taken(tmp_path: Path) -> None:
-    world = World(tmp_path, max_upload_bytes=1000)
+    world = World(tmp_path, max_upload_bytes=1000, max_json_bytes=1000)
     body = part("prompt", b"x") + part("video", video(1000), "a.mp4") + b"--XX--\r\n"
     response = await world.client.post(URL, content=in_pieces(body, 7), headers=FORM)
     assert response.status_code == 200, response.text
@@ -66,7 +69,7 @@ async def test_a_file_at_the_limit_is_taken(tmp_path: Path) -> None:
 
 
 async def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
-    world = World(tmp_path, max_upload_bytes=1000)
+    world = World(tmp_path, max_upload_bytes=1000, max_json_bytes=1000)
     num_sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -78,12 +81,12 @@ async def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
 
     response = await world.client.post(URL, content=endless(), headers=FORM)
     assert response.status_code == 413
-    assert num_sent * 65536 < 4 * OVERHEAD_BYTES
+    assert num_sent * 65536 < LINGER_BYTES + 2 * OVERHEAD_BYTES
     assert world.leftovers == []
 
 
 async def test_what_follows_the_form_counts_too(tmp_path: Path) -> None:
-    world = World(tmp_path, max_upload_bytes=1000)
+    world = World(tmp_path, max_upload_bytes=1000, max_json_bytes=1000)
     body = part("prompt", b"x") + part("video", video(32), "a.mp4") + b"--XX--\r\n" + b"e" * (OVERHEAD_BYTES + 2000)
     response = await world.client.post(URL, content=in_pieces(body, 65536), headers=FORM)
     assert response.status_code == 413
@@ -166,3 +169,29 @@ async def test_a_body_that_does_not_arrive_in_time_is_a_408(tmp_path: Path) -> N
     assert response.json()["error"]["code"] == "upload_timeout"
     assert world.leftovers == []
     assert world.admission.num_admitted == 0
+
+
+async def test_a_data_url_may_be_as_large_as_json_may_be(tmp_path: Path) -> None:
+    world = World(tmp_path, max_upload_bytes=OVERHEAD_BYTES * 5)
+    content = video(OVERHEAD_BYTES * 5)
+    response = await world.ask(video=f"data:video/mp4;base64,{base64.b64encode(content).decode()}")
+    assert response.status_code == 200, response.text
+    assert world.decoder.contents == [content]
+
+
+async def test_no_mutation_of_a_body_gets_a_5xx_or_leaves_a_file(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    draw = random.Random(7)
+    form = part("prompt", b"x") + part("num_frames", b"3") + part("video", video(40), "a.mp4") + b"--XX--\r\n"
+    json_body = f'{{"video": "{DATA_URL}", "prompt": "x", "stop": ["a"], "fps": 2}}'.encode()
+    statuses = set()
+    for number in range(400):
+        body = bytearray(form if number % 2 else json_body)
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(body))
+            body[place : place + draw.randint(0, 9)] = draw.randbytes(draw.randint(0, 9))
+        headers = FORM if number % 2 else JSON
+        response = await world.client.post(URL, content=in_pieces(bytes(body), draw.randint(1, 99)), headers=headers)
+        statuses.add(response.status_code)
+    assert {200, 400, 415} <= statuses <= {200, 400, 413, 415, 422}
+    assert (world.admission.num_admitted, world.leftovers) == (0, [])

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.world import World
 from tests.fakes import FakeEngine
+from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import configure_logging
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -70,13 +71,10 @@ async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) 
     assert world.metric("http_requests_total", route="unmatched", status="404") == 1
     assert world.metric("num_requests_waiting") == 0
     assert world.metric("worker_ready", role="target") == 1
-    assert world.metric("build_info", model="fake-target", draft_model="fake-draft") == 1
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
-async def test_metrics_parse_and_keep_their_colons_whatever_a_scraper_prefers(
-    tmp_path: Path, accept: str
-) -> None:
+async def test_metrics_parse_and_keep_their_colons_whatever_a_scraper_prefers(tmp_path: Path, accept: str) -> None:
     world = World(tmp_path)
     response = await world.client.get("/metrics", headers={"accept": accept})
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -129,6 +127,28 @@ async def test_an_unknown_route_and_a_wrong_method_have_the_usual_shape(tmp_path
     assert set(wrong.json()["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_fastapis_own_validation_errors_are_400s_of_the_usual_shape(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    @world.app.get("/later")
+    async def later(count: int) -> int:
+        return count
+
+    response = await world.client.get("/later", params={"count": "many"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "count"
+
+
+async def test_a_failure_of_the_engine_is_told_to_the_log_and_not_to_the_client(
+    tmp_path: Path, log: io.StringIO
+) -> None:
+    response = await World(tmp_path, FakeEngine(GenerationFailed("CUDA error at 0xdeadbeef"))).ask()
+    assert "0xdeadbeef" not in response.text
+    failed = next(line for line in log.getvalue().splitlines() if "request failed" in line)
+    assert json.loads(failed)["reason"] == "CUDA error at 0xdeadbeef"
+    assert json.loads(failed)["request_id"] in response.json()["error"]["message"]
+
+
 async def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,9 +174,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     logging.root.setLevel(level)
 
 
-async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(
-    tmp_path: Path, log: io.StringIO
-) -> None:
+async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(tmp_path: Path, log: io.StringIO) -> None:
     world = World(tmp_path)
     await world.client.post("/v1/video-chat", json={"prompt": "hush-hush"}, headers={"x-request-id": "r-1"})
     await world.ask(prompt="hush-hush")

@@ -69,9 +69,7 @@ USER = {"role": "user", "content": "Hm?"}
         ({"model": "x"}, "model"),
     ],
 )
-async def test_a_wrong_field_is_a_400_that_names_it(
-    tmp_path: Path, fields: dict[str, Any], param: str
-) -> None:
+async def test_a_wrong_field_is_a_400_that_names_it(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
     world = World(tmp_path)
     response = await world.ask(**fields)
     assert response.status_code == 400
@@ -85,9 +83,7 @@ async def test_a_wrong_field_is_a_400_that_names_it(
 @pytest.mark.parametrize("text", ["1e400", "NaN", "Infinity"])
 async def test_numbers_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
     body = f'{{"video": "{DATA_URL}", "prompt": "x", "temperature": {text}}}'
-    response = await World(tmp_path).client.post(
-        URL, content=body, headers={"content-type": "application/json"}
-    )
+    response = await World(tmp_path).client.post(URL, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
 
 
@@ -117,12 +113,8 @@ async def test_no_uploads_are_kept_so_any_video_id_is_a_404(tmp_path: Path) -> N
         ("[" * 100_000, "Invalid JSON"),
     ],
 )
-async def test_a_body_that_is_not_a_json_object_is_a_400(
-    tmp_path: Path, body: str | bytes, message: str
-) -> None:
-    response = await World(tmp_path).client.post(
-        URL, content=body, headers={"content-type": "application/json"}
-    )
+async def test_a_body_that_is_not_a_json_object_is_a_400(tmp_path: Path, body: str | bytes, message: str) -> None:
+    response = await World(tmp_path).client.post(URL, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
 

@@ -124,7 +124,7 @@ async def test_a_failure_on_the_way_becomes_an_error_event_and_the_end_mark(tmp_
     assert world.leftovers == []
 
 
-@pytest.mark.parametrize("bug", [ValueError("of ours, at /secret/path")])
+@pytest.mark.parametrize("bug", [ValueError("of ours, at /secret/path"), ConnectionResetError("secret")])
 async def test_a_bug_on_the_way_is_told_without_its_words(tmp_path: Path, bug: Exception) -> None:
     response = await World(tmp_path, FakeEngine(*ANSWER[:2], bug)).ask(stream=True)
     events = events_of(response.text)
@@ -168,7 +168,7 @@ async def test_a_deadline_during_the_decode_or_the_queue_is_a_504(tmp_path: Path
 async def test_a_deadline_on_the_way_is_an_error_event_and_cancels_the_request(tmp_path: Path) -> None:
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()), request_timeout_s=0.1)
     events = events_of((await world.ask(stream=True)).text)
-    assert text_of(events[:2] + ["[DONE]"]) == "A red"
+    assert text_of([*events[:2], "[DONE]"]) == "A red"
     assert events[-2]["error"]["code"] == "deadline_exceeded"
     assert len(world.engine.cancelled) == 1
 

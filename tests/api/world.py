@@ -38,12 +38,8 @@ class World:
         self.settings = Settings(upload_dir=upload_dir, **settings)
         self.metrics = Metrics(CollectorRegistry())
         self.admission: Admission = new_admission(self.settings, self.metrics)
-        self.app = create_app(
-            self.settings, self.engine, self.decoder, self.metrics, admission=self.admission
-        )
-        self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10
-        )
+        self.app = create_app(self.settings, self.engine, self.decoder, self.metrics, admission=self.admission)
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10)
 
     @property
     def leftovers(self) -> list[Path]:
@@ -53,9 +49,7 @@ class World:
     async def ask(self, **fields: Any) -> httpx.Response:
         """A valid JSON request, with `fields` added; a field that is None is left out."""
         body = {"video": DATA_URL, "prompt": "What moves?", **fields}
-        return await self.client.post(
-            URL, json={name: value for name, value in body.items() if value is not None}
-        )
+        return await self.client.post(URL, json={name: value for name, value in body.items() if value is not None})
 
     async def ask_form(self, **fields: Any) -> httpx.Response:
         """A valid form, with `fields` added."""

@@ -36,12 +36,12 @@ _TIMING_PHRASES = (
 )
 
 
-def caption(scene: Scene) -> str:
-    """The caption of a scene; same scene, same text."""
+def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHARE) -> str:
+    """The caption of a scene; same scene, same text. At share 1 no phrasing is left to chance."""
     rng = np.random.default_rng([scene.seed, 11])
 
     def phrasing(attribute: int, count: int) -> int:
-        by_attribute = rng.random() < _ATTRIBUTE_PHRASING_SHARE
+        by_attribute = rng.random() < by_attribute_share
         chance = int(rng.integers(count))
         return attribute % count if by_attribute else chance
 
@@ -147,7 +147,8 @@ _BACKGROUND = re.compile(
 _COUNT = re.compile(rf"(?:There (?:is|are)|We see) {_any('count', NUMBERS)} objects?")
 _SIGNS = (
     re.compile(
-        f"The letter {_any('letter', LETTERS)} shows at the {_any('corner', CORNERS)} near the {_any('window', WINDOWS)}"
+        f"The letter {_any('letter', LETTERS)} shows at the {_any('corner', CORNERS)} "
+        f"near the {_any('window', WINDOWS)}"
     ),
     re.compile(
         f"A sign {_any('letter', LETTERS)} flashes near the {_any('window', WINDOWS)} at the {_any('corner', CORNERS)}"

@@ -44,7 +44,9 @@ class ClipBatch:
         return ClipBatch(frames=self.frames, story=story, **moved)
 
 
-def make_clip_batch(packer: TurnPacker, seed: int, clips_seen: int, count: int, text_len: int) -> ClipBatch:
+def make_clip_batch(
+    packer: TurnPacker, seed: int, clips_seen: int, count: int, text_len: int, *, greedy_text: bool = False
+) -> ClipBatch:
     """The `count` training clips after `clips_seen`; deterministic."""
     frames, content, packed = [], [], []
     story: dict[str, list[np.ndarray]] = {name: [] for name in STORY_HEADS}
@@ -58,7 +60,7 @@ def make_clip_batch(packer: TurnPacker, seed: int, clips_seen: int, count: int, 
         content.append(~cells.is_clear.reshape(NUM_SLOTS * CELLS))
         for name, values in story_labels(scene, times, cells).items():
             story[name].append(values.reshape(-1))
-        packed.append(packer.pack(scene, text_len, rng))
+        packed.append(packer.pack(scene, text_len, rng, greedy_text=greedy_text))
     text = {
         field.name: torch.from_numpy(np.stack([getattr(turns, field.name) for turns in packed]))
         for field in fields(PackedTurns)

@@ -63,8 +63,8 @@ class Phase:
 
 PHASES = (
     Phase(0.0, 8, 96, 176, 2),
-    Phase(0.36, 12, 104, 200, 1),
-    Phase(0.82, 12, NUM_VISUAL, 200, 1),
+    Phase(0.62, 12, 104, 192, 1),
+    Phase(0.84, 8, NUM_VISUAL, 176, 1),
 )
 
 
@@ -137,7 +137,7 @@ def train_joint(options: TrainOptions) -> None:
         calibrate_projector(learner.to(options.device), tower(first.frames, generator))
     run = StageRun("joint", options, parts)
     generator.manual_seed(options.seed + 6 + run.step)
-    forward = PairForward(packer, options)
+    step = JointStep(PairForward(packer, options), tower, target, draft, generator)
     for _ in run.steps():
         phase = [phase for phase in PHASES if phase.begins <= run.progress][-1]
         if phase.layer_step == 1 and len(growth.used) < TARGET_SIZE.layers:
@@ -147,7 +147,7 @@ def train_joint(options: TrainOptions) -> None:
         batch = make_clip_batch(packer, options.seed, run.clips_seen, phase.clips, phase.text_len)
         run.clips_seen += phase.clips
         layers = [target.lm.layers[index] for index in growth.used]
-        loss, figures = joint_losses(forward, tower, (target, draft), layers, batch, phase, run.progress, generator)
+        loss, figures = step.losses(layers, batch, phase, run.progress)
         loss.backward()
         norm = optimiser.step(run.lr_scale)
         run.report(norm=norm, **figures)
@@ -166,40 +166,49 @@ class Growth:
         self.used = state["used"]
 
 
-def joint_losses(
-    forward: PairForward, tower: FrozenTower, learners: tuple[Learner, Learner], layers: list[nn.Module],
-    batch: ClipBatch, phase: Phase, progress: float, generator: torch.Generator,
-) -> tuple[torch.Tensor, dict[str, float]]:  # fmt: skip
-    """The loss of both models on one batch; the draft leans on the target the more the better that one is."""
-    target, draft = learners
-    device = next(target.parameters()).device
-    batch = batch.to(device)
-    keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
-    content = batch.content.gather(1, keep).cpu()
-    story = {name: values.gather(1, keep) for name, values in batch.story.items()}
-    layout = forward.layout(batch, keep)
-    features = tower(batch.frames, generator)
-    seen = target_visibility(content, generator).to(device)
-    logits, story_logits = forward(target, layers, features, keep, layout, seen)
+@dataclass(frozen=True, slots=True)
+class JointStep:
+    """All that one step needs besides its batch."""
 
-    target_answer = answer_loss(logits, batch.labels, batch.weights)
-    loss = target_answer + _STORY_WEIGHT * story_loss(story_logits, story)
+    forward: PairForward
+    tower: FrozenTower
+    target: Learner
+    draft: Learner
+    generator: torch.Generator
 
-    # The draft learns from half of the clips: it has its own stage after this one.
-    half = slice(0, len(keep) // 2)
-    labels, weights = batch.labels[half], batch.weights[half]
-    draft_seen = draft_visibility(content[half], _DRAFT_FULL_SHARE, generator).to(device)
-    draft_features = features[: len(features) // 2]
-    draft_logits, draft_story = forward(
-        draft, list(draft.lm.layers), draft_features, keep[half], layout.part(half), draft_seen
-    )
-    trust = min(progress / 0.4, 0.9)
-    loss = loss + (1 - trust) * answer_loss(draft_logits, labels, weights)
-    loss = loss + trust * distillation_loss(draft_logits, logits[half], weights)
-    loss = loss + _STORY_WEIGHT * story_loss(draft_story, {name: values[half] for name, values in story.items()})
-    figures = {"loss": float(target_answer.detach())}
-    figures |= answer_accuracy(logits, batch.labels, batch.weights, batch.is_caption)
-    figures |= {f"story_{name}": story_accuracy(story_logits, story, name) for name in ("start", "direction")}
-    drafted = answer_accuracy(draft_logits, labels, weights, batch.is_caption[half])
-    figures |= {f"d_{name}": value for name, value in drafted.items()}
-    return loss, figures
+    def losses(
+        self, layers: list[nn.Module], batch: ClipBatch, phase: Phase, progress: float
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of both models on one batch; the draft leans on the target the more the better that one is."""
+        target, draft, generator = self.target, self.draft, self.generator
+        device = next(target.parameters()).device
+        batch = batch.to(device)
+        keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
+        content = batch.content.gather(1, keep).cpu()
+        story = {name: values.gather(1, keep) for name, values in batch.story.items()}
+        layout = self.forward.layout(batch, keep)
+        features = self.tower(batch.frames, generator)
+        seen = target_visibility(content, generator).to(device)
+        logits, story_logits = self.forward(target, layers, features, keep, layout, seen)
+
+        target_answer = answer_loss(logits, batch.labels, batch.weights)
+        loss = target_answer + _STORY_WEIGHT * story_loss(story_logits, story)
+
+        # The draft learns from half of the clips: it has its own stage after this one.
+        half = slice(0, len(keep) // 2)
+        labels, weights = batch.labels[half], batch.weights[half]
+        draft_seen = draft_visibility(content[half], _DRAFT_FULL_SHARE, generator).to(device)
+        draft_features = features[: len(features) // 2]
+        draft_logits, draft_story = self.forward(
+            draft, list(draft.lm.layers), draft_features, keep[half], layout.part(half), draft_seen
+        )
+        trust = min(progress / 0.4, 0.9)
+        loss = loss + (1 - trust) * answer_loss(draft_logits, labels, weights)
+        loss = loss + trust * distillation_loss(draft_logits, logits[half], weights)
+        loss = loss + _STORY_WEIGHT * story_loss(draft_story, {name: values[half] for name, values in story.items()})
+        figures = {"loss": float(target_answer.detach())}
+        figures |= answer_accuracy(logits, batch.labels, batch.weights, batch.is_caption)
+        figures |= {f"story_{name}": story_accuracy(story_logits, story, name) for name in ("start", "direction")}
+        drafted = answer_accuracy(draft_logits, labels, weights, batch.is_caption[half])
+        figures |= {f"d_{name}": value for name, value in drafted.items()}
+        return loss, figures

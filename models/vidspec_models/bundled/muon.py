@@ -22,7 +22,9 @@ _COEFFICIENTS = (  # polar-express schedule: four steps do what five of the clas
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised; equal shapes are processed as one batched product."""
 
-    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
+    def __init__(
+        self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

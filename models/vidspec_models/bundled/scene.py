@@ -21,7 +21,7 @@ from .attributes import (
     TEXTURES,
 )
 
-TEST_SEEDS = range(0, 100_000)
+TEST_SEEDS = range(100_000)
 VALIDATION_SEEDS = range(500_000, 600_000)
 TRAIN_SEEDS = range(1_000_000, 2**40)
 
@@ -79,7 +79,7 @@ class Thing:
         centre = []
         for a, b, bend in zip(self.start_px, self.end_px, self.bend_px, strict=True):
             value = a + (b - a) * u + bend * 2 * u * (1 - u)
-            snapped = int(round(value / GRID_STEP_PX)) * GRID_STEP_PX
+            snapped = round(float(value) / GRID_STEP_PX) * GRID_STEP_PX
             centre.append(min(max(snapped, 16), FRAME_SIZE - 16))
         return centre[0], centre[1]
 

@@ -16,7 +16,7 @@ from .options import Stage, TrainOptions
 
 logger = logging.getLogger(__name__)
 _CHECKPOINT_EVERY_S = 180.0
-_LOG_EVERY_S = 20.0
+_LOG_EVERY_S = 30.0
 _WARM_UP_STEPS = 20
 _DECAY_FROM = 0.6
 
@@ -24,7 +24,9 @@ _DECAY_FROM = 0.6
 class StageRun:
     """Counts the wall clock of one stage across resumptions; the learning rate follows that clock, not the steps."""
 
-    def __init__(self, stage: Stage, options: TrainOptions, parts: dict[str, Any], *, decay_from: float = _DECAY_FROM):
+    def __init__(
+        self, stage: Stage, options: TrainOptions, parts: dict[str, Any], *, decay_from: float = _DECAY_FROM
+    ) -> None:
         self.stage = stage
         self.step = 0
         self.clips_seen = 0
@@ -65,7 +67,8 @@ class StageRun:
                 bar.n = min(round(self._elapsed_s), bar.total)
                 bar.set_postfix_str(self._summary(), refresh=True)
                 if now - last_logged > _LOG_EVERY_S:
-                    logger.info("%s step %d at %.1f min: %s", self.stage, self.step, self._elapsed_s / 60, self._summary())
+                    minutes = self._elapsed_s / 60
+                    logger.info("%s step %d at %.1f min: %s", self.stage, self.step, minutes, self._summary())
                     last_logged = now
                 if now - last_saved > _CHECKPOINT_EVERY_S:
                     self.save()

@@ -80,13 +80,14 @@ def train_tower(options: TrainOptions) -> None:
         batch = make_tower_batch(options.seed, run.clips_seen)
         run.clips_seen += _CLIPS
         features = features_of(tower, augment(batch.frames.to(device), generator, bank))
-        full, empty = features[: -_CLIPS], features[-_CLIPS:]
+        full, empty = features[:-_CLIPS], features[-_CLIPS:]
         leak = leak_ratio(full, empty, batch.clear.to(device))
         loss = _LEAK_WEIGHT * leak
         accuracies = {}
         for name, logits in heads(pool_cells(full)).items():
             labels = batch.labels[name].to(device)
-            loss = loss + _HEAD_WEIGHTS.get(name, 1.0) * F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            wrong = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            loss = loss + _HEAD_WEIGHTS.get(name, 1.0) * wrong
             known = labels != IGNORE
             if name not in ("row", "column"):
                 accuracies[name] = float((logits.argmax(-1)[known] == labels[known]).float().mean())

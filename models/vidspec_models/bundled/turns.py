@@ -58,8 +58,11 @@ class TurnPacker:
         """Everything between the video and the answer."""
         return [*self.encode("\n" + prompt), self._end, self._start, *self._assistant]
 
-    def pack(self, scene: Scene, length: int, rng: np.random.Generator) -> PackedTurns:
-        """The caption turn, then as many weighted random questions as fit."""
+    def pack(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> PackedTurns:
+        """The caption turn, then as many weighted random questions as fit.
+
+        `greedy_text` takes the likeliest phrasings, which are what a trained target says.
+        """
         packed = PackedTurns(
             ids=np.full(length, self._end, np.int64),
             positions=np.zeros(length, np.int64),
@@ -69,7 +72,8 @@ class TurnPacker:
             is_caption=np.zeros(length, np.bool_),
         )
         prompt = CAPTION_PROMPTS[int(rng.integers(len(CAPTION_PROMPTS)))]
-        filled = self._put(packed, 0, 1, prompt, caption(scene), is_caption=True)
+        text = caption(scene, by_attribute_share=1.0) if greedy_text else caption(scene)
+        filled = self._put(packed, 0, 1, prompt, text, is_caption=True)
         segment, misses = 2, 0
         while misses < 6:
             kind = QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=self._chances))]

@@ -16,7 +16,7 @@ class Family(Protocol):
         """The transformers text decoder (with `layers`, `norm`, `embed_tokens`, `rotary_emb`)."""
         ...
 
-    def default_num_frames(self, model: Any) -> int:
+    def default_num_frames(self, processor: Any) -> int:
         """Frames to sample when the caller names neither fps nor a number."""
         ...
 

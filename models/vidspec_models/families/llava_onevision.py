@@ -19,8 +19,8 @@ class LlavaOnevision:
     def language_model(self, model: Any) -> Any:
         return model.model.language_model
 
-    def default_num_frames(self, model: Any) -> int:
-        return int(getattr(model.config, "default_num_frames", _RELEASED_NUM_FRAMES))
+    def default_num_frames(self, processor: Any) -> int:
+        return int(processor.video_processor.num_frames or _RELEASED_NUM_FRAMES)
 
     def prepare(
         self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]

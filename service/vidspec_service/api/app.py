@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from vidspec_service.api.deps import Decoder, Services
 from vidspec_service.api.guard import ClientGone
 from vidspec_service.api.middleware import RequestContext
 from vidspec_service.api.multipart import OVERHEAD_BYTES
-from vidspec_service.api.problems import answer, answer_http
+from vidspec_service.api.problems import answer, answer_http, status_of
 from vidspec_service.api.routes.health import health_router
 from vidspec_service.api.routes.models import models_router
 from vidspec_service.api.routes.video_chat import video_chat_router
@@ -26,6 +27,8 @@ from vidspec_service.engine.interface import Engine
 from vidspec_service.errors import InvalidRequest, ServiceError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
+
+_log = logging.getLogger(__name__)
 
 _CLIENT_GONE = 499  # nginx's; nobody receives it, the log and the metrics do
 _DESCRIPTION = """Ask a video language model about a video. Parallel speculative decoding makes it fast and
@@ -62,10 +65,9 @@ def create_app(
     )
     for router in (video_chat_router(services), models_router(services), health_router(services)):
         app.include_router(router)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_upload_bytes + OVERHEAD_BYTES)
-    app.add_middleware(
-        RequestContext, metrics=metrics, access_log=settings.access_log
-    )  # added last: outermost
+    max_bytes = max(settings.max_upload_bytes + OVERHEAD_BYTES, settings.max_json_bytes)
+    app.add_middleware(BodyLimit, max_bytes=max_bytes)
+    app.add_middleware(RequestContext, metrics=metrics, access_log=settings.access_log)  # added last: outermost
     _handle_errors(app)
     documents.describe(app)
     return app
@@ -79,6 +81,11 @@ def new_admission(settings: Settings, metrics: Metrics) -> Admission:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ServiceError)
     async def refused(_: Request, error: ServiceError) -> Response:
+        facts = {"code": error.code, "param": error.param}
+        if status_of(error) == 500:  # the client is told nothing, so the log has to
+            _log.error("request failed", extra={**facts, "reason": error.message}, exc_info=error)
+        else:
+            _log.info("request refused", extra=facts)
         return answer(error)
 
     @app.exception_handler(HTTPException)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from vidspec_service.api.engine_request import check_allowed
+from vidspec_service.api.engine_request import check_available
 from vidspec_service.api.multipart import MultipartReader, PartHead
 from vidspec_service.api.schemas import Message, VideoChat, VideoChatForm, VideoChatJson
 from vidspec_service.decoding.source import decode_data_url, write_upload
@@ -71,7 +71,7 @@ class BodyReader:
             chat = await self._read_json()
         else:
             raise HTTPException(415, "Content-Type must be multipart/form-data or application/json.")
-        check_allowed(chat, self._settings)
+        check_available(chat)
         if self._upload is None:
             raise NotFound("This server version keeps no uploads; send the video.", param="video_id")
         return Asked(chat, self._upload)
@@ -101,17 +101,16 @@ class BodyReader:
         async for chunk in self._request.stream():
             body += chunk
             if len(body) > most:
-                raise VideoTooLarge(
-                    f"A JSON body may have {most} bytes (VIDSPEC_MAX_JSON_BYTES); send a form."
-                )
+                raise VideoTooLarge(f"A JSON body may have {most:,} bytes (VIDSPEC_MAX_JSON_BYTES); send a form.")
         try:  # in a thread: megabytes of base64 must not hold up everybody's tokens
-            chat = await asyncio.to_thread(VideoChatJson.model_validate_json, bytes(body), strict=True)
+            chat = await asyncio.to_thread(VideoChatJson.model_validate_json, body, strict=True)
         except ValidationError as error:
             raise refusal(error) from None
-        if chat.video is not None:
-            content = await asyncio.to_thread(decode_data_url, chat.video, self._settings.max_upload_bytes)
-            await self._store(_once(content))
-        return chat
+        if chat.video is None:
+            return chat
+        content = await asyncio.to_thread(decode_data_url, chat.video, self._settings.max_upload_bytes)
+        await self._store(_once(content))
+        return chat.model_copy(update={"video": None})  # on disk now; the request lives long, its base64 need not
 
     async def _store(self, chunks: AsyncIterator[bytes]) -> None:
         measured = _Measured(chunks)

@@ -15,7 +15,7 @@ from vidspec_service.api.problems import answer
 from vidspec_service.errors import VideoTooLarge
 
 _LINGER_S = 5.0
-_LINGER_BYTES = 64 * 1024 * 1024
+LINGER_BYTES = 64 * 1024 * 1024
 
 
 class BodyLimit:
@@ -68,7 +68,7 @@ class _Body:
 
     async def discard(self) -> None:
         """Read on for a bounded time and size, keeping nothing."""
-        most = self._num_bytes + max(self._max_bytes, _LINGER_BYTES)
+        most = self._num_bytes + max(self._max_bytes, LINGER_BYTES)
         try:
             async with asyncio.timeout(_LINGER_S):
                 while not self.is_finished and self._num_bytes < most:
@@ -84,4 +84,7 @@ class _Body:
 
 
 def _too_large(max_bytes: int) -> VideoTooLarge:
-    return VideoTooLarge(f"The body is larger than {max_bytes} bytes (VIDSPEC_MAX_UPLOAD_BYTES).")
+    return VideoTooLarge(
+        f"The body is larger than {max_bytes:,} bytes, what the largest video allowed here needs "
+        "(VIDSPEC_MAX_UPLOAD_BYTES, VIDSPEC_MAX_JSON_BYTES).",
+    )

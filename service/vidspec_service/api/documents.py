@@ -169,8 +169,7 @@ def describe(app: FastAPI) -> None:
         )
         schemas = definitions["$defs"]
         schemas["VideoChatForm"]["properties"] = {
-            name: _as_form_field(name, schema)
-            for name, schema in schemas["VideoChatForm"]["properties"].items()
+            name: _as_form_field(name, schema) for name, schema in schemas["VideoChatForm"]["properties"].items()
         }
         document["components"]["schemas"].update(schemas)
         return document

@@ -18,19 +18,14 @@ from vidspec_service.errors import InvalidRequest
 from vidspec_service.settings import Settings
 
 
-def check_allowed(chat: VideoChat, settings: Settings) -> None:
-    """Refuse what this server's operator does not allow."""
+def check_available(chat: VideoChat) -> None:
+    """Refuse what the contract has and this version has not: a field that is taken and ignored is a trap."""
     if chat.video_url is not None:
         raise InvalidRequest(
-            "This server does not fetch URLs; send the file itself, or a data URL as video.",
-            param="video_url",
+            "This server does not fetch URLs; send the file itself, or a data URL as video.", param="video_url"
         )
-    is_default = chat.compression in (None, Compression.NONE, settings.compression)
-    if not is_default and not settings.allow_compression:
-        raise InvalidRequest(
-            "This server lets no request choose a compression (VIDSPEC_ALLOW_COMPRESSION).",
-            param="compression",
-        )
+    if chat.compression not in (None, Compression.NONE):
+        raise InvalidRequest("This server has no lossy compression.", param="compression")
 
 
 def frame_request(chat: VideoChat) -> FrameRequest:
@@ -59,7 +54,6 @@ def generation_request(request_id: str, chat: VideoChat, clip: Clip, settings: S
         ),
         stop=chat.stops,
         speculation=chat.speculation or settings.speculation,
-        compression=chat.compression or settings.compression,
     )
 
 

@@ -9,14 +9,13 @@ from collections.abc import AsyncGenerator, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from vidspec_service.api.answers import Summary
+from vidspec_service.api.answers import Summary, VideoFacts
 from vidspec_service.api.body import Asked
 from vidspec_service.api.deps import Services
 from vidspec_service.api.engine_request import frame_request, generation_request
 from vidspec_service.api.guard import ClientGone, Guard
 from vidspec_service.api.stopwatch import Stopwatch
-from vidspec_service.api.summary import summarise
-from vidspec_service.decoding.clip import Clip
+from vidspec_service.api.summary import summarise, video_facts
 from vidspec_service.engine.types import Finished, GenerationEvent, Started, TextDelta
 from vidspec_service.errors import GenerationFailed
 
@@ -36,7 +35,7 @@ class Generation:
         self._guard = guard
         self._watch = Stopwatch(services.metrics)
         self._events: AsyncGenerator[GenerationEvent, None] | None = None
-        self._clip: Clip | None = None
+        self._video: VideoFacts | None = None  # not the clip: its frames are large, and the engine has them
         self._started: Started | None = None
         self._finished: Finished | None = None
         self._outcome = "abort"
@@ -94,26 +93,24 @@ class Generation:
 
     def summary(self) -> Summary:
         """What the answer cost and was made of; known once the pieces are read."""
-        clip, started, finished = self._complete
-        return summarise(self._asked.upload.content_id, clip, started, finished, self._watch)
+        video, started, finished = self._complete
+        return summarise(video, started, finished, self._watch)
 
     @property
-    def _complete(self) -> tuple[Clip, Started, Finished]:
-        if self._clip is None or self._started is None or self._finished is None:
+    def _complete(self) -> tuple[VideoFacts, Started, Finished]:
+        if self._video is None or self._started is None or self._finished is None:
             raise RuntimeError("the answer is not complete")
-        return self._clip, self._started, self._finished
+        return self._video, self._started, self._finished
 
     async def _start(self) -> None:
         chat, upload, settings = self._asked.chat, self._asked.upload, self._services.settings
         num_frames = settings.default_num_frames or self._services.engine.info.default_num_frames
         clip = await self._services.decoder.decode(upload.path, frame_request(chat), num_frames)
         self._watch.decoded(num_bytes=upload.num_bytes, num_frames=len(clip.timestamps_s))
-        self._clip = clip
+        self._video = video_facts(upload.content_id, clip)
         self._events = self._services.engine.generate(generation_request(self.id, chat, clip, settings))
         first = await anext(self._events, None)
         if not isinstance(first, Started):
             raise GenerationFailed(f"the engine's stream began with {first!r} instead of Started")
         self._started = first
-        self._services.metrics.prompt_accepted(
-            prompt_tokens=first.prompt_tokens, video_tokens=first.video_tokens
-        )
+        self._services.metrics.prompt_accepted(prompt_tokens=first.prompt_tokens, video_tokens=first.video_tokens)

@@ -16,6 +16,7 @@ from vidspec_service.telemetry import Metrics, request_id_var
 
 _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -67,8 +68,9 @@ class RequestContext:
         method = scope["method"] if scope["method"] in _METHODS else "other"  # clients may invent methods
         self._metrics.http_answered(method, route, status)
         if self._access_log:
+            level = logging.DEBUG if route in _PROBES and status == 200 else logging.INFO
             facts = {"method": scope["method"], "path": scope["path"], "status": status}
-            _log.info("answered", extra={**facts, "duration_s": round(seconds, 4)})
+            _log.log(level, "answered", extra={**facts, "duration_s": round(seconds, 4)})
 
 
 def _request_id(scope: Scope) -> str:

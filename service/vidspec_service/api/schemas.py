@@ -85,7 +85,7 @@ class VideoChat(BaseModel):
         None, description="How draft and target share the work. It changes the speed, never the text."
     )
     compression: Compression | None = Field(
-        None, description="Lossy compression; it may change the text and the server must allow it."
+        None, description="Lossy compression, which may change the text. This version has none but `none`."
     )
 
     @model_validator(mode="after")

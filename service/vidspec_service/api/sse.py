@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import BaseModel
-from starlette.types import Send
+from starlette.types import Message, Send
+
+from vidspec_service.api.guard import ClientGone
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -32,19 +34,20 @@ class EventWriter:
         """Send status and headers; from here on an error can only be an event."""
         self._written_at = asyncio.get_running_loop().time()
         headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._pass({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def event(self, payload: BaseModel) -> None:
         """One `data:` event."""
         await self._write(f"data: {payload.model_dump_json()}\n\n".encode())
 
-    async def error(self, body: dict[str, Any]) -> None:
-        """The error event, shaped like every other error."""
+    async def fail(self, body: dict[str, Any]) -> None:
+        """The error event, shaped like every other error, and the end."""
         await self._write(f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode())
+        await self.end()
 
     async def end(self) -> None:
         """The end mark and the end of the body."""
-        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await self._pass({"type": "http.response.body", "body": DONE, "more_body": False})
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
@@ -58,7 +61,13 @@ class EventWriter:
 
     async def _write(self, chunk: bytes) -> None:
         self._written_at = asyncio.get_running_loop().time()
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._pass({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def _pass(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:  # how some servers say that the client has left
+            raise ClientGone from error
 
     async def _fill_pauses(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack, aclosing
 
@@ -22,6 +23,8 @@ from vidspec_service.api.guard import ClientGone
 from vidspec_service.api.problems import body_of
 from vidspec_service.api.sse import EventWriter
 from vidspec_service.errors import ServiceError
+
+LAST_WORDS_S = 2.0  # a client that does not read must not hold its place beyond its deadline
 
 _log = logging.getLogger(__name__)
 
@@ -57,18 +60,27 @@ class StreamedAnswer(Response):
         async with self._held:
             writer = EventWriter(send, self._keep_alive_s)
             try:
-                await writer.begin()
-                async with writer.kept_alive():
-                    await self._generation.guarded(self._write_events(writer))
-            except (ClientGone, OSError):
+                error = await self._stream(writer)
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await (writer.fail(body_of(error)) if error else writer.end())
+            except (ClientGone, TimeoutError):
                 return
-            except ServiceError as error:
-                _log.warning("stream failed", extra={"code": error.code, "reason": error.message})
-                await writer.error(body_of(error))
-            except Exception:  # a bug of ours; the status is sent, so the client is told in the stream
-                _log.exception("stream failed")
-                await writer.error(body_of(ServiceError("unhandled")))
-            await writer.end()
+
+    async def _stream(self, writer: EventWriter) -> ServiceError | None:
+        """Everything but the last words; gives back what went wrong, since the status is sent already."""
+        try:
+            await writer.begin()
+            async with writer.kept_alive():
+                await self._generation.guarded(self._write_events(writer))
+        except ClientGone:
+            raise
+        except ServiceError as error:
+            _log.warning("stream failed", extra={"code": error.code, "reason": error.message})
+            return error
+        except Exception:
+            _log.exception("stream failed")  # a bug of ours
+            return ServiceError("unhandled")
+        return None
 
     async def _write_events(self, writer: EventWriter) -> None:
         generation = self._generation

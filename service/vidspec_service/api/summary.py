@@ -18,11 +18,11 @@ from vidspec_service.engine.types import Finished, SpeculationStats, Started
 _DIGITS = 6  # microseconds; more is noise
 
 
-def summarise(video_id: str, clip: Clip, started: Started, finished: Finished, watch: Stopwatch) -> Summary:
+def summarise(video: VideoFacts, started: Started, finished: Finished, watch: Stopwatch) -> Summary:
     """Everything a complete answer says besides its text."""
     return Summary(
         usage=_usage(started, finished),
-        video=_video(video_id, clip),
+        video=video,
         speculation=_speculation(finished.speculation),
         timings=Timings(
             queue_s=round(finished.queue_s, _DIGITS),
@@ -50,7 +50,8 @@ def _usage(started: Started, finished: Finished) -> Usage:
     )
 
 
-def _video(video_id: str, clip: Clip) -> VideoFacts:
+def video_facts(video_id: str, clip: Clip) -> VideoFacts:
+    """What is said of a clip; its frames may go."""
     return VideoFacts(
         id=video_id,
         duration_s=round(clip.duration_s, _DIGITS),

@@ -8,9 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vidspec_service.cli.terminal import note, say
+
+if TYPE_CHECKING:
+    from vidspec_service.cli.chat_display import ChatProgress
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 # Flags that are sent as fields of the same name, if given.
@@ -60,33 +65,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask once."""
     from vidspec_service.cli.chat_client import ChatClient, ChatFailed
+    from vidspec_service.cli.chat_display import ChatProgress
 
     given = {name: getattr(args, name) for name in FIELDS}
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {"prompt": args.prompt, **{name: value for name, value in given.items() if value is not None}}
     client = ChatClient(args.url, args.timeout_s)
+    progress = ChatProgress()
     try:
-        return _ask(client, args.video, {"prompt": args.prompt, **fields}, as_json=args.json)
-    except ChatFailed as error:
-        note(f"vidspec chat: {error}")
-        return 1
+        video = progress.open(args.video, "rb", description=f"sending {args.video.name}")
     except OSError as error:
         note(f"vidspec chat: cannot read {args.video}: {error.strerror}")
         return 2
+    try:
+        with progress, video:
+            if args.json:
+                _print_json(client.ask(video, fields), progress)
+            else:
+                _print_chunks(client.stream(video, fields), progress)
+    except ChatFailed as error:
+        note(f"vidspec chat: {error}")
+        return 1
+    return 0
 
 
-def _ask(client: ChatClient, video: Path, fields: dict[str, object], *, as_json: bool) -> int:
-    from vidspec_service.cli.chat_progress import ChatProgress, summary
+def _print_json(answer: dict[str, Any], progress: ChatProgress) -> None:
+    progress.stop()
+    say(json.dumps(answer, indent=2, ensure_ascii=False))
 
-    progress = ChatProgress()
-    with progress, progress.open(video, "rb", description=f"sending {video.name}") as file:
-        if as_json:
-            answer = client.ask(file, video.name, fields)
+
+def _print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> None:
+    from vidspec_service.cli.chat_display import printable, summary_lines
+
+    for chunk in chunks:
+        progress.phase = "prefilling"
+        text = "".join(choice["delta"].get("content", "") for choice in chunk["choices"])
+        if text or "usage" in chunk:
             progress.stop()
-            say(json.dumps(answer, indent=2, ensure_ascii=False))
-            return 0
-        text = ""
-        for chunk in client.stream(file, video.name, fields):
-            progress.phase = "reading the prompt"
-            for choice in chunk["choices"]:
-                text = choice["delta"].get("content", "")
-                
+        sys.stdout.write(printable(text))
+        sys.stdout.flush()
+        if "usage" in chunk:
+            say("")
+            for line in summary_lines(chunk):
+                note(line)

@@ -1,7 +1,4 @@
-"""Load the models and answer over HTTP until SIGTERM or Ctrl-C; running requests are then finished first.
-
-The composition root: every object of a running service is built here, once.
-"""
+"""Load the models and answer over HTTP until SIGTERM or Ctrl-C; running requests are then finished first."""
 
 from __future__ import annotations
 
@@ -70,6 +67,7 @@ async def started(settings: Settings) -> AsyncIterator[Started]:
 
 
 async def _serve(settings: Settings) -> None:
+    """The composition root: with `started`, every object of a running service is built here, once."""
     with bind(settings) as listener:  # before minutes of loading: a taken port is told at once
         async with started(settings) as parts:
             listener.listen()  # connections wait in the queue until uvicorn takes them

@@ -56,7 +56,7 @@ class FramePicker(Generic[Frame]):
             # One frame off is what a player shows, and no damage where each field of a frame is a packet.
             self.num_replaced += missing - self._previous[0] > 1
             yield self._give(*self._previous)
-        elif frame is not None and index not in self._wanted:
+        elif frame is not None and index > self._last_given and index not in self._wanted:
             self.num_replaced += 1
             yield self._give(index, frame)
         else:

@@ -16,9 +16,9 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_FPS = 1000.0
 
-# Matroska and others round timestamps to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without
-# this slack, asking for a clip's own rate would skip frames. Never more than a quarter of a frame.
-_ROUNDING_S = 0.0006
+# Matroska and others round times to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without this
+# slack, asking for a clip's own rate would skip frames. Never more than a quarter of a frame.
+_ROUNDING_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
@@ -106,15 +106,15 @@ async def _write(chunks: AsyncIterator[bytes], path: Path, max_bytes: int) -> No
         await _write_in_thread(file, bytes(pending))
 
 
-def _create(path: Path) -> BinaryIO:
+def _create(path: Path) -> FileIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return open(os.open(path, flags, 0o600), "wb")
+        return open(os.open(path, flags, 0o600), "wb", buffering=0)
     except OSError as error:
         raise CapacityError(_NO_ROOM) from error
 
 
-async def _write_in_thread(file: BinaryIO, data: bytes) -> None:
+async def _write_in_thread(file: FileIO, data: bytes) -> None:
     writing = asyncio.ensure_future(asyncio.to_thread(_write_through, file, data))
     try:
         await asyncio.shield(writing)
@@ -125,9 +125,10 @@ async def _write_in_thread(file: BinaryIO, data: bytes) -> None:
         raise CapacityError(_NO_ROOM) from error
 
 
-def _write_through(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
-    file.flush()  # a full disk shows here and not on closing
+def _write_through(file: FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _too_large(fact: str, max_bytes: int) -> VideoTooLarge:

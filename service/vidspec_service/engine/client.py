@@ -155,7 +155,8 @@ class EngineClient:
                     progress.committed(event)
                     before = detokenizer.num_tokens
                     text = detokenizer.push(event.ids)
-                    yield TextDelta(text=text, num_tokens=detokenizer.num_tokens - before)
+                    num_tokens = detokenizer.num_tokens - before
+                    yield TextDelta(text=text, num_tokens=num_tokens, ids=event.ids[:num_tokens])
                     if detokenizer.is_stopped:
                         yield progress.finished(FinishReason.STOP, detokenizer.num_tokens)
                         return

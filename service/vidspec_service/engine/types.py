@@ -93,6 +93,7 @@ class TextDelta:
 
     text: str
     num_tokens: int
+    ids: tuple[int, ...] = ()  # the tokens themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in _QUIET_LIBRARIES:  # their debug lines are per chunk or per socket
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _QUIET_LIBRARIES:  # they tell of every chunk, and warn of what is a client's fault
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class JsonFormatter(logging.Formatter):

@@ -6,11 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from vidspec_service import __version__
 from vidspec_service.api.answers import Health
 from vidspec_service.api.deps import Services
 from vidspec_service.engine.types import WorkerState
-from vidspec_service.errors import EngineDead
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -59,11 +57,3 @@ def _read_gauges(services: Services) -> None:
     services.metrics.load(num_running=status.num_running, num_waiting=max(0, num_inside - status.num_running))
     for role, state in status.workers.items():
         services.metrics.worker_ready(role, state is WorkerState.READY)
-    try:
-        info = services.engine.info
-    except EngineDead:  # not loaded yet: there is nothing to tell
-        return
-    devices = {f"{role}_device": device for role, device in info.devices.items()}
-    versions = {f"{name.replace('-', '_')}_version": version for name, version in info.versions.items()}
-    names = {"version": __version__, "model": info.model, "draft_model": info.draft_model or ""}
-    services.metrics.build(names | devices | versions)

@@ -1,0 +1,87 @@
+"""What `vidspec chat` says to a server: one form, answered as JSON or as events. Knows no terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import httpx
+
+_ROUTE = "/v1/video-chat"
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class ChatFailed(Exception):
+    """No answer, or not all of it; the message says why in the server's words where it has any."""
+
+
+class ChatClient:
+    """Asks one server. `timeout_s` is the longest silence, not the longest answer."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
+
+    def ask(self, video: BinaryIO, fields: Mapping[str, object]) -> dict[str, Any]:
+        """The whole answer; raises ChatFailed."""
+        with self._posted(video, {**fields, "stream": False}) as response:
+            return _object(response.read().decode())
+
+    def stream(self, video: BinaryIO, fields: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """The answer's chunks as they come, the last with its summary; raises ChatFailed."""
+        with self._posted(video, {**fields, "stream": True}) as response:
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data:"):
+                    chunk = _object(line.removeprefix("data:"))
+                    if "error" in chunk:
+                        raise ChatFailed(_reason(chunk))
+                    yield chunk
+        raise ChatFailed("the server ended the stream before the answer was complete")
+
+    @contextmanager
+    def _posted(self, video: BinaryIO, fields: Mapping[str, object]) -> Iterator[httpx.Response]:
+        # File names say much about their owner and nothing about a video: the server gets none of ours.
+        files = {"video": ("video", video, "application/octet-stream")}
+        data = {name: value if isinstance(value, list) else str(value) for name, value in fields.items()}
+        try:
+            with (
+                httpx.Client(timeout=self._timeout) as client,
+                client.stream("POST", self._url + _ROUTE, data=data, files=files) as response,
+            ):
+                if response.status_code != httpx.codes.OK:
+                    raise ChatFailed(_refusal(response))
+                yield response
+        except httpx.ConnectError as error:
+            hint = "is it running? `vidspec serve` starts one"
+            raise ChatFailed(f"no server at {self._url} ({hint}; {error})") from error
+        except httpx.TimeoutException as error:
+            raise ChatFailed(f"{self._url} was silent for too long ({type(error).__name__})") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ChatFailed(f"the connection to {self._url} failed: {error}") from error
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        return f"{_reason(_object(response.read().decode()))} (HTTP {response.status_code})"
+    except (ChatFailed, KeyError, TypeError, UnicodeDecodeError):
+        return f"HTTP {response.status_code} from {response.url}, which does not look like vidspec"
+
+
+def _reason(body: dict[str, Any]) -> str:
+    error = body["error"]
+    param = f" [{error['param']}]" if error.get("param") else ""
+    return f"{error['code']}: {error['message']}{param}"
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ChatFailed("the server's answer is not JSON") from error
+    if not isinstance(value, dict):
+        raise ChatFailed("the server's answer is not a JSON object")
+    return value

@@ -1,0 +1,92 @@
+"""Load the models as `vidspec serve` would, send one rendered clip through the whole service, print the facts.
+
+Exit code 0: it works; 1: it starts and does not answer; 2: it does not start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from vidspec_models.bundled import caption, sample_scene
+from vidspec_service import __version__
+from vidspec_service.api.app import create_app
+from vidspec_service.cli.render_clip import write_scene
+from vidspec_service.cli.serve import Started, started
+from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.terminal import note, say, waiting
+from vidspec_service.settings import Settings
+from vidspec_service.telemetry import configure_logging
+
+_LIBRARIES = ("torch", "transformers", "av", "fastapi")
+_PROMPT = "Describe the video."
+_MAX_TOKENS = 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which clip, and the settings."""
+    parser.add_argument("--seed", type=int, default=7, metavar="N", help="which clip to ask about (default 7)")
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; see the exit codes above."""
+    settings = settings_of(args)
+    configure_logging("warning", settings.log_format)
+    return asyncio.run(_check(settings, args.seed))
+
+
+async def _check(settings: Settings, seed: int) -> int:
+    versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    _row("vidspec", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
+    _row("with", versions)
+    async with started(settings) as parts:
+        info = parts.engine.info
+        _row("target", f"{info.model} on {info.devices.get('target')}, context {info.context_length} tokens")
+        _row("draft", f"{info.draft_model} on {info.devices.get('draft')}" if info.draft_model else "none")
+        _row("loaded in", f"{parts.load_s:.1f} s")
+        with waiting("asking about a clip"):
+            response = await _ask(settings, parts, seed)
+    if response.status_code != httpx.codes.OK:
+        note(f"vidspec check: HTTP {response.status_code}: {response.text}")
+        return 1
+    _report(response.json())
+    if settings.model == "bundled":
+        _row("the truth", caption(sample_scene(seed)))
+    return 0
+
+
+async def _ask(settings: Settings, parts: Started, seed: int) -> httpx.Response:
+    with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
+        clip = Path(folder) / "clip.mp4"
+        write_scene(seed, clip)
+        app = create_app(settings, parts.engine, parts.decode_pool, parts.metrics, upload_dir=Path(folder))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
+            form = {"prompt": _PROMPT, "max_tokens": str(_MAX_TOKENS)}
+            content = await asyncio.to_thread(clip.read_bytes)
+            return await client.post("/v1/video-chat", data=form, files={"video": content})
+
+
+def _report(answer: dict[str, Any]) -> None:
+    timings, speculation, usage = answer["timings"], answer["speculation"], answer["usage"]
+    _row("asked", f"{_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)")
+    _row("answer", answer["choices"][0]["message"]["content"])
+    _row(
+        "timing",
+        f"video decode {timings['decode_s']:.3f} s, prefill {timings['prefill_s']:.3f} s, "
+        f"first token {timings['time_to_first_token_s']:.3f} s, "
+        f"then {1000 * timings['time_per_output_token_s']:.1f} ms per token",
+    )
+    _row("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted")
+
+
+def _row(name: str, value: str) -> None:
+    say(f"{name:<12}{value}")

@@ -1,0 +1,43 @@
+"""Measure the bundled pair on held-out test clips: questions, captions, acceptance, and the gates for shipping it.
+
+Exit code 1: a gate is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
+from vidspec_service.cli.terminal import note, say
+from vidspec_service.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which pair, how many clips, where to."""
+    parser.add_argument("--pair", type=Path, metavar="DIR", help="holds target/ and draft/ (default: the shipped ones)")
+    parser.add_argument("--clips", type=int, default=200, metavar="N", help="test clips (default 200)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and print the tables."""
+    target, draft = (args.pair / "target", args.pair / "draft") if args.pair else (BUNDLED_TARGET, BUNDLED_DRAFT)
+    for folder in (target, draft):
+        if not (folder / "config.json").exists():
+            raise ConfigError(f"{folder} holds no model; `vidspec train-bundled` makes one")
+    from vidspec_models.bundled.evaluation import evaluate, format_table, gates
+
+    result = evaluate(target, draft, num_clips=args.clips, device=args.device)
+    found = gates(result)
+    if args.json is not None:
+        report = {**result, "gates": [dataclasses.asdict(gate) for gate in found]}
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    say(format_table(result))
+    missed = [gate.name for gate in found if not gate.passed]
+    if missed:
+        note(f"vidspec eval-bundled: missed {', '.join(missed)}")
+    return 1 if missed else 0

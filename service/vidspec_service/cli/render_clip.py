@@ -1,0 +1,51 @@
+"""Write one of the clips that the bundled models were made for: 4 s, 16 frames per second, H.264, 256 x 256.
+
+Prints its true caption. The same seed gives the same clip on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from vidspec_models.bundled import SCENE_DURATION_S, Scene, caption, questions, render, sample_scene
+from vidspec_service.cli.terminal import note, say
+from vidspec_service.decoding.writer import write_clip
+
+_FPS = 16
+_NUM_FRAMES = int(SCENE_DURATION_S * _FPS)
+_SIZE = 256  # twice the models' own, nearest: chroma subsampling must not blur what they look at
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which clip, and where to."""
+    parser.add_argument("output", type=Path, metavar="OUT.mp4", help="the file to write")
+    parser.add_argument("--seed", type=int, required=True, metavar="N", help="which clip, 0 or more")
+    parser.add_argument("--questions", action="store_true", help="print questions with their true answers, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Render, write, tell the truth about it."""
+    if args.seed < 0:
+        note("vidspec render-clip: --seed must be 0 or more")
+        return 2
+    try:
+        scene = write_scene(args.seed, args.output)
+    except (OSError, ValueError) as error:  # a folder that does not exist, a suffix that names no container
+        note(f"vidspec render-clip: {error}")
+        return 2
+    say(caption(scene))
+    if args.questions:
+        for question in questions(scene):
+            say(f"{question.kind:<14} {question.text}  {question.answer}")
+    return 0
+
+
+def write_scene(seed: int, output: Path) -> Scene:
+    """Write the clip of a seed and say what is in it."""
+    scene = sample_scene(seed)
+    times = (np.arange(_NUM_FRAMES) + 0.5) / _NUM_FRAMES
+    write_clip(output, render(scene, times, _SIZE), _FPS)
+    return scene

@@ -1,0 +1,47 @@
+"""Train the bundled pair on clips that are rendered as it goes: tower, then target, then draft from the target.
+
+An interrupted run goes on where its newest checkpoint is. Minutes are of wall clock, over all runs together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from vidspec_models.bundled.options import STAGES, TrainOptions
+from vidspec_service.telemetry import configure_logging
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainOptions)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The fields of TrainOptions."""
+    parser.add_argument(
+        "--output-dir", type=Path, required=True, metavar="DIR", help="receives target/ and draft/"
+    )
+    parser.add_argument(
+        "--work-dir", type=Path, default=Path("build/train"), metavar="DIR", help="checkpoints (default build/train)"
+    )
+    for stage in STAGES:
+        default = _DEFAULTS[f"{stage}_minutes"]
+        parser.add_argument(
+            f"--{stage}-minutes", type=float, default=default, metavar="M", help=f"for this stage (default {default:g})"
+        )
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these (default all)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and clips (default 0)")
+    parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from a checkpoint")
+    parser.add_argument(
+        "--compile", dest="compile_models", action=argparse.BooleanOptionalAction, default=True, help="torch.compile"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and export."""
+    from vidspec_models.bundled.training import train
+
+    configure_logging("info", "text")
+    given = {**vars(args), "stages": tuple(args.stages)}
+    train(TrainOptions(**{name: given[name] for name in _DEFAULTS if name in given}))
+    return 0

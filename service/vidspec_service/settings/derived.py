@@ -1,0 +1,53 @@
+"""What the parts below are built from: plain configurations, made from settings in one place each."""
+
+from __future__ import annotations
+
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.engine.types import EngineConfig, SpeculationMode, WorkerConfig
+from vidspec_service.settings.fields import Settings
+
+
+def decoding_limits(settings: Settings) -> DecodingLimits:
+    """What one video may cost, for the decode pool and the upload reader."""
+    return DecodingLimits(
+        max_bytes=settings.max_upload_bytes,
+        max_duration_s=settings.max_duration_s,
+        max_pixels=settings.max_pixels,
+        max_source_frames=settings.max_source_frames,
+        max_frames=settings.max_frames,
+        max_decoded_bytes=settings.max_decoded_bytes,
+        timeout_s=settings.decode_timeout_s,
+    )
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """What the engine is built from."""
+    return EngineConfig(
+        target=WorkerConfig(
+            model=settings.model,
+            revision=settings.revision,
+            device=settings.target_device,
+            dtype=settings.target_dtype,
+            threads=settings.target_threads,
+        ),
+        draft=_draft_config(settings),
+        speculation=settings.speculation,
+        served_name=settings.served_model_name,
+        max_running=settings.max_running_requests,
+        max_context=settings.max_context,
+        default_max_tokens=settings.default_max_tokens,
+        prefill_chunk=settings.prefill_chunk,
+        start_timeout_s=settings.start_timeout_s,
+    )
+
+
+def _draft_config(settings: Settings) -> WorkerConfig | None:
+    if settings.speculation is SpeculationMode.OFF:
+        return None
+    return WorkerConfig(
+        model=settings.draft_model,
+        revision=settings.draft_revision,
+        device=settings.draft_device,
+        dtype=settings.draft_dtype,
+        threads=settings.draft_threads,
+    )

@@ -1,0 +1,115 @@
+"""Every setting: its type, its bounds, its default and, for the help text and `deploy/env.example`, its description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.engine.types import SpeculationMode
+
+ENV_PREFIX = "VIDSPEC_"
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+Lowercase = BeforeValidator(_lower)
+
+_DECODING = DecodingLimits()  # the library's own defaults, stated once
+
+
+class Settings(BaseSettings):
+    """Every knob of the service. Building one reads nothing but its arguments; see `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=False
+    )
+
+    # Address
+    host: NonEmpty = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: Port = Field(default=8000, description="Port to listen on; 0 picks a free one.")
+
+    # Models
+    model: NonEmpty = Field(default="bundled", description="Target model: 'bundled', a folder or a hub id.")
+    draft_model: NonEmpty = Field(default="bundled", description="Draft model: 'bundled', a folder or a hub id.")
+    served_model_name: NonEmpty | None = Field(default=None, description="Name told to clients; unset: the model's.")
+    revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
+    draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")
+    target_device: Device = Field(default="auto", description="Device of the target: auto, cpu, cuda or cuda:N.")
+    draft_device: Device = Field(default="auto", description="Device of the draft: auto, cpu, cuda or cuda:N.")
+    target_dtype: Dtype = Field(default="auto", description="Of the target: auto, bfloat16, float16 or float32.")
+    draft_dtype: Dtype = Field(default="auto", description="Of the draft: auto, bfloat16, float16 or float32.")
+    target_threads: Count | None = Field(default=None, description="CPU threads of the target worker; unset: chosen.")
+    draft_threads: Count | None = Field(default=None, description="CPU threads of the draft worker; unset: chosen.")
+
+    # Generation
+    speculation: SpeculationMode = Field(
+        default=SpeculationMode.AUTO, description="How draft and target work: auto, parallel, serial or off."
+    )
+    default_max_tokens: Count = Field(default=256, description="Answer tokens of requests without max_tokens.")
+    max_context: Count | None = Field(default=None, description="Tokens of prompt plus answer; unset: the model's.")
+    prefill_chunk: Count = Field(default=512, description="Prompt tokens prefilled in one step.")
+
+    # Admission and time
+    max_running_requests: Count = Field(default=16, description="Requests generated at the same time.")
+    max_queued_requests: Annotated[int, Field(ge=0)] = Field(
+        default=64, description="Requests beyond those that may upload, decode or wait; more get 503."
+    )
+    request_timeout_s: Seconds = Field(default=120, description="Decode, queue, prefill and answer of a request.")
+    upload_timeout_s: Seconds = Field(default=120, description="Longest time a request body may take to arrive.")
+    start_timeout_s: Seconds = Field(default=300, description="Longest time workers may take to load.")
+    drain_timeout_s: Seconds = Field(default=30, description="After SIGTERM, time for running requests to end.")
+    keep_alive_s: Seconds = Field(default=15, description="An idle stream gets a comment line this often.")
+
+    # Uploads and decoding
+    max_upload_bytes: Count = Field(default=_DECODING.max_bytes, description="Largest video file.")
+    max_json_bytes: Count = Field(default=32 * 1024 * 1024, description="Largest JSON body; held in memory.")
+    upload_dir: Folder | None = Field(default=None, description="For uploads in use; unset: a private one.")
+    max_duration_s: Seconds = Field(default=_DECODING.max_duration_s, description="Longest video.")
+    max_pixels: Count = Field(default=_DECODING.max_pixels, description="Largest frame of a video, width x height.")
+    max_source_frames: Count = Field(default=_DECODING.max_source_frames, description="Most frames of a source.")
+    max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames given to the model.")
+    max_decoded_bytes: Count = Field(default=_DECODING.max_decoded_bytes, description="Most bytes of the RGB frames.")
+    decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Longest decode of one video.")
+    decode_workers: Count = Field(default=2, description="Videos decoded at the same time.")
+    default_num_frames: Count | None = Field(
+        default=None, description="Frames of requests without fps and num_frames; unset: the model's."
+    )
+
+    # Operation
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Lowercase] = Field(
+        default="info", description="Least level that is logged: debug, info, warning or error."
+    )
+    log_format: Literal["json", "text"] = Field(default="text", description="One JSON object or one text line each.")
+    access_log: bool = Field(default=True, description="Log one line per HTTP request.")
+    metrics: bool = Field(default=True, description="Serve Prometheus metrics at /metrics.")
+
+    @model_validator(mode="after")
+    def _limits_fit_together(self) -> Settings:
+        if self.default_num_frames is not None and self.default_num_frames > self.max_frames:
+            raise ValueError(f"default_num_frames {self.default_num_frames} > max_frames {self.max_frames}")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: a `Settings()` in a test never depends on the shell that started it."""
+        return (init_settings,)

@@ -1,0 +1,98 @@
+"""Where settings come from: flags over VIDSPEC_* environment over a YAML file. The only reader of the environment.
+
+Every field is a flag (`--max-frames`), a variable (`VIDSPEC_MAX_FRAMES`) and a YAML key (`max_frames`). A name that
+is none of them is an error with a suggestion, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource, SettingsError
+
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings.fields import ENV_PREFIX, Settings
+
+CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
+_LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
+
+
+def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Settings:
+    """Merge the three sources, or raise ConfigError with one readable line. A flag of None was not given."""
+    _refuse_unknown_variables()
+    given = {name: value for name, value in flags.items() if value is not None}
+    _refuse_unknown(given, "flag")
+    try:
+        variables = EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise ConfigError(f"the environment cannot be read: {error}") from error
+    if config is None and (named := os.environ.get(CONFIG_VARIABLE)):  # noqa: TID251  the owner of the environment
+        config = Path(named)
+    file_values = _read_config(config) if config is not None else {}
+    try:
+        return Settings(**{**file_values, **variables, **given})
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error, given, variables, config)) from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the config file {path}: {reason}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"the config file {path} must hold `name: value` lines")
+    _refuse_unknown(content, f"key in {path}:")
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def _refuse_unknown(names: Iterable[object], what: str) -> None:
+    for name in names:
+        if name not in Settings.model_fields:
+            raise ConfigError(f"unknown {what} {name}{_did_you_mean(str(name).lower().replace('-', '_'))}")
+
+
+def _refuse_unknown_variables() -> None:
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    for name in sorted(os.environ):  # noqa: TID251  the owner of the environment
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+            hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), as_variable=True)
+            is_link = "_SERVICE_" in name or "_PORT_" in name
+            hint = hint or (_LINK_HINT if is_link else "")
+            raise ConfigError(f"unknown environment variable {name}{hint}")
+
+
+def _did_you_mean(name: str, *, as_variable: bool = False) -> str:
+    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    if not close:
+        return ""
+    return f"; did you mean {ENV_PREFIX + close[0].upper() if as_variable else close[0]}?"
+
+
+def _first_problem(
+    error: ValidationError, flags: Mapping[str, object], variables: Mapping[str, object], config: Path | None
+) -> str:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    if name in flags:
+        where = f"--{name.replace('_', '-')}"
+    elif name in variables:
+        where = ENV_PREFIX + name.upper()
+    else:
+        where = f"{name} in {config}"
+    link = _LINK_HINT if str(problem["input"]).startswith("tcp://") else ""
+    return f"{where}: {message}, not {problem['input']!r}{link}"

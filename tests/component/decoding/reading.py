@@ -1,0 +1,42 @@
+"""Reads a clip in this process, with a decode child's own code, for tests of what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec_service.decoding.clip import Clip
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.reader import read_clip
+
+EVERY_FRAME = FrameRequest(num_frames=768)
+LIMITS = DecodingLimits()
+
+
+def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits = LIMITS) -> Clip:
+    """`read_clip`, its memory as an array."""
+    memory = bytearray()
+
+    def allocate(num_bytes: int) -> memoryview:
+        memory.extend(bytes(num_bytes))
+        return memoryview(memory)
+
+    with open(path, "rb", buffering=0) as file:
+        decoded = read_clip(file, request, limits, allocate, default_num_frames=8)
+    shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
+    frames: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, count=decoded.num_bytes).reshape(shape)
+    return Clip(
+        frames=frames,
+        timestamps_s=decoded.timestamps_s,
+        source_indices=decoded.source_indices,
+        source_fps=decoded.source_fps,
+        source_num_frames=decoded.source_num_frames,
+        duration_s=decoded.duration_s,
+        width=decoded.width,
+        height=decoded.height,
+        codec=decoded.codec,
+        warnings=decoded.warnings,
+    )

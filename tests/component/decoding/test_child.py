@@ -1,0 +1,176 @@
+"""One decode child: what it may not do, what it does not know, and that the pool believes none of its lies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.component.decoding.processes import children, hanging_child
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.errors import VideoUnreadable
+
+pytestmark = pytest.mark.component
+
+LIMITS = DecodingLimits()
+FOUR = FrameRequest(num_frames=4)
+
+
+@pytest.mark.parametrize("module", ["child", "reader", "pool", "source"])
+def test_decoding_loads_no_model_code(module: str) -> None:
+    code = (
+        f"import sys, vidspec_service.decoding.{module}\n"
+        "print([name for name in ('torch', 'transformers', 'vidspec_models', 'pydantic') if name in sys.modules])"
+    )
+    assert run_python(code) == "[]\n"
+
+
+def test_a_child_starts_without_numpy() -> None:
+    code = "import sys, vidspec_service.decoding.child, vidspec_service.decoding.reader\nprint('numpy' in sys.modules)"
+    assert run_python(code) == "False\n"
+
+
+def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIDSPEC_API_KEYS", "a-secret")
+    os.mkfifo(tmp_path / "pipe")
+
+    async def body() -> None:
+        async with DecodePool(replace(LIMITS, timeout_s=20), 1) as pool:
+            task = asyncio.create_task(pool.decode(tmp_path / "pipe", FOUR, 8))
+            pid = await hanging_child()
+            limits = await limits_in_force(pid)
+            assert limits["Max open files"] == "64"
+            assert limits["Max core file size"] == "0"
+            assert limits["Max processes"] == "0"
+            assert limits["Max cpu time"] == "22"
+            assert limits["Max file size"] == str(LIMITS.max_decoded_bytes)
+            assert int(limits["Max address space"]) < 4 * 1024**3
+            status = read(f"/proc/{pid}/status")
+            assert "NoNewPrivs:\t1" in status
+            assert "Threads:\t1" in status
+            assert os.getpgid(pid) == os.getsid(pid) == pid
+            if os.geteuid() == 0:  # nobody else may look
+                assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+                assert "a-secret" not in read(f"/proc/{pid}/environ")
+            task.cancel()
+
+    asyncio.run(body())
+
+
+async def limits_in_force(pid: int) -> dict[str, str]:
+    """Soft limits by name, once the child has its job."""
+    async with asyncio.timeout(30):
+        while True:
+            lines = read(f"/proc/{pid}/limits").splitlines()[1:]
+            limits = {line[:26].strip(): line[26:47].strip() for line in lines}
+            if limits["Max open files"] == "64":
+                return limits
+            await asyncio.sleep(0.01)
+
+
+def read(path: str) -> str:
+    return Path(path).read_text()
+
+
+def test_children_die_with_a_service_that_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    code = f"""
+import asyncio
+from pathlib import Path
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.pool import DecodePool
+
+async def main():
+    async with DecodePool(DecodingLimits(), 1) as pool:
+        asyncio.get_running_loop().call_later(0.5, lambda: print("hanging", flush=True))
+        await pool.decode(Path({str(tmp_path / "pipe")!r}), FrameRequest(), 8)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "hanging\n"
+        orphans = [os.pidfd_open(pid) for pid in children(service.pid)]
+        service.kill()
+    assert orphans
+
+    async def all_gone() -> None:
+        async with asyncio.timeout(30):
+            for orphan in orphans:
+                gone = asyncio.Event()
+                asyncio.get_running_loop().add_reader(orphan, gone.set)
+                await gone.wait()
+                asyncio.get_running_loop().remove_reader(orphan)
+                os.close(orphan)
+
+    asyncio.run(all_gone())
+
+
+FACTS = (
+    '{"type":"decoded","timestamps_s":[0,1],"source_indices":[0,1],"source_fps":1,"source_num_frames":2,'
+    '"duration_s":2,"width":8,"height":4,"codec":"h264","warnings":[]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "memory"),
+    [
+        (FACTS, None),  # no frames
+        (FACTS, "memfd(8 * 4 * 3)"),  # half of them
+        (FACTS, "memfd(0)"),
+        (FACTS, "os.open(__file__, os.O_RDWR)"),  # a file that could still change
+        (FACTS, "os.memfd_create('unsealable')"),
+        (FACTS.replace('"width":8', '"width":-8'), "memfd(192)"),
+        (FACTS.replace('"source_indices":[0,1]', '"source_indices":[0]'), "memfd(192)"),
+        (FACTS[:40], "memfd(192)"),
+        ('{"type":"refused","kind":"SystemExit","message":"","param":null}', None),
+        ('{"type":"broken","detail":"Traceback"}', None),
+        ("", None),
+        ("x" * 20_000_000, None),
+    ],
+)
+def test_a_child_that_lies_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, memory: str | None
+) -> None:
+    (tmp_path / "answer").write_text(answer)
+    liar = tmp_path / "liar"
+    liar.write_text(
+        f"""#!{sys.executable}
+import os, socket
+def memfd(num_bytes):
+    descriptor = os.memfd_create("frames", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, num_bytes)
+    return descriptor
+pool = socket.socket(fileno=0)
+pool.sendall(b"R")
+while pool.recv(65536):
+    pass
+answer = open({str(tmp_path / "answer")!r}, "rb").read()
+socket.send_fds(pool, [answer[:1] or b" "], [{memory or ""}])
+pool.sendall(answer[1:])
+"""
+    )
+    liar.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(liar))
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            with pytest.raises(VideoUnreadable):
+                await pool.decode(tmp_path / "answer", FOUR, 8)
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(body())
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert children() == []
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,171 @@
+"""Every codec, container and way of telling time: the frames are the right ones, pixel for pixel, at exact times."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from tests.clips import bar_codes, decode_all, number_of, write_video
+from tests.component.decoding.reading import read
+from vidspec_service.decoding.clip import Clip
+from vidspec_service.decoding.frame_request import FrameRequest
+
+pytestmark = pytest.mark.component
+
+X264_OPEN_GOP = {"x264-params": "open-gop=1:keyint=12:min-keyint=12:bframes=3:b-pyramid=normal:scenecut=0"}
+X265_OPEN_GOP = {
+    "x265-params": "log-level=none:pools=none:frame-threads=1:open-gop=1:keyint=12:min-keyint=12:bframes=4"
+}
+
+
+def assert_agrees_with_a_plain_decode(clip: Clip, path: Path, time_base: Fraction) -> None:
+    """The chosen frames, found by their times among all frames, equal them exactly."""
+    shown = decode_all(path)
+    ticks = list(shown)
+    assert clip.source_num_frames == len(ticks)
+    times = [float((tick - ticks[0]) * time_base) for tick in ticks]
+    assert clip.timestamps_s == tuple(times[i] for i in clip.source_indices)
+    for index, frame in zip(clip.source_indices, clip.frames, strict=True):
+        assert np.array_equal(frame, shown[ticks[index]])
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pix_fmt", "time_base"),
+    [
+        ("a.mp4", "h264", "yuv420p", Fraction(1, 15360)),
+        ("a.mkv", "h264", "yuv420p", Fraction(1, 1000)),
+        ("a.mov", "h264", "yuv422p10le", Fraction(1, 15360)),
+        ("a.ts", "h264", "yuv420p", Fraction(1, 90000)),
+        ("a.mp4", "hevc", "yuv420p", Fraction(1, 15360)),
+        ("b.mp4", "hevc", "yuv420p10le", Fraction(1, 15360)),
+        ("c.mp4", "hevc", "yuv444p12le", Fraction(1, 15360)),
+        ("b.ts", "hevc", "yuv420p", Fraction(1, 90000)),
+        ("a.webm", "vp8", "yuv420p", Fraction(1, 1000)),
+        ("b.webm", "vp9", "yuv420p", Fraction(1, 1000)),
+        ("c.webm", "av1", "yuv420p", Fraction(1, 1000)),
+        ("d.mp4", "av1", "yuv420p10le", Fraction(1, 15360)),
+        ("e.mp4", "mpeg4", "yuv420p", Fraction(1, 15360)),
+        ("c.ts", "mpeg2video", "yuv420p", Fraction(1, 90000)),
+        ("a.mpg", "mpeg1video", "yuv420p", Fraction(1, 90000)),
+        ("b.mov", "prores", "yuv422p10le", Fraction(1, 15360)),
+        ("f.mp4", "mjpeg", "yuvj420p", Fraction(1, 15360)),
+    ],
+)
+def test_codecs_and_containers(tmp_path: Path, name: str, codec: str, pix_fmt: str, time_base: Fraction) -> None:
+    path = write_video(tmp_path / name, bar_codes(40), codec=codec, pix_fmt=pix_fmt)
+    clip = read(path, FrameRequest(num_frames=10))
+    assert clip.codec == codec
+    assert clip.source_indices == (2, 6, 10, 14, 18, 22, 26, 30, 34, 38)
+    assert [number_of(frame) for frame in clip.frames] == list(clip.source_indices)
+    assert_agrees_with_a_plain_decode(clip, path, time_base)
+    assert clip.duration_s == pytest.approx(40 / 30, abs=0.002)
+    assert clip.source_fps == pytest.approx(30, rel=0.002)
+    assert clip.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        ("closed.mp4", "h264", {"bf": "3"}),
+        ("open.mp4", "h264", X264_OPEN_GOP),
+        ("open.ts", "h264", X264_OPEN_GOP),
+        ("interlaced.ts", "h264", {"x264-params": "interlaced=1:bframes=3"}),
+        ("open.mp4", "hevc", X265_OPEN_GOP),
+        ("open.mkv", "hevc", X265_OPEN_GOP),
+        ("b.mp4", "mpeg4", {"bf": "2"}),
+        ("b.ts", "mpeg2video", {"bf": "2"}),
+        ("alt.webm", "vp9", {"auto-alt-ref": "1", "lag-in-frames": "16", "deadline": "good", "cpu-used": "5"}),
+    ],
+)
+@pytest.mark.parametrize("request_", [FrameRequest(num_frames=5), FrameRequest(fps=7), FrameRequest(fps=1000)])
+def test_jumping_ahead_and_skipping_frames_changes_no_pixel(
+    tmp_path: Path, name: str, codec: str, options: dict[str, str], request_: FrameRequest
+) -> None:
+    path = write_video(tmp_path / name, bar_codes(100), codec=codec, options=options)
+    clip = read(path, request_)
+    assert [number_of(frame) for frame in clip.frames] == list(clip.source_indices)
+    with av.open(path) as container:
+        time_base = container.streams.video[0].time_base
+    assert time_base is not None
+    assert_agrees_with_a_plain_decode(clip, path, time_base)
+
+
+@pytest.mark.parametrize("start", range(0, 100, 7))
+def test_any_single_frame_of_a_long_open_gop_clip_is_the_right_one(tmp_path: Path, start: int) -> None:
+    path = write_video(tmp_path / "a.mp4", bar_codes(100), codec="hevc", options=X265_OPEN_GOP)
+    clip = read(path, FrameRequest(num_frames=1, start_s=start / 30, end_s=(start + 1) / 30))
+    assert clip.source_indices == (start,)
+    assert number_of(clip.frames[0]) == start
+    assert clip.timestamps_s == (start * 512 / 15360,)
+
+
+@pytest.mark.parametrize(("codec", "options"), [("h264", {"bf": "3"}), ("mpeg4", {"bf": "2"}), ("mjpeg", {})])
+def test_avi_without_display_times_still_gives_the_right_frames(
+    tmp_path: Path, codec: str, options: dict[str, str]
+) -> None:
+    pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    path = write_video(tmp_path / "a.avi", bar_codes(40), codec=codec, options=options, pix_fmt=pix_fmt)
+    clip = read(path, FrameRequest(num_frames=10))
+    assert [number_of(frame) for frame in clip.frames] == [2, 6, 10, 14, 18, 22, 26, 30, 34, 38]
+    assert clip.timestamps_s == tuple(i / 30 for i in clip.source_indices)
+
+
+def test_variable_frame_rate_is_read_as_it_is(tmp_path: Path) -> None:
+    times_ms = [0, 40, 55, 500, 510, 2000]
+    path = write_video(tmp_path / "a.mkv", bar_codes(6), pts=times_ms, time_base=Fraction(1, 1000))
+    assert read(path).timestamps_s == tuple(ms / 1000 for ms in times_ms)
+    clip = read(path, FrameRequest(fps=2))
+    assert clip.timestamps_s == (0.0, 0.5, 0.51, 2.0)  # 0.51 is still on display at 1.0 and 1.5
+    assert [number_of(frame) for frame in clip.frames] == [0, 3, 4, 5]
+
+
+def test_times_start_at_the_first_frame_whatever_the_file_starts_with(tmp_path: Path) -> None:
+    pts = [900_000 + 3000 * i for i in range(10)]
+    path = write_video(tmp_path / "a.ts", bar_codes(10), pts=pts, time_base=Fraction(1, 90_000))
+    clip = read(path)
+    assert clip.timestamps_s == tuple(3000 * i / 90_000 for i in range(10))
+    assert clip.duration_s == 10 / 30
+
+
+def test_frames_that_an_edit_list_cuts_are_not_shown(tmp_path: Path) -> None:
+    path = write_video(
+        tmp_path / "a.mp4",
+        bar_codes(30),
+        gop=10,
+        pts=[512 * (i - 5) for i in range(30)],
+        time_base=Fraction(1, 15360),
+        muxing={"avoid_negative_ts": "disabled", "use_editlist": "1"},
+    )
+    clip = read(path)
+    assert [number_of(frame) for frame in clip.frames] == list(range(5, 30))
+    assert clip.timestamps_s[:2] == (0.0, 1 / 30)
+    assert clip.source_num_frames == 25
+
+
+def test_a_transport_stream_cut_between_keyframes_starts_at_the_next_one(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "whole.ts", bar_codes(60), gop=20, options={"bf": "0", "sc_threshold": "0"})
+    data = whole.read_bytes()
+    cut = tmp_path / "cut.ts"
+    cut.write_bytes(data[len(data) // 4 // 188 * 188 :])
+    clip = read(cut)
+    numbers = [number_of(frame) for frame in clip.frames]
+    assert numbers == list(range(numbers[0], 60))
+    assert numbers[0] == 20
+    assert clip.timestamps_s[0] == 0.0
+
+
+def test_one_frame_is_a_clip(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "a.mp4", bar_codes(1)))
+    assert clip.frames.shape == (1, 64, 64, 3)
+    assert clip.timestamps_s == (0.0,)
+    assert clip.duration_s == pytest.approx(1 / 30)
+
+
+def test_a_window_is_honoured(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", bar_codes(60))
+    clip = read(path, FrameRequest(fps=10, start_s=0.5, end_s=1.0))
+    assert [number_of(frame) for frame in clip.frames] == [15, 18, 21, 24, 27]

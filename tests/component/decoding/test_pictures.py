@@ -1,0 +1,127 @@
+"""What pictures look like: turned upright, odd sizes, changing sizes, colours, several tracks."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from tests.clips import Picture, bar_codes, number_of, write_video
+from tests.component.decoding.reading import read
+from vidspec_service.decoding.frame_request import FrameRequest
+
+pytestmark = pytest.mark.component
+
+
+def corners(width: int = 96, height: int = 64) -> Picture:
+    """Quarters from the top left: red, green; blue, grey."""
+    picture = np.zeros((height, width, 3), np.uint8)
+    picture[: height // 2, : width // 2] = (230, 20, 20)
+    picture[: height // 2, width // 2 :] = (20, 230, 20)
+    picture[height // 2 :, : width // 2] = (20, 20, 230)
+    picture[height // 2 :, width // 2 :] = (128, 128, 128)
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("rotation", "turn"),
+    [
+        (0, lambda picture: picture),
+        (90, lambda picture: np.rot90(picture)),
+        (180, lambda picture: np.rot90(picture, 2)),
+        (270, lambda picture: np.rot90(picture, 3)),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov"])
+def test_rotated_clips_stand_upright(tmp_path: Path, name: str, rotation: int, turn: object) -> None:
+    assert callable(turn)
+    path = write_video(tmp_path / name, [corners()] * 3, rotation=rotation, options={"crf": "4"})
+    clip = read(path)
+    expected = turn(corners())
+    assert (clip.height, clip.width) == expected.shape[:2]
+    assert clip.frames.shape == (3, *expected.shape)
+    inner = np.abs(clip.frames[1].astype(int) - expected) < 40
+    assert inner.mean() > 0.95  # colours blur where quarters meet
+
+
+def test_mirrored_clips_are_mirrored_back(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "a.mp4", [corners()], rotation=0, hflip=True, options={"crf": "4"}))
+    assert clip.frames[0, 10, 85, 0] > 180  # red is right now
+    assert clip.frames[0, 10, 10, 1] > 180
+
+
+def test_an_odd_angle_is_left_alone_and_said(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "a.mp4", bar_codes(2), rotation=30))
+    assert any("odd angle" in warning for warning in clip.warnings)
+    assert number_of(clip.frames[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pix_fmt", "size"),
+    [
+        ("a.mp4", "h264", "yuv444p", (67, 51)),
+        ("a.webm", "vp9", "yuv420p", (67, 51)),
+        ("b.mp4", "mpeg4", "yuv420p", (67, 51)),
+        ("c.mp4", "hevc", "yuv420p10le", (130, 34)),
+        ("d.mp4", "h264", "gray", (64, 64)),
+    ],
+)
+def test_odd_sizes_and_formats(tmp_path: Path, name: str, codec: str, pix_fmt: str, size: tuple[int, int]) -> None:
+    clip = read(write_video(tmp_path / name, bar_codes(5, *size), codec=codec, pix_fmt=pix_fmt))
+    assert (clip.width, clip.height) == size
+    assert [number_of(frame) for frame in clip.frames] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p"])
+def test_full_and_limited_range_give_the_same_grey(tmp_path: Path, pix_fmt: str) -> None:
+    grey = [np.full((64, 64, 3), 200, np.uint8)]
+    codec = "mjpeg" if pix_fmt == "yuvj420p" else "h264"
+    clip = read(write_video(tmp_path / "a.mov", grey, codec=codec, pix_fmt=pix_fmt))
+    assert abs(int(clip.frames.mean()) - 200) <= 2
+
+
+def test_a_size_that_changes_is_scaled_to_the_first(tmp_path: Path) -> None:
+    small = write_video(tmp_path / "1.ts", bar_codes(10, 64, 64), gop=5)
+    later = [6000 + 3000 * i for i in range(10, 20)]
+    large = write_video(tmp_path / "2.ts", bar_codes(20, 128, 96)[10:], gop=5, pts=later, time_base=Fraction(1, 90_000))
+    both = tmp_path / "both.ts"
+    both.write_bytes(small.read_bytes() + large.read_bytes())
+    clip = read(both)
+    assert clip.frames.shape == (20, 64, 64, 3)
+    assert [number_of(frame) for frame in clip.frames] == list(range(20))
+    assert any("10 of the 768" not in warning and "another size" in warning for warning in clip.warnings)
+
+
+def test_pixels_that_are_not_square_are_said(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "a.mp4", bar_codes(2), aspect=Fraction(4, 3)))
+    assert clip.frames.shape == (2, 64, 64, 3)
+    assert "Pixels are not square (4/3); frames are used as stored." in clip.warnings
+
+
+def test_audio_is_ignored_and_said(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "a.mp4", bar_codes(30), with_audio=True), FrameRequest(num_frames=30))
+    assert clip.warnings == ("Audio is ignored.",)
+    assert [number_of(frame) for frame in clip.frames] == list(range(30))
+
+
+def test_of_two_video_tracks_one_is_read_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.mkv"
+    with av.open(path, "w") as container:
+        streams = []
+        for size in (32, 64):
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width = stream.height = size
+            streams.append((stream, size))
+        for number in range(5):
+            for stream, size in streams:
+                picture = bar_codes(number + 1, size, size)[number]
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        for stream, _ in streams:
+            container.mux(stream.encode())
+    clip = read(path)
+    assert clip.source_num_frames == 5
+    assert f"Of several video tracks, the one of {clip.width}x{clip.height} pixels is used." in clip.warnings
+    assert [number_of(frame) for frame in clip.frames] == list(range(5))

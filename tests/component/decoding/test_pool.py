@@ -1,0 +1,222 @@
+"""The pool: right clips from real children, and nothing left of them whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.clips import bar_codes, number_of, write_video
+from tests.component.decoding.processes import children, hanging_child
+from vidspec_service.decoding.clip import Clip
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.errors import (
+    ConfigError,
+    Draining,
+    InvalidRequest,
+    VideoTooLarge,
+    VideoUnreadable,
+    VideoUnsupported,
+)
+
+pytestmark = pytest.mark.component
+
+LIMITS = DecodingLimits()
+FOUR = FrameRequest(num_frames=4)
+
+
+@pytest.fixture
+def clip_path(tmp_path: Path) -> Path:
+    return write_video(tmp_path / "clip.mp4", bar_codes(40))
+
+
+@pytest.fixture
+def stalling_path(tmp_path: Path) -> Path:
+    """A pipe that nobody writes: whoever opens it hangs."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    """Run `body`, then check that it left no child and no descriptor."""
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    asyncio.run(body)
+    gc.collect()
+    assert children() == []
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_clip_arrives_whole_and_read_only(clip_path: Path) -> None:
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            clip = await pool.decode(clip_path, FrameRequest(fps=6), 8)
+        assert clip.source_indices == (0, 5, 10, 15, 20, 25, 30, 35)
+        assert clip.frames.shape == (8, 64, 64, 3)
+        assert clip.frames.dtype == np.uint8
+        assert [number_of(frame) for frame in clip.frames] == list(clip.source_indices)
+        assert clip.timestamps_s == tuple(i / 30 for i in clip.source_indices)
+        assert (clip.width, clip.height, clip.codec) == (64, 64, "h264")
+        assert (clip.source_num_frames, clip.duration_s, clip.source_fps) == (40, 40 / 30, 30.0)
+        with pytest.raises(ValueError, match="read-only"):
+            clip.frames[0, 0, 0, 0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            clip.frames.flags.writeable = True
+
+    run(body())
+
+
+def test_thirty_decodes_good_and_bad_leave_nothing(tmp_path: Path, clip_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("no video " * 100)
+    (tmp_path / "broken.mp4").write_bytes(clip_path.read_bytes()[:200])
+
+    async def body() -> None:
+        kept: list[Clip] = []
+        async with DecodePool(LIMITS, 2) as pool:
+            for _ in range(10):
+                results = await asyncio.gather(
+                    pool.decode(clip_path, FOUR, 8),
+                    pool.decode(tmp_path / "text.mp4", FOUR, 8),
+                    pool.decode(tmp_path / "broken.mp4", FOUR, 8),
+                    return_exceptions=True,
+                )
+                assert isinstance(results[0], Clip)
+                assert isinstance(results[1], VideoUnsupported)
+                assert isinstance(results[2], VideoUnreadable)
+                kept.append(results[0])
+        assert all([number_of(frame) for frame in clip.frames] == [5, 15, 25, 35] for clip in kept)
+
+    run(body())
+
+
+def test_refusals_travel_with_their_words_and_field(clip_path: Path) -> None:
+    async def body() -> None:
+        async with DecodePool(replace(LIMITS, max_pixels=100), 1) as pool:
+            with pytest.raises(VideoTooLarge, match="VIDSPEC_MAX_PIXELS") as too_large:
+                await pool.decode(clip_path, FOUR, 8)
+            assert too_large.value.param == "video"
+            with pytest.raises(InvalidRequest) as contradictory:  # needs no child
+                await pool.decode(Path("/nowhere"), FrameRequest(fps=1, num_frames=1), 8)
+            assert contradictory.value.param == "fps"
+
+    run(body())
+
+
+def test_a_decode_that_hangs_is_killed_at_its_limit_and_the_next_one_works(
+    clip_path: Path, stalling_path: Path
+) -> None:
+    async def body() -> None:
+        async with DecodePool(replace(LIMITS, timeout_s=0.5), 1) as pool:
+            started = time.monotonic()
+            ticks = asyncio.create_task(count_ticks())
+            with pytest.raises(VideoUnreadable, match=r"within 0\.5 s \(VIDSPEC_DECODE_TIMEOUT_S\)"):
+                await pool.decode(stalling_path, FOUR, 8)
+            assert 0.4 < time.monotonic() - started < 10
+            ticks.cancel()
+            assert await ticks >= 10  # the event loop went on meanwhile
+            assert len(children()) == 1  # the spare
+        async with DecodePool(LIMITS, 1) as pool:
+            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+
+    run(body())
+
+
+async def count_ticks() -> int:
+    ticks = 0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+    return ticks
+
+
+def test_cancelling_kills_the_child_and_frees_the_slot(clip_path: Path, stalling_path: Path) -> None:
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            hanging = await hanging_child()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert hanging not in children()
+            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+
+    run(body())
+
+
+def test_cancelling_one_that_waits_for_a_slot_costs_nothing(clip_path: Path, stalling_path: Path) -> None:
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            running = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            await hanging_child()
+            waiting = asyncio.create_task(pool.decode(clip_path, FOUR, 8))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            running.cancel()
+            await asyncio.gather(waiting, running, return_exceptions=True)
+            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+
+    run(body())
+
+
+@pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_child_that_dies_by_a_signal_is_the_videos_fault(stalling_path: Path, death: signal.Signals) -> None:
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            os.kill(await hanging_child(), death)
+            with pytest.raises(VideoUnreadable, match="made its decoder fail"):
+                await task
+
+    run(body())
+
+
+def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            (spare,) = children()
+            os.kill(spare, signal.SIGKILL)
+            await asyncio.to_thread(os.waitid, os.P_PID, spare, os.WEXITED | os.WNOWAIT)
+            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+
+    run(body())
+
+
+def test_closing_ends_running_decodes_and_refuses_new_ones(clip_path: Path, stalling_path: Path) -> None:
+    async def body() -> None:
+        pool = DecodePool(LIMITS, 2)
+        async with pool:
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            await hanging_child()
+        with pytest.raises(Draining):
+            await task
+        with pytest.raises(Draining):
+            await pool.decode(clip_path, FOUR, 8)
+        await pool.close()
+
+    run(body())
+
+
+def test_a_machine_where_no_child_starts_is_a_start_up_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    async def body() -> None:
+        with pytest.raises(ConfigError, match="decode child"):
+            async with DecodePool(LIMITS, 2):
+                pass
+
+    run(body())

@@ -1,0 +1,210 @@
+"""What is no video, is too much of one, or is broken: each its own error, in our words, with nothing leaked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from tests.clips import bar_codes, number_of, write_sound, write_video
+from tests.component.decoding.reading import LIMITS, read
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.reader.opening import opened
+from vidspec_service.errors import (
+    InvalidRequest,
+    RequestError,
+    VideoTooLarge,
+    VideoUnreadable,
+    VideoUnsupported,
+)
+
+pytestmark = pytest.mark.component
+
+ONE_FRAME = FrameRequest(num_frames=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "words"),
+    [
+        ("empty.mp4", b"", VideoUnreadable, "empty"),
+        ("text.mp4", b"This is not a video.\n" * 50, VideoUnsupported, "text"),
+        ("image.mp4", b"\x89PNG\r\n\x1a\n" + bytes(500), VideoUnsupported, "PNG"),
+        ("list.mp4", b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:1,\n/etc/passwd\n", VideoUnsupported, "playlist"),
+        ("list.m3u8", b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:1,\n/etc/passwd\n", VideoUnsupported, "playlist"),
+        ("list.ffconcat", b"ffconcat version 1.0\nfile /etc/passwd\n", VideoUnsupported, "playlist"),
+        ("session.sdp", b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\n", VideoUnsupported, "text"),
+        ("ftyp.mp4", b"\x00\x00\x00\x20ftypisom\x00\x00\x02\x00isomiso2avc1mp41", VideoUnreadable, "damaged"),
+        ("noise.mkv", b"\x1aE\xdf\xa3" + bytes(range(256)) * 8, VideoUnreadable, "damaged"),
+        ("noise.ts", (b"\x47" + bytes(range(187))) * 8, RequestError, "The "),
+        ("noise.avi", b"RIFF\xff\xff\xff\xffAVI LIST" + b"\xff" * 500, RequestError, "The "),
+        ("noise.ogv", b"OggS" + bytes(500), RequestError, "The "),
+        ("noise.mpg", b"\x00\x00\x01\xba" + b"\x55" * 500, RequestError, "The "),
+    ],
+)
+def test_files_that_are_no_videos(
+    tmp_path: Path, name: str, content: bytes, error: type[RequestError], words: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(error, match=words) as caught:
+        read(path)
+    assert_tells_nothing(caught.value, tmp_path)
+
+
+def test_a_playlist_that_passed_the_first_check_would_not_open_either(tmp_path: Path) -> None:
+    target = write_video(tmp_path / "target.ts", bar_codes(30))
+    playlist = tmp_path / "list.m3u8"
+    playlist.write_text(f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:1\n#EXTINF:1.0,\n{target}\n#EXT-X-ENDLIST\n")
+    with av.open(playlist) as container:  # plain FFmpeg reads the other file
+        assert container.format.name == "hls"
+    with (
+        open(playlist, "rb", buffering=0) as file,
+        pytest.raises(VideoUnreadable),
+        opened(file, LIMITS),
+    ):
+        pass
+
+
+def test_sound_alone_is_not_a_video(tmp_path: Path) -> None:
+    with pytest.raises(VideoUnreadable, match="only audio"):
+        read(write_sound(tmp_path / "a.m4a"))
+
+
+def test_a_cover_picture_is_not_a_video(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(path, "w") as container:
+        stream = container.add_stream("mjpeg", rate=1)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuvj420p"
+        stream.disposition = av.stream.Disposition.attached_pic
+        picture = av.VideoFrame.from_ndarray(bar_codes(1)[0], format="rgb24")
+        container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    with pytest.raises(VideoUnreadable, match="no video track"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pix_fmt"),
+    [("a.mov", "jpeg2000", "yuv420p"), ("a.mov", "png", "rgb24"), ("a.mkv", "ffv1", "yuv420p")],
+)
+def test_codecs_off_the_list_are_refused_by_name(tmp_path: Path, name: str, codec: str, pix_fmt: str) -> None:
+    path = write_video(tmp_path / name, bar_codes(2), codec=codec, pix_fmt=pix_fmt)
+    with pytest.raises(VideoUnsupported, match=f"The video codec is {codec}; accepted are av1, h264"):
+        read(path)
+
+
+def test_too_many_tracks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(path, "w") as container:
+        streams = []
+        for _ in range(9):
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width = stream.height = 16
+            streams.append(stream)
+        for stream in streams:
+            frame = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+    with pytest.raises(VideoUnsupported, match="more than 8 tracks"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (replace(LIMITS, max_bytes=100), r"The file has [\d,]+ bytes; the limit is 100 \(VIDSPEC_MAX_UPLOAD_BYTES\)."),
+        (replace(LIMITS, max_duration_s=1.5), r"lasts 2\.0 s; the limit is 1\.5 s \(VIDSPEC_MAX_DURATION_S\)"),
+        (replace(LIMITS, max_pixels=4095), r"64x64 = 4,096 pixels; the limit is 4,095 \(VIDSPEC_MAX_PIXELS\)"),
+        (replace(LIMITS, max_source_frames=59), r"more than 59 frames; .* \(VIDSPEC_MAX_SOURCE_FRAMES\)"),
+        (
+            replace(LIMITS, max_decoded_bytes=30_000),
+            r"8 frames of 64x64 pixels take 98,304 bytes \(2 would fit\); .* \(VIDSPEC_MAX_DECODED_BYTES\)",
+        ),
+    ],
+)
+def test_too_much_names_the_fact_the_limit_and_the_setting(tmp_path: Path, limits: object, words: str) -> None:
+    path = write_video(tmp_path / "a.mp4", bar_codes(60))
+    with pytest.raises(VideoTooLarge, match=words):
+        read(path, FrameRequest(num_frames=8), limits)  # type: ignore[arg-type]
+
+
+def test_exactly_the_limits_pass(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", bar_codes(60))
+    limits = replace(
+        LIMITS,
+        max_bytes=path.stat().st_size,
+        max_duration_s=2.0,
+        max_pixels=4096,
+        max_source_frames=60,
+        max_decoded_bytes=8 * 64 * 64 * 3,
+    )
+    assert len(read(path, FrameRequest(num_frames=8), limits).timestamps_s) == 8
+
+
+def test_a_start_past_the_end_is_refused_after_the_scan(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"the clip lasts 2\.000 s"):
+        read(write_video(tmp_path / "a.mp4", bar_codes(60)), FrameRequest(start_s=2.0))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("name", ["a.mp4", "fast.mp4", "a.mkv", "a.ts", "a.avi"])
+def test_a_file_cut_off_gives_what_is_there_or_says_that_it_is_damaged(tmp_path: Path, name: str, share: float) -> None:
+    muxing = {"movflags": "+faststart"} if name == "fast.mp4" else {}
+    whole = write_video(tmp_path / name, bar_codes(100, 128, 128), muxing=muxing).read_bytes()
+    cut = tmp_path / "cut"
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    try:
+        clip = read(cut)
+    except VideoUnreadable as error:
+        assert_tells_nothing(error, tmp_path)
+    else:
+        # The very last frame may be half there.
+        assert [number_of(frame) for frame in clip.frames[:-1]] == list(clip.source_indices[:-1])
+        assert name != "fast.mp4" or clip.duration_s > 2 or any("ends early" in w for w in clip.warnings)
+
+
+def test_damage_in_the_middle_is_survived_or_said(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "a.ts", bar_codes(100, 128, 128), gop=10).read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        data = bytearray(whole)
+        start = int(rng.integers(2000, len(data) - 600))
+        data[start : start + 500] = rng.bytes(500)
+        path = tmp_path / "damaged.ts"
+        path.write_bytes(data)
+        try:
+            clip = read(path, FrameRequest(num_frames=20))
+        except RequestError as error:
+            assert_tells_nothing(error, tmp_path)
+        else:
+            assert 1 <= len(clip.frames) <= 20
+            assert list(clip.source_indices) == sorted(set(clip.source_indices))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
+def test_flipped_bytes_never_raise_anything_unforeseen(tmp_path: Path, name: str) -> None:
+    whole = write_video(tmp_path / name, bar_codes(12)).read_bytes()
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), 12):
+            data[place] = rng.integers(256)
+        path = tmp_path / "mutated"
+        path.write_bytes(data)
+        try:
+            read(path, ONE_FRAME)
+        except RequestError as error:
+            assert_tells_nothing(error, tmp_path)
+
+
+def assert_tells_nothing(error: RequestError, directory: Path) -> None:
+    """No path, no address, no FFmpeg text."""
+    text = f"{error.message} {error.args}"
+    assert str(directory) not in text
+    assert not re.search(r"0x[0-9a-f]{4}|Errno|avcodec|Invalid data|ffmpeg", text, re.IGNORECASE)
+    assert error.__cause__ is None

@@ -1,0 +1,21 @@
+"""One engine on the bundled pair for all tests that do not break it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.component.engine.harness import EngineHarness
+from vidspec_service.engine.types import EngineConfig, WorkerConfig
+
+PAIR = EngineConfig(
+    target=WorkerConfig(model="bundled", dtype="float32"), draft=WorkerConfig(model="bundled", dtype="float32")
+)
+
+
+@pytest.fixture(scope="package")
+def engine() -> Iterator[EngineHarness]:
+    harness = EngineHarness(PAIR)
+    yield harness
+    harness.close()

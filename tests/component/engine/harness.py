@@ -1,0 +1,156 @@
+"""EngineHarness: a real engine with real worker processes, driven from synchronous tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from vidspec_models.bundled import SCENE_DURATION_S, render, sample_scene, slot_times
+from vidspec_service.engine.client import EngineClient
+from vidspec_service.engine.types import (
+    ChatMessage,
+    EngineConfig,
+    Finished,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    Started,
+    TextDelta,
+    VideoInput,
+    WorkerState,
+)
+from vidspec_service.telemetry import Metrics
+
+T = TypeVar("T")
+SOURCE_FPS = 16.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything one generation said."""
+
+    started: Started
+    ids: tuple[int, ...]
+    text: str
+    finished: Finished
+
+
+def scene_video(seed: int) -> VideoInput:
+    """The canonical frames of a rendered test scene."""
+    times = slot_times()
+    frames = render(sample_scene(seed), times)
+    num_source = int(SCENE_DURATION_S * SOURCE_FPS)
+    return VideoInput(
+        frames=frames,
+        timestamps_s=tuple(float(time * SCENE_DURATION_S) for time in times),
+        source_indices=tuple(int(time * num_source) for time in times),
+        source_fps=SOURCE_FPS,
+        source_num_frames=num_source,
+        duration_s=SCENE_DURATION_S,
+    )
+
+
+def noise_video(seed: int, num_frames: int = 8) -> VideoInput:
+    """Frames that no scene gives: long, unsure answers."""
+    frames = np.random.default_rng(seed).integers(0, 256, (num_frames, 128, 128, 3), dtype=np.uint8)
+    return VideoInput(
+        frames=frames,
+        timestamps_s=tuple(float(i) for i in range(num_frames)),
+        source_indices=tuple(range(num_frames)),
+        source_fps=1.0,
+        source_num_frames=num_frames,
+        duration_s=float(num_frames),
+    )
+
+
+def ask(
+    request_id: str,
+    prompt: str,
+    videos: Sequence[VideoInput],
+    *,
+    max_tokens: int = 40,
+    sampling: SamplingParams | None = None,
+    speculation: SpeculationMode = SpeculationMode.AUTO,
+    stop: tuple[str, ...] = (),
+) -> GenerationRequest:
+    """A single-turn request."""
+    return GenerationRequest(
+        request_id=request_id,
+        messages=(ChatMessage(role="user", text=prompt, num_videos=len(videos)),),
+        videos=tuple(videos),
+        max_tokens=max_tokens,
+        sampling=sampling or SamplingParams(),
+        speculation=speculation,
+        stop=stop,
+    )
+
+
+class EngineHarness:
+    """Runs the engine's event loop in a thread of its own; `run` waits for a coroutine on it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.engine = EngineClient(config, Metrics(CollectorRegistry()))
+        self.run(self.engine.__aenter__(), timeout_s=100)
+
+    def close(self) -> None:
+        self.run(self.engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 90) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+    def answer(self, request: GenerationRequest) -> Answer:
+        return self.run(collect(self.engine, request))
+
+    def answers(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
+        """All at once."""
+
+        async def all_of_them() -> list[Answer]:
+            return await asyncio.gather(*(collect(self.engine, request) for request in requests))
+
+        return self.run(all_of_them())
+
+    def kill(self, role: str) -> None:
+        pid = self.engine.worker_pids()[role]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    def wait_until_ready(self, timeout_s: float = 90) -> None:
+        """Both workers are up (again)."""
+
+        async def poll() -> None:
+            while set(self.engine.status().workers.values()) != {WorkerState.READY}:
+                await asyncio.sleep(0.05)
+
+        self.run(asyncio.wait_for(poll(), timeout_s))
+
+
+async def collect(engine: EngineClient, request: GenerationRequest) -> Answer:
+    """Drain one generation."""
+    started: Started | None = None
+    ids: tuple[int, ...] = ()
+    text = ""
+    async for event in engine.generate(request):
+        match event:
+            case Started():
+                started = event
+            case TextDelta():
+                ids += event.ids
+                text += event.text
+            case Finished():
+                assert started is not None
+                return Answer(started, ids, text, event)
+    raise AssertionError("the generation ended without Finished")

@@ -1,0 +1,139 @@
+"""Failure costs speed, never an answer: workers killed, hung, refused; clients gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.component.engine.conftest import PAIR
+from tests.component.engine.harness import EngineHarness, ask, collect, noise_video
+from vidspec_service.engine.types import SamplingParams, SpeculationMode, TextDelta, WorkerConfig, WorkerState
+from vidspec_service.errors import ConfigError, ContextLengthExceeded
+
+LAW = SamplingParams(temperature=1.0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[EngineHarness]:
+    """An engine of its own, with a short patience for hung workers."""
+    harness = EngineHarness(replace(PAIR, silence_s=3.0))
+    yield harness
+    harness.close()
+
+
+def undisturbed(harness: EngineHarness, count: int) -> list[tuple[int, ...]]:
+    requests = [
+        ask(f"u{i}", "Describe the video.", [noise_video(i)], sampling=LAW, max_tokens=120) for i in range(count)
+    ]
+    return [answer.ids for answer in harness.answers(requests)]
+
+
+def disturbed(harness: EngineHarness, count: int, role: str, sign: signal.Signals) -> list[tuple[int, ...]]:
+    """The same requests; the worker gets the signal once every stream has begun."""
+
+    async def run() -> list[tuple[int, ...]]:
+        begun = [asyncio.Event() for _ in range(count)]
+
+        async def stream(i: int) -> tuple[int, ...]:
+            ids: tuple[int, ...] = ()
+            request = ask(f"d{i}", "Describe the video.", [noise_video(i)], sampling=LAW, max_tokens=120)
+            async for event in harness.engine.generate(request):
+                if isinstance(event, TextDelta):
+                    ids += event.ids
+                    begun[i].set()
+            return ids
+
+        streams = [asyncio.ensure_future(stream(i)) for i in range(count)]
+        for event in begun:
+            await event.wait()
+        pid = harness.engine.worker_pids()[role]
+        assert pid is not None
+        os.kill(pid, sign)
+        return await asyncio.gather(*streams)
+
+    return harness.run(run(), timeout_s=110)
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+def test_streams_survive_a_lost_worker_with_the_same_text(
+    fragile: EngineHarness, role: str, sign: signal.Signals
+) -> None:
+    expected = undisturbed(fragile, 3)
+    assert disturbed(fragile, 3, role, sign) == expected
+    fragile.wait_until_ready()
+    again = fragile.answer(
+        ask("after", "Describe the video.", [noise_video(0)], sampling=LAW, max_tokens=120,
+            speculation=SpeculationMode.PARALLEL)
+    )
+    assert again.ids == expected[0]
+    assert again.finished.speculation.num_draft_tokens > 0, "the draft did not come back"
+
+
+def test_a_request_made_while_the_target_restarts_waits_for_it(fragile: EngineHarness) -> None:
+    fragile.wait_until_ready()
+    fragile.kill("target")
+    answer = fragile.answer(ask("early", "Describe the video.", [noise_video(0)], sampling=LAW, max_tokens=10))
+    assert len(answer.ids) == 10
+
+
+def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None:
+    async def leave_early() -> None:
+        stream = engine.engine.generate(ask("left", "Describe the video.", [noise_video(1)], max_tokens=4000))
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+        await stream.aclose()
+
+    engine.run(leave_early())
+    assert engine.engine.status().num_running == 0
+    # The workers take new requests at once: were the stream still running, 4000 tokens would come first.
+    answers = engine.answers([ask(f"n{i}", "Hello.", [], max_tokens=3) for i in range(16)])
+    assert all(answer.finished.completion_tokens <= 3 for answer in answers)
+
+
+def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    async def cancel_soon(i: int) -> None:
+        task = asyncio.ensure_future(
+            collect(engine.engine, ask(f"c{i}", "Describe the video.", [noise_video(i)], max_tokens=500))
+        )
+        await asyncio.sleep(0.01 * (i % 7))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def run() -> None:
+        await asyncio.gather(*(cancel_soon(i) for i in range(20)))
+
+    engine.run(run())
+    assert engine.answer(ask("then", "Hello.", [], max_tokens=2)).finished.completion_tokens >= 1
+    status = engine.engine.status()
+    assert (status.num_running, status.num_waiting) == (0, 0)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_its_size(engine: EngineHarness) -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"513 of them video.*context of 16384"):
+        engine.answer(ask("long", "Describe the video.", [noise_video(0)], max_tokens=16_000))
+
+
+def test_a_model_that_does_not_exist_is_one_readable_error() -> None:
+    config = replace(PAIR, target=WorkerConfig(model="/no/such/model"))
+    with pytest.raises(ConfigError, match="does not exist"):
+        EngineHarness(config)
+
+
+def test_workers_end_with_the_engine() -> None:
+    harness = EngineHarness(replace(PAIR, draft=None))
+    pids = [pid for pid in harness.engine.worker_pids().values() if pid is not None]
+    harness.close()
+    assert harness.engine.status().workers == {"target": WorkerState.DEAD}
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

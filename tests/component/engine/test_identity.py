@@ -1,0 +1,118 @@
+"""Lossless is a test: the ids of every mode are the target's own, and the target's are transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from vidspec_models.bundled import BUNDLED_TARGET
+from vidspec_service.engine.types import FinishReason, SamplingParams, SpeculationMode, VideoInput
+
+PROMPTS = ("Describe the video.", "How many objects are there?", "What is going on here, in your own words?")
+MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
+CASES = [(seed, PROMPTS[seed % len(PROMPTS)]) for seed in range(12)]
+
+
+def video_for(seed: int) -> VideoInput:
+    return noise_video(seed) if seed % 4 == 3 else scene_video(seed)
+
+
+class Reference:
+    """Stock transformers on the same frames."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForImageTextToText, AutoProcessor
+
+        self._processor = AutoProcessor.from_pretrained(BUNDLED_TARGET)
+        self._model = AutoModelForImageTextToText.from_pretrained(BUNDLED_TARGET, dtype=torch.float32).eval()
+
+    def ids(self, prompt: str, video: VideoInput, max_tokens: int) -> tuple[int, ...]:
+        content: list[dict[str, Any]] = [{"type": "video"}, {"type": "text", "text": prompt}]
+        text = self._processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        inputs = self._processor(text=text, videos=[video.frames], do_sample_frames=False, return_tensors="pt")
+        with torch.inference_mode():
+            out = self._model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+        return tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+def test_greedy_ids_equal_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
+    reference = Reference()
+    expected = [reference.ids(prompt, video_for(seed), 40) for seed, prompt in CASES]
+    requests = [
+        ask(f"hf-{seed}", prompt, [video_for(seed)], speculation=SpeculationMode.OFF) for seed, prompt in CASES
+    ]
+    assert [engine.answer(request).ids for request in requests[:4]] == expected[:4]
+    assert [answer.ids for answer in engine.answers(requests[:8])] == expected[:8]
+    assert [answer.ids for answer in engine.answers(requests[4:])] == expected[4:]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.8, seed=1),
+        SamplingParams(temperature=1.2, top_p=0.9, top_k=20, seed=2**63),
+    ],
+    ids=["greedy", "temperature", "top-k and top-p"],
+)
+def test_every_mode_gives_the_same_ids(engine: EngineHarness, sampling: SamplingParams) -> None:
+    for seed, prompt in CASES[:6]:
+        found = {
+            mode: engine.answer(
+                ask(f"{mode}-{seed}", prompt, [video_for(seed)], sampling=sampling, speculation=mode, max_tokens=48)
+            ).ids
+            for mode in MODES
+        }
+        assert len(set(found.values())) == 1, found
+
+
+def test_modes_mixed_in_one_batch_do_not_disturb_each_other(engine: EngineHarness) -> None:
+    law = SamplingParams(temperature=1.0, seed=77)
+    alone = [
+        engine.answer(ask(f"a{seed}", prompt, [video_for(seed)], sampling=law, speculation=SpeculationMode.OFF)).ids
+        for seed, prompt in CASES[:8]
+    ]
+    together = engine.answers(
+        [
+            ask(f"t{seed}", prompt, [video_for(seed)], sampling=law, speculation=MODES[seed % 4])
+            for seed, prompt in CASES[:8]
+        ]
+    )
+    assert [answer.ids for answer in together] == alone
+
+
+def test_a_seed_reproduces_and_another_seed_does_not(engine: EngineHarness) -> None:
+    def draw(name: str, seed: int) -> tuple[int, ...]:
+        law = SamplingParams(temperature=1.5, seed=seed)
+        return engine.answer(ask(name, PROMPTS[0], [noise_video(5)], sampling=law)).ids
+
+    assert draw("first", 1) == draw("again", 1) != draw("other", 2)
+
+
+def test_speculation_is_reported(engine: EngineHarness) -> None:
+    answer = engine.answer(ask("report", PROMPTS[0], [scene_video(1)], speculation=SpeculationMode.PARALLEL))
+    stats = answer.finished.speculation
+    assert stats.mode is SpeculationMode.PARALLEL
+    assert 0 < stats.num_accepted_tokens <= stats.num_draft_tokens
+    assert stats.num_verifications < answer.finished.completion_tokens
+    assert answer.started.video_tokens == 8 * 64 + 1
+
+
+def test_max_tokens_and_stop_strings_end_an_answer(engine: EngineHarness) -> None:
+    short = engine.answer(ask("short", PROMPTS[0], [scene_video(1)], max_tokens=3))
+    assert (len(short.ids), short.finished.finish_reason) == (3, FinishReason.LENGTH)
+    full = engine.answer(ask("full", PROMPTS[0], [scene_video(1)], max_tokens=150))
+    word = full.text.split()[4]
+    stopped = engine.answer(ask("stop", PROMPTS[0], [scene_video(1)], max_tokens=150, stop=(word,)))
+    assert stopped.text == full.text[: full.text.index(word)]
+    assert stopped.finished.finish_reason is FinishReason.STOP
+    assert stopped.finished.completion_tokens < full.finished.completion_tokens
+
+
+def test_a_conversation_without_a_video_is_answered(engine: EngineHarness) -> None:
+    answer = engine.answer(ask("text", "Hello.", [], max_tokens=5))
+    assert answer.started.video_tokens == 0
+    assert answer.finished.completion_tokens >= 1

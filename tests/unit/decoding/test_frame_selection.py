@@ -1,0 +1,176 @@
+"""Frame selection: what every choice must satisfy, and the choices that a person would expect."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.frame_selection import Selection, check_request, select_frames
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
+
+pytestmark = pytest.mark.unit
+
+LIMITS = DecodingLimits(max_frames=40)
+SLACK_S = 0.001  # a frame this close after an instant counts as shown at it
+
+
+@st.composite
+def clips(draw: st.DrawFn) -> tuple[list[float], float]:
+    """Timestamps from 0 with any gaps between 1 ms and 2 s, and the end."""
+    gaps = draw(st.lists(st.integers(1, 2000), min_size=1, max_size=80))
+    *starts, end = accumulate(gaps, initial=0)
+    return [start / 1000 for start in starts], end / 1000
+
+
+@st.composite
+def requests(draw: st.DrawFn, duration_s: float) -> FrameRequest:
+    """A valid request whose window begins inside the clip."""
+    start_s = draw(st.none() | st.floats(0, duration_s * 0.99))
+    end_s = draw(st.none() | st.floats((start_s or 0.0) + 1e-3, duration_s * 2 + 1))
+    by_rate = draw(st.booleans())
+    return FrameRequest(
+        fps=draw(st.floats(0.01, 1000)) if by_rate else None,
+        num_frames=None if by_rate else draw(st.none() | st.integers(1, LIMITS.max_frames)),
+        max_frames=draw(st.none() | st.integers(1, 100)),
+        start_s=start_s,
+        end_s=end_s,
+    )
+
+
+def even(count: int, fps: float = 30.0) -> tuple[list[float], float]:
+    return [i / fps for i in range(count)], count / fps
+
+
+def select(clip: tuple[list[float], float], **fields: float) -> Selection:
+    return select_frames(*clip, FrameRequest(**fields), LIMITS, default_num_frames=8)  # type: ignore[arg-type]
+
+
+@given(st.data(), clips())
+def test_any_choice_is_sorted_unique_bounded_and_on_display_in_the_window(
+    data: st.DataObject, clip: tuple[list[float], float]
+) -> None:
+    timestamps_s, duration_s = clip
+    request = data.draw(requests(duration_s))
+    indices = select_frames(timestamps_s, duration_s, request, LIMITS, default_num_frames=8).indices
+    assert list(indices) == sorted(set(indices))
+    most = min(LIMITS.max_frames, request.max_frames or LIMITS.max_frames, len(timestamps_s))
+    if request.fps is None:
+        most = min(most, request.num_frames or 8)
+    assert 1 <= len(indices) <= most
+    start_s, end_s = request.start_s or 0.0, min(request.end_s or duration_s, duration_s)
+    for index in indices:
+        leaves_s = [*timestamps_s, duration_s][index + 1]
+        assert timestamps_s[index] < end_s + SLACK_S
+        assert leaves_s > start_s - SLACK_S
+
+
+@given(st.integers(1, LIMITS.max_frames), st.sampled_from([5.0, 12.0, 24000 / 1001, 25.0, 30.0, 60.0, 240.0]))
+def test_asking_for_every_frame_gives_every_frame(count: int, fps: float) -> None:
+    assert select(even(count, fps), num_frames=count).indices == tuple(range(count))
+    assert select(even(count, fps), fps=fps).indices == tuple(range(count))
+
+
+@given(st.integers(1, 300), st.integers(1, LIMITS.max_frames), st.sampled_from([5.0, 24000 / 1001, 30.0, 240.0]))
+def test_an_even_clip_gives_as_many_frames_as_asked_or_all(count: int, num_frames: int, fps: float) -> None:
+    selection = select(even(count, fps), num_frames=num_frames)
+    assert len(selection.indices) == min(count, num_frames)
+    assert bool(selection.warnings) == (count < num_frames)
+
+
+@given(clips(), st.floats(0.01, 500))
+def test_a_rate_finds_the_frames_that_stepping_through_time_finds(clip: tuple[list[float], float], fps: float) -> None:
+    timestamps_s, duration_s = clip
+    slack_s = min(SLACK_S, duration_s / len(timestamps_s) / 4)
+    expected, tick = [], 0
+    while tick / fps < duration_s:
+        expected.append(max(i for i, t in enumerate(timestamps_s) if t <= tick / fps + slack_s))
+        tick += 1
+    wide = DecodingLimits(max_frames=1000)
+    indices = select_frames(*clip, FrameRequest(fps=fps), wide, default_num_frames=8).indices
+    assert indices == tuple(dict.fromkeys(expected))
+
+
+def test_frames_are_the_ones_on_display_at_the_middles_of_equal_parts() -> None:
+    assert select(even(100, 10.0), num_frames=4).indices == (12, 37, 62, 87)
+
+
+def test_variable_rate_is_chosen_by_time_and_not_by_index() -> None:
+    # Nine frames in the first 0.9 s, then one that stays for 9.1 s.
+    clip = ([i / 10 for i in range(10)], 10.0)
+    selection = select(clip, num_frames=5)
+    assert selection.indices == (9,)
+    assert "only 1 distinct frames" in selection.warnings[0]
+
+
+def test_rounded_timestamps_at_their_own_rate_lose_no_frame() -> None:
+    clip = ([round(i / 30, 3) for i in range(30)], 1.0)
+    assert select(clip, fps=30.0).indices == tuple(range(30))
+
+
+def test_a_window_is_clipped_to_the_clip_and_says_so() -> None:
+    selection = select(even(100, 10.0), num_frames=2, start_s=8.0, end_s=99.0)
+    assert selection.indices == (85, 95)
+    assert selection.warnings == ("end_s is 99, but the clip lasts 10.000 s.",)
+
+
+def test_fps_over_the_cap_spreads_the_cap_over_the_window() -> None:
+    selection = select(even(300, 30.0), fps=10.0, max_frames=4)
+    assert selection.indices == (37, 112, 187, 262)
+    assert selection.warnings == ("fps=10 would be 100 frames; 4, spread evenly, are used.",)
+
+
+def test_max_frames_lowers_num_frames_and_says_so() -> None:
+    selection = select(even(300), num_frames=30, max_frames=3)
+    assert len(selection.indices) == 3
+    assert selection.warnings == ("num_frames is lowered from 30 to max_frames, 3.",)
+
+
+def test_neither_fps_nor_num_frames_means_the_default() -> None:
+    assert len(select(even(300)).indices) == 8
+
+
+def test_a_huge_rate_on_a_long_clip_is_answered_at_once() -> None:
+    selection = select_frames(*even(2, 1 / 1800), FrameRequest(fps=1000.0), LIMITS, default_num_frames=8)
+    assert selection.indices == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"fps": 1.0, "num_frames": 2}, "fps"),
+        ({"fps": 0.0}, "fps"),
+        ({"fps": float("nan")}, "fps"),
+        ({"fps": float("inf")}, "fps"),
+        ({"fps": 1e6}, "fps"),
+        ({"num_frames": 0}, "num_frames"),
+        ({"max_frames": 0}, "max_frames"),
+        ({"start_s": -1.0}, "start_s"),
+        ({"start_s": float("nan")}, "start_s"),
+        ({"start_s": 2.0, "end_s": 2.0}, "end_s"),
+        ({"end_s": 0.0}, "end_s"),
+        ({"end_s": float("inf")}, "end_s"),
+    ],
+)
+def test_impossible_requests_are_refused_by_name(fields: dict[str, float], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_request(FrameRequest(**fields), LIMITS)  # type: ignore[arg-type]
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("start_s", [10.0, 11.0])
+def test_a_start_past_the_end_is_refused_with_the_length(start_s: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"lasts 10\.000 s") as caught:
+        select(even(100, 10.0), start_s=start_s)
+    assert caught.value.param == "start_s"
+
+
+def test_more_frames_than_the_server_allows_names_the_limit_and_the_setting() -> None:
+    with pytest.raises(VideoTooLarge, match=r"num_frames is 41; the limit is 40 \(VIDSPEC_MAX_FRAMES\)") as caught:
+        check_request(FrameRequest(num_frames=41), LIMITS)
+    assert isinstance(caught.value, ServiceError)
+    assert caught.value.param == "num_frames"

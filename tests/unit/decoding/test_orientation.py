@@ -1,0 +1,52 @@
+"""Display matrices: each of the eight upright turns, against the definition, pixel by pixel."""
+
+from __future__ import annotations
+
+import struct
+from itertools import product
+
+import numpy as np
+import pytest
+
+from vidspec_service.decoding.orientation import UPRIGHT, Orientation, orientation_of, write_turned
+
+pytestmark = pytest.mark.unit
+
+ONE = 1 << 16
+
+
+def matrix(a: int, b: int, c: int, d: int) -> bytes:
+    return struct.pack("=9i", a * ONE, b * ONE, 0, c * ONE, d * ONE, 0, 0, 0, 1 << 30)
+
+
+EIGHT = [(a, 0, 0, d) for a, d in product((1, -1), repeat=2)] + [(0, b, c, 0) for b, c in product((1, -1), repeat=2)]
+
+
+@pytest.mark.parametrize("terms", EIGHT)
+def test_each_point_lands_where_the_matrix_sends_it(terms: tuple[int, int, int, int]) -> None:
+    a, b, c, d = terms
+    height, width, line_bytes = 3, 5, 24  # rows padded, as FFmpeg's are
+    stored = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    lines = np.zeros((height, line_bytes), np.uint8)
+    lines[:, : width * 3] = stored.reshape(height, -1)
+    orientation = orientation_of(matrix(*terms))
+    assert orientation is not None
+    out = bytearray(stored.size)
+    write_turned(memoryview(lines.tobytes()), line_bytes, (width, height), orientation, memoryview(out))
+    turned_width, turned_height = orientation.size(width, height)
+    turned = np.frombuffer(out, np.uint8).reshape(turned_height, turned_width, 3)
+    points = [(a * x + c * y, b * x + d * y) for x in range(width) for y in range(height)]
+    left, top = min(x for x, _ in points), min(y for _, y in points)
+    for (x, y), (to_x, to_y) in zip(product(range(width), range(height)), points, strict=True):
+        assert (turned[to_y - top, to_x - left] == stored[y, x]).all()
+
+
+def test_the_identity_needs_no_turning() -> None:
+    assert orientation_of(matrix(1, 0, 0, 1)) == UPRIGHT
+    assert UPRIGHT.is_upright
+    assert not Orientation(mirror_rows=True).is_upright
+
+
+@pytest.mark.parametrize("raw", [b"", matrix(1, 1, -1, 1), matrix(0, 0, 0, 0), matrix(1, 0, 0, 1)[:20]])
+def test_other_angles_and_short_matrices_are_not_understood(raw: bytes) -> None:
+    assert orientation_of(raw) is None

@@ -1,0 +1,59 @@
+"""First bytes: the containers we read pass, everything else is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
+from vidspec_service.errors import VideoUnsupported
+
+pytestmark = pytest.mark.unit
+
+TS_PACKET = b"\x47" + bytes(187)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x00\x00\x00\x20ftypisom",
+        b"\x00\x00\x00\x14ftypqt  ",
+        b"\x00\x00\x10\x00moov",
+        b"\x00\x00\x00\x08wide\x00\x00",
+        b"\x1aE\xdf\xa3\x9fB\x86",
+        b"RIFF\x00\x00\x00\x00AVI LIST",
+        b"OggS\x00\x02",
+        b"\x00\x00\x01\xba\x44",
+        (TS_PACKET * 3)[:HEAD_BYTES],
+        (b"\x00\x00\x00\x00" + TS_PACKET) * 2,
+    ],
+)
+def test_containers_pass(head: bytes) -> None:
+    check_signature(head)
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+        (b"\xff\xd8\xff\xe0", "a JPEG image"),
+        (b"GIF89a", "a GIF image"),
+        (b"RIFF\x00\x00\x00\x00WEBP", "a WebP image"),
+        (b"RIFF\x00\x00\x00\x00WAVE", "a WAV audio file"),
+        (b"RIFF\x00\x00\x00\x00ABCD", "of an unknown kind"),
+        (b"\x00\x00\x00\x1cftypavif", "a HEIF or AVIF image"),
+        (b"ID3\x04", "an MP3 audio file"),
+        (b"PK\x03\x04", "a ZIP archive"),
+        (b"%PDF-1.7", "a PDF document"),
+        (b"#EXTM3U\n/etc/passwd\n", "a playlist"),
+        (b"ffconcat version 1.0", "a playlist"),
+        (b"v=0\r\no=- 0 0 IN IP4 127.0.0.1", "text"),
+        (b"<!doctype html>", "text"),
+        (b"\x7fELF\x02\x01", "of an unknown kind"),
+        (b"\x47" + bytes(200), "of an unknown kind"),
+        (b"\x00", "of an unknown kind"),
+    ],
+)
+def test_everything_else_is_refused_by_name(head: bytes, name: str) -> None:
+    with pytest.raises(VideoUnsupported, match=f"The file is {name}, not a video") as caught:
+        check_signature(head)
+    assert caught.value.param == "video"

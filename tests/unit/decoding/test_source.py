@@ -1,0 +1,155 @@
+"""Bytes from clients: counted, sniffed, private, and gone after any failure."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from vidspec_service.decoding.source import decode_data_url, stored_upload, sweep, write_upload
+from vidspec_service.errors import (
+    CapacityError,
+    InvalidRequest,
+    ServiceError,
+    VideoTooLarge,
+    VideoUnreadable,
+    VideoUnsupported,
+)
+
+pytestmark = pytest.mark.unit
+
+HEAD = b"\x00\x00\x00\x20ftypisom"
+CONTENT = HEAD + bytes(range(256)) * 9000  # more than one write
+
+
+async def stream(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+def write(directory: Path, *chunks: bytes, max_bytes: int = 10_000_000) -> Path:
+    return asyncio.run(write_upload(stream(*chunks), directory, max_bytes))
+
+
+def test_what_comes_in_is_what_lies_on_disk_for_nobody_else(tmp_path: Path) -> None:
+    chunks = [CONTENT[i : i + 65_536] for i in range(0, len(CONTENT), 65_536)]
+    path = write(tmp_path, *chunks, max_bytes=len(CONTENT))
+    assert path.read_bytes() == CONTENT
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.suffix == ""  # FFmpeg must not guess from a name
+
+
+def test_a_head_that_comes_byte_by_byte_is_still_checked(tmp_path: Path) -> None:
+    assert write(tmp_path, *(bytes([byte]) for byte in HEAD)).read_bytes() == HEAD
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error", "words"),
+    [
+        ([], VideoUnreadable, "empty"),
+        ([b"", b""], VideoUnreadable, "empty"),
+        ([b"hello " * 200], VideoUnsupported, "text"),
+        ([b"\x89PNG"], VideoUnsupported, "PNG"),
+        ([HEAD, bytes(2000), b"x"], VideoTooLarge, "limit is 2,012 bytes .VIDSPEC_MAX_UPLOAD_BYTES."),
+    ],
+)
+def test_refusals_leave_no_file(tmp_path: Path, chunks: list[bytes], error: type[ServiceError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        write(tmp_path, *chunks, max_bytes=2012)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_head_is_refused_before_the_rest_is_read(tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"#EXTM3U\n" * 100
+        raise AssertionError("read on")
+
+    with pytest.raises(VideoUnsupported, match="playlist"):
+        asyncio.run(write_upload(endless(), tmp_path, 10_000_000))
+
+
+def test_a_client_that_goes_away_leaves_no_file(tmp_path: Path) -> None:
+    async def leave() -> None:
+        is_stored = asyncio.Event()
+
+        async def stalled() -> AsyncIterator[bytes]:
+            yield CONTENT
+            is_stored.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(write_upload(stalled(), tmp_path, 10_000_000))
+        await is_stored.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_written_is_not_the_clients_fault(tmp_path: Path) -> None:
+    with pytest.raises(CapacityError):
+        write(tmp_path / "gone", CONTENT)
+
+
+def test_a_stored_upload_is_gone_after_its_block_even_on_failure(tmp_path: Path) -> None:
+    async def fail() -> None:
+        async with stored_upload(stream(CONTENT), tmp_path, 10_000_000) as path:
+            assert path.exists()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        asyncio.run(fail())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sweeping_takes_what_dead_servers_left_and_nothing_else(tmp_path: Path) -> None:
+    ours = write(tmp_path, CONTENT)  # as an earlier process with our id would have left it
+    dead = tmp_path / f"upload-{2**22 + 1}-aa"  # above the highest process id
+    running = tmp_path / f"upload-{os.getppid()}-bb"
+    foreign = tmp_path / "notes.txt"
+    for path in (dead, running, foreign):
+        path.write_bytes(b"x")
+    assert sweep(tmp_path) == 2
+    assert not ours.exists()
+    assert not dead.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([running, foreign])
+
+
+@pytest.mark.parametrize("media_type", ["video/mp4", "VIDEO/WEBM", "video/x-msvideo", "video/mp4;codecs=avc1"])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 1000])
+def test_a_data_url_gives_its_bytes_up_to_the_limit_exactly(media_type: str, length: int) -> None:
+    content = os.urandom(length)
+    url = f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+    assert decode_data_url(url, length) == content
+    if length:
+        with pytest.raises(VideoTooLarge, match="VIDSPEC_MAX_UPLOAD_BYTES"):
+            decode_data_url(url, length - 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "https://example.com/a.mp4",
+        "file:///etc/passwd",
+        "data:image/png;base64,AAAA",
+        "data:video/mp4,AAAA",
+        "data:video/mp4;base64",
+        "data:video/mp4;base64,A",
+        "data:video/mp4;base64,AA=A",
+        "data:video/mp4;base64,AA AA",
+        "data:video/mp4;base64,ÄÄÄÄ",
+        "data:video/jpeg;base64,AAAA,BBBB",
+        "data:video/mp4;" + "a=b;" * 100 + "base64,AAAA",
+    ],
+)
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_data_url(url, 1000)
+    assert caught.value.param == "video"

@@ -1,0 +1,137 @@
+"""Channels carry every message, its file descriptors, and the news of a lost or silent peer."""
+
+import os
+
+import pytest
+
+from vidspec_models.spec import ModelSpec
+from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
+from vidspec_service.engine.messages import (
+    Accepted,
+    Cancel,
+    Configure,
+    Ended,
+    Generate,
+    Heartbeat,
+    LoadFailed,
+    Message,
+    Peer,
+    Proposal,
+    Ready,
+    Rejected,
+    Release,
+    Tokens,
+    Verdict,
+)
+
+MESSAGES: list[Message] = [
+    Configure(
+        role="target",
+        spec=ModelSpec(path="bundled", role="target"),
+        threads=1,
+        max_running=4,
+        prefill_chunk=512,
+        max_context=None,
+    ),
+    Generate(
+        request_id="r",
+        max_tokens=None,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=4,
+        seed=2**64 - 1,
+        speculation="auto",
+        committed=(1, 2),
+    ),
+    Cancel(request_id="r"),
+    Ready(
+        context_length=10,
+        default_num_frames=8,
+        device="cpu",
+        dtype="float32",
+        tokenizer_file="t",
+        rows_are_invariant=True,
+        versions={"torch": "2"},
+    ),
+    LoadFailed(message="no"),
+    Heartbeat(num_running=1, num_waiting=2, cache_tokens=3, busy_s=0.5, elapsed_s=1.0),
+    Accepted(request_id="r", prompt_tokens=3, video_tokens=1, queue_s=0.0, prepare_s=0.1),
+    Rejected(request_id="r", kind="failed", message="why"),
+    Tokens(request_id="r", ids=(1, 2), num_proposed=3, num_accepted=1),
+    Ended(request_id="r", finish_reason="stop"),
+    Peer(),
+    Proposal(request_id="r", epoch=1, start=2, ids=(3,), step_s=0.001),
+    Verdict(request_id="r", start=0, ids=(1,), room=4),
+    Release(request_id="r"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_arrives_as_it_was_sent(message: Message) -> None:
+    left, right = Channel.pair()
+    left.send(message)
+    assert right.receive() == (message, [])
+    left.close()
+    right.close()
+
+
+def test_messages_keep_their_order_and_boundaries() -> None:
+    left, right = Channel.pair()
+    for message in MESSAGES:
+        left.send(message)
+    arrived = []
+    while (received := right.receive()) is not None:
+        arrived.append(received[0])
+    assert arrived == MESSAGES
+    left.close()
+    right.close()
+
+
+def test_a_file_descriptor_travels_and_outlives_the_senders() -> None:
+    left, right = Channel.pair()
+    fd = os.memfd_create("test")
+    os.write(fd, b"frames")
+    left.send(Peer(), (fd,))
+    os.close(fd)
+    received = right.receive()
+    assert received is not None
+    assert os.pread(received[1][0], 6, 0) == b"frames"
+    os.close(received[1][0])
+    left.close()
+    right.close()
+
+
+def test_a_closed_peer_is_an_error_on_both_directions() -> None:
+    left, right = Channel.pair()
+    left.close()
+    with pytest.raises(ChannelClosed):
+        right.receive()
+    with pytest.raises(ChannelClosed):
+        right.send(Peer())
+    right.close()
+
+
+def test_a_peer_that_does_not_read_never_blocks_the_sender() -> None:
+    left, right = Channel.pair()
+    with pytest.raises(ChannelFull):
+        for _ in range(100_000):
+            left.send(Cancel(request_id="r"))
+    left.close()
+    right.close()
+
+
+def test_a_message_that_belongs_into_shared_memory_is_refused() -> None:
+    left, right = Channel.pair()
+    with pytest.raises(ValueError, match="does not belong on a channel"):
+        left.send(LoadFailed(message="x" * 200_000))
+    left.close()
+    right.close()
+
+
+def test_waiting_ends_with_the_first_message() -> None:
+    left, right = Channel.pair()
+    left.send(Peer())
+    wait_readable([right], 10.0)
+    assert right.receive() == (Peer(), [])
+    left.close()
+    right.close()

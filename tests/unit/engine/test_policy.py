@@ -1,0 +1,53 @@
+"""The speed model against the design's table, and the plans it leads to."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_service.engine.policy import StepCosts, best_plan
+
+
+def ideal(ratio: float) -> StepCosts:
+    """Rows are free and messages instant, as in the published models."""
+    return StepCosts(base_s=1.0, row_s=0.0, draft_s=1.0 / ratio, latency_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "ratio", "serial", "asynchronous"),
+    [(0.7, 8, 1.85, 2.01), (0.8, 8, 2.27, 2.63), (0.8, 14, 2.77, 3.01), (0.9, 8, 3.07, 3.90), (0.9, 14, 4.02, 4.79)],
+)
+def test_the_model_reproduces_the_published_table(
+    acceptance: float, ratio: float, serial: float, asynchronous: float
+) -> None:
+    """Serial figures: PEARL's analysis; asynchronous: our own simulation of the same loop, to 4 %."""
+    assert best_plan(acceptance, ideal(ratio), overlap=False, least_gain=1.0).speedup == pytest.approx(serial, rel=0.04)
+    parallel = best_plan(acceptance, ideal(ratio), overlap=True, least_gain=1.0)
+    assert parallel.speedup == pytest.approx(asynchronous, rel=0.04)
+
+
+@given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2))
+def test_overlap_is_never_predicted_to_be_much_slower_than_taking_turns(
+    acceptance: float, row: float, draft: float
+) -> None:
+    costs = StepCosts(base_s=1.0, row_s=row, draft_s=draft)
+    serial = best_plan(acceptance, costs, overlap=False, least_gain=1.0)
+    parallel = best_plan(acceptance, costs, overlap=True, least_gain=1.0)
+    assert parallel.speedup >= serial.speedup - 0.02
+
+
+def test_a_draft_as_slow_as_the_target_is_not_worth_it() -> None:
+    costs = StepCosts(base_s=1.0, row_s=0.05, draft_s=1.0)
+    assert best_plan(0.5, costs, overlap=False, least_gain=1.05).is_off
+
+
+def test_a_forced_mode_speculates_even_at_a_loss() -> None:
+    costs = StepCosts(base_s=1.0, row_s=0.5, draft_s=1.0)
+    assert not best_plan(0.1, costs, overlap=True, least_gain=0.0).is_off
+
+
+@given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2), overlap=st.booleans())
+def test_every_plan_can_be_carried_out(acceptance: float, row: float, draft: float, overlap: bool) -> None:
+    plan = best_plan(
+        acceptance, StepCosts(base_s=1.0, row_s=row, draft_s=draft), overlap=overlap, least_gain=0.0
+    )
+    assert 0 <= plan.minimum <= plan.window <= plan.room

@@ -1,0 +1,200 @@
+"""Settings: three sources with an order, limits that hold, and errors that one reads once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.engine.types import SpeculationMode, WorkerConfig
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import Settings, decoding_limits, engine_config, load_settings
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:  # noqa: TID251  the reader of the environment is what is tested
+        if name.startswith("VIDSPEC_"):
+            monkeypatch.delenv(name)
+
+
+def config(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "vidspec.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(flags: dict[str, object], path: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(flags, path)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    settings = load_settings({})
+    assert settings == Settings()
+    assert (settings.port, settings.model, settings.speculation) == (8000, "bundled", SpeculationMode.AUTO)
+
+
+def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = config(tmp_path, "port: 1\nmax_frames: 2\nspeculation: serial\nhost: null\n")
+    monkeypatch.setenv("VIDSPEC_PORT", "3")
+    monkeypatch.setenv("VIDSPEC_MAX_FRAMES", "4")
+    settings = load_settings({"port": 5, "max_frames": None}, path)
+    assert (settings.port, settings.max_frames, settings.speculation) == (5, 4, SpeculationMode.SERIAL)
+    assert settings.host == "127.0.0.1"
+
+
+def test_the_file_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIDSPEC_CONFIG", str(config(tmp_path, "port: 1")))
+    assert load_settings({}).port == 1
+    assert load_settings({}, config(tmp_path, "port: 2")).port == 2
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIDSPEC_PORT", "")
+    monkeypatch.setenv("VIDSPEC_SERVED_MODEL_NAME", "")
+    settings = load_settings({})
+    assert (settings.port, settings.served_model_name) == (8000, None)
+
+
+def test_building_settings_reads_nothing_but_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIDSPEC_PORT", "1")
+    assert Settings().port == 8000
+
+
+def test_every_field_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"upload_dir": "~/up", "access_log": "no", "log_level": "DEBUG", "keep_alive_s": "0.5"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"VIDSPEC_{name.upper()}", value)
+    settings = load_settings({})
+    assert settings.upload_dir == Path.home() / "up"
+    assert settings.access_log is False
+    assert (settings.log_level, settings.keep_alive_s) == ("debug", 0.5)
+
+
+def test_every_field_says_what_it_is() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert field.description.endswith("."), name
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("VIDSPEC_MAX_UPLOD_BYTES", "VIDSPEC_MAX_UPLOD_BYTES; did you mean VIDSPEC_MAX_UPLOAD_BYTES?"),
+        ("VIDSPEC_ZZZ", "unknown environment variable VIDSPEC_ZZZ"),
+        ("vidspec_prt", "vidspec_prt; did you mean VIDSPEC_PORT?"),
+        ("VIDSPEC_PORT_8000_TCP_ADDR", "enableServiceLinks: false"),
+        ("VIDSPEC_SERVICE_HOST", "unknown environment variable VIDSPEC_SERVICE_HOST"),
+    ],
+)
+def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    monkeypatch.setenv(name, "1")
+    assert message in refusal({})
+
+
+def test_an_unknown_flag_is_an_error() -> None:
+    assert refusal({"prot": 1}) == "unknown flag prot; did you mean port?"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-frames: 3", "max-frames; did you mean max_frames?"),
+        ("config: x", "config"),
+        ("3: 4", "3"),
+        ("- port", "`name: value` lines"),
+        ("port: [", "is not YAML"),
+        ("port: many", "port in "),
+        ("port: 1\nport: x", "port in "),
+    ],
+)
+def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+    path = config(tmp_path, text)
+    told = refusal({}, path)
+    assert message in told
+    assert str(path) in told
+
+
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    assert "No such file" in refusal({}, tmp_path / "none.yaml")
+    assert "Is a directory" in refusal({}, tmp_path)
+    (tmp_path / "latin").write_bytes(b"host: caf\xe9")
+    assert "not UTF-8" in refusal({}, tmp_path / "latin")
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert load_settings({}, config(tmp_path, "# nothing\n")) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"port": 65536}, "--port: "),
+        ({"max_running_requests": 0}, "--max-running-requests: "),
+        ({"max_queued_requests": -1}, "--max-queued-requests: "),
+        ({"request_timeout_s": 0}, "--request-timeout-s: "),
+        ({"request_timeout_s": "inf"}, "--request-timeout-s: "),
+        ({"target_device": "gpu"}, "--target-device: "),
+        ({"draft_dtype": "int8"}, "--draft-dtype: "),
+        ({"speculation": "fast"}, "--speculation: "),
+        ({"model": ""}, "--model: "),
+        ({"default_num_frames": 9, "max_frames": 8}, "default_num_frames 9 > max_frames 8"),
+    ],
+)
+def test_a_value_out_of_bounds_is_an_error_that_names_its_source(flags: dict[str, object], message: str) -> None:
+    assert message in refusal(flags)
+
+
+def test_a_wrong_variable_is_named_as_the_variable_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIDSPEC_PORT", "tcp://10.0.0.1:8000")
+    told = refusal({})
+    assert told.startswith("VIDSPEC_PORT: ")
+    assert "enableServiceLinks" in told
+
+
+def test_the_decoders_defaults_are_its_own() -> None:
+    assert decoding_limits(Settings()) == DecodingLimits()
+
+
+def test_every_decoding_limit_can_be_set() -> None:
+    settings = Settings(
+        max_upload_bytes=1,
+        max_duration_s=2,
+        max_pixels=3,
+        max_source_frames=4,
+        max_frames=5,
+        max_decoded_bytes=6,
+        decode_timeout_s=7,
+    )
+    assert decoding_limits(settings) == DecodingLimits(
+        max_bytes=1, max_duration_s=2, max_pixels=3, max_source_frames=4, max_frames=5, max_decoded_bytes=6,
+        timeout_s=7,
+    )  # fmt: skip
+
+
+def test_both_workers_get_what_was_set_for_them() -> None:
+    settings = Settings(
+        model="a/target", revision="r1", target_device="cuda:1", target_dtype="bfloat16", target_threads=2,
+        draft_model="a/draft", draft_revision="r2", draft_device="cuda:0", draft_dtype="float16", draft_threads=1,
+        max_running_requests=3,
+    )  # fmt: skip
+    config = engine_config(settings)
+    assert config.target == WorkerConfig(model="a/target", revision="r1", device="cuda:1", dtype="bfloat16", threads=2)
+    assert config.draft == WorkerConfig(model="a/draft", revision="r2", device="cuda:0", dtype="float16", threads=1)
+    assert config.max_running == 3
+
+
+def test_without_speculation_there_is_no_draft() -> None:
+    assert engine_config(Settings(speculation=SpeculationMode.OFF)).draft is None

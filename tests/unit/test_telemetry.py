@@ -1,0 +1,106 @@
+"""Log lines and metrics, without a server."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from vidspec_service.telemetry import Metrics, configure_logging, request_id_var
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    level = logging.root.level
+    monkeypatch.setattr(logging.root, "handlers", [])
+    yield
+    logging.root.setLevel(level)
+
+
+def test_a_json_line_has_the_event_the_request_and_the_events_own_fields() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    token = request_id_var.set("r-1")
+    logging.getLogger("vidspec").info("decoded", extra={"num_frames": 8, "codec": "h264"})
+    logging.getLogger("vidspec").debug("not shown")
+    request_id_var.reset(token)
+    entry = json.loads(stream.getvalue())
+    assert entry.pop("time").endswith("+00:00")
+    assert entry == {
+        "level": "info", "logger": "vidspec", "event": "decoded", "request_id": "r-1", "num_frames": 8,
+        "codec": "h264",
+    }  # fmt: skip
+
+
+def test_a_traceback_stays_in_its_json_line() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("vidspec").exception("failed")
+    assert stream.getvalue().count("\n") == 1
+    assert "ValueError: why" in json.loads(stream.getvalue())["exception"]
+
+
+def test_no_field_can_forge_a_line_of_text() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "text", stream)
+    logging.getLogger("vidspec").info("answered", extra={"path": "/a\n2026 ERROR forged"})
+    assert stream.getvalue().count("\n") == 1
+    assert '"/a\\n2026 ERROR forged"' in stream.getvalue()
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {
+        sample.name + "".join(f"|{value}" for value in sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_speculation_is_counted_as_vllm_counts_it() -> None:
+    metrics = Metrics(CollectorRegistry())
+    metrics.verified(num_proposed=4, num_accepted=2)
+    metrics.verified(num_proposed=3, num_accepted=0)
+    metrics.rolled_back(num_wasted=5)
+    found = samples(metrics)
+    assert found["vidspec:spec_decode_num_drafts_total"] == 2
+    assert found["vidspec:spec_decode_num_draft_tokens_total"] == 7
+    assert found["vidspec:spec_decode_num_accepted_tokens_total"] == 2
+    assert found["vidspec:spec_decode_num_accepted_tokens_per_pos_total|0"] == 1
+    assert found["vidspec:spec_decode_num_accepted_tokens_per_pos_total|1"] == 1
+    assert "vidspec:spec_decode_num_accepted_tokens_per_pos_total|2" not in found
+    assert found["vidspec:spec_decode_rollbacks_total"] == 1
+    assert found["vidspec:spec_decode_wasted_draft_tokens_total"] == 5
+
+
+def test_workers_are_told_apart_by_role() -> None:
+    metrics = Metrics(CollectorRegistry())
+    metrics.forward("draft", 0.001)
+    metrics.forward("target", 0.01)
+    metrics.idle("draft", 0.25)
+    metrics.kv_use("target", 0.5)
+    metrics.worker_restarted("draft")
+    metrics.build({"version": "1.2.3"})
+    found = samples(metrics)
+    assert found["vidspec:draft_forward_seconds_count"] == 1
+    assert found["vidspec:target_forward_seconds_sum"] == 0.01
+    assert found["vidspec:worker_idle_ratio|draft"] == 0.25
+    assert found["vidspec:kv_cache_usage_perc|target"] == 0.5
+    assert found["vidspec:worker_restarts_total|draft"] == 1
+    assert found["vidspec:build_info|1.2.3"] == 1
+
+
+def test_two_sets_of_metrics_do_not_meet() -> None:
+    first, second = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
+    first.tokens(3)
+    assert samples(second)["vidspec:generation_tokens_total"] == 0
