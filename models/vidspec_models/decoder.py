@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from vidspec_models.attention import CausalMasks, attend
 from vidspec_models.decoder_weights import LayerWeights, fuse, require_supported, transposed
+from vidspec_models.errors import ContextOverflow
 from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.norm import rms_norm
 from vidspec_models.row_invariance import RowRule, StepShapes, find_row_rule
@@ -94,6 +95,15 @@ class Decoder:
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [n, 1, D] for plain text positions (int64 [n])."""
         cos, sin = self._rotary.index_select(0, positions).unbind(1)
+        return cos, sin
+
+    def prompt_rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """cos and signed sin of plain positions 0..num_tokens; raises ContextOverflow if they do not all exist."""
+        if num_tokens >= self.context_length:
+            raise ContextOverflow(
+                f"the prompt has {num_tokens} tokens, the model's context is {self.context_length}; shorten it"
+            )
+        cos, sin = self._rotary[:num_tokens].unbind(1)
         return cos, sin
 
     def embed(self, ids: Tensor) -> Tensor:

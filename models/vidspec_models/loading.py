@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def load_model(spec: ModelSpec) -> VideoLM:
     path = model_path(spec)
     device = resolve_device(spec.device, spec.role)
     dtype = resolve_dtype(spec.dtype, spec.role, device)
+    transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision)
         family = find_family(config.model_type)
@@ -83,6 +85,15 @@ def tokenizer_file(spec: ModelSpec) -> str:
     if path is None:
         raise ModelLoadError(f"{spec.role} model {spec.path!r} has no tokenizer.json (fast tokenizer)")
     return str(path)
+
+
+def library_versions() -> dict[str, str]:
+    """What the numbers of this process were made with."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
 
 
 def require_same_tokenizer(target: str, draft: str) -> None:

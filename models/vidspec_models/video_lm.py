@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.kv_cache import KVCache
@@ -44,8 +45,18 @@ class VideoLM:
 
     @torch.inference_mode()
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Prompt:
-        """Template, tokenise, run the vision tower. The costly part is the tower, once per video."""
-        return self._family.prepare(self._model, self._processor, self.decoder, turns, videos)
+        """Template, tokenise, run the vision tower. The costly part is the tower, once per video.
+
+        Raises ContextOverflow, before that cost where the videos alone are too much.
+        """
+        family, model, processor = self._family, self._model, self._processor
+        num_video_tokens = sum(family.num_video_tokens(model, processor, video) for video in videos)
+        if num_video_tokens >= self.context_length:
+            raise ContextOverflow(
+                f"the video takes {num_video_tokens} tokens, the model's context is {self.context_length}; "
+                "ask for fewer frames"
+            )
+        return family.prepare(model, processor, self.decoder, turns, videos)
 
     def new_cache(self, max_tokens: int) -> KVCache:
         """A cache with room for `max_tokens` rows."""

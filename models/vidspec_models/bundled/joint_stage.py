@@ -8,6 +8,7 @@ nothing. The last phase sees every token.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ from .stage_run import StageRun, load_part
 from .tokenizer import build_tokenizer
 from .tower_stage import tower_features
 from .turns import TurnPacker
+from .workers import GradientSum, Workers
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class PairForward:
     """Runs both learners on a batch; each number of layers and length is compiled once."""
 
     def __init__(self, packer: TurnPacker, options: TrainOptions) -> None:
+        self.packer = packer
         self._prefix = torch.tensor(packer.prefix, device=options.device)
         # One layer is compiled, not the stack: its graph serves every layer, and a new shape costs seconds.
         self._layer: Callable[..., Any] = torch.compile(apply_layer) if options.compile_models else apply_layer
@@ -122,6 +125,7 @@ class PairForward:
 def train_joint(options: TrainOptions) -> None:
     """Run or resume the stage; the results are the parts "target" and "draft" of its checkpoint."""
     torch._dynamo.config.cache_size_limit = 64
+    workers = Workers(options.device, options.workers)
     tokenizer = build_tokenizer()
     packer = TurnPacker(tokenizer)
     token_ids = tokenizer.get_vocab()
@@ -136,21 +140,20 @@ def train_joint(options: TrainOptions) -> None:
     for learner in (target, draft):
         calibrate_projector(learner.to(options.device), tower(first.frames, generator))
     run = StageRun("joint", options, parts)
-    generator.manual_seed(options.seed + 6 + run.step)
-    step = JointStep(PairForward(packer, options), tower, target, draft, generator)
+    optimiser.use_workers(workers)
+    step = JointStep(PairForward(packer, options), tower, (target, draft), GradientSum(optimiser.params), options)
     for _ in run.steps():
         phase = [phase for phase in PHASES if phase.begins <= run.progress][-1]
         if phase.layer_step == 1 and len(growth.used) < TARGET_SIZE.layers:
             grow_layers(target.lm.layers, growth.used)
             growth.used = list(range(TARGET_SIZE.layers))
             logger.info("target grown to %d layers at step %d", TARGET_SIZE.layers, run.step)
-        batch = make_clip_batch(packer, options.seed, run.clips_seen, phase.clips, phase.text_len)
+        step.layers = [target.lm.layers[index] for index in growth.used]
+        step.phase, step.progress, step.first_clip = phase, run.progress, run.clips_seen
+        found = workers.map(step.run_unit, workers.units(phase.clips), key=phase)
         run.clips_seen += phase.clips
-        layers = [target.lm.layers[index] for index in growth.used]
-        loss, figures = step.losses(layers, batch, phase, run.progress)
-        loss.backward()
         norm = optimiser.step(run.lr_scale)
-        run.report(norm=norm, **figures)
+        run.report(norm=norm, **mean_figures(found))
 
 
 class Growth:
@@ -166,21 +169,35 @@ class Growth:
         self.used = state["used"]
 
 
-@dataclass(frozen=True, slots=True)
 class JointStep:
-    """All that one step needs besides its batch."""
+    """One optimiser step, cut into units of a few clips that workers run side by side."""
 
-    forward: PairForward
-    tower: FrozenTower
-    target: Learner
-    draft: Learner
-    generator: torch.Generator
+    def __init__(
+        self, forward: PairForward, tower: FrozenTower, learners: tuple[Learner, Learner], gradients: GradientSum,
+        options: TrainOptions,
+    ) -> None:  # fmt: skip
+        self.forward = forward
+        self.tower = tower
+        self.target, self.draft = learners
+        self.layers: list[nn.Module] = []
+        self.phase = PHASES[0]
+        self.progress = 0.0
+        self.first_clip = 0
+        self._gradients = gradients
+        self._seed = options.seed
 
-    def losses(
-        self, layers: list[nn.Module], batch: ClipBatch, phase: Phase, progress: float
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of both models on one batch; the draft leans on the target the more the better that one is."""
-        target, draft, generator = self.target, self.draft, self.generator
+    def run_unit(self, clips: slice) -> dict[str, float]:
+        """Forward and backward over some of the step's clips; returns the figures to report."""
+        first, count = self.first_clip + clips.start, clips.stop - clips.start
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + first)
+        batch = make_clip_batch(self.forward.packer, self._seed, first, count, self.phase.text_len)
+        loss, figures = self.losses(batch, generator)
+        self._gradients.add(loss, count / self.phase.clips)
+        return figures
+
+    def losses(self, batch: ClipBatch, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of both models on one unit; the draft leans on the target the more the better that one is."""
+        target, draft, phase, layers = self.target, self.draft, self.phase, self.layers
         device = next(target.parameters()).device
         batch = batch.to(device)
         keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
@@ -202,7 +219,7 @@ class JointStep:
         draft_logits, draft_story = self.forward(
             draft, list(draft.lm.layers), draft_features, keep[half], layout.part(half), draft_seen
         )
-        trust = min(progress / 0.4, 0.9)
+        trust = min(self.progress / 0.4, 0.9)
         loss = loss + (1 - trust) * answer_loss(draft_logits, labels, weights)
         loss = loss + trust * distillation_loss(draft_logits, logits[half], weights)
         loss = loss + _STORY_WEIGHT * story_loss(draft_story, {name: values[half] for name, values in story.items()})
@@ -212,3 +229,13 @@ class JointStep:
         drafted = answer_accuracy(draft_logits, labels, weights, batch.is_caption[half])
         figures |= {f"d_{name}": value for name, value in drafted.items()}
         return loss, figures
+
+
+def mean_figures(found: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of every figure over the units that have it."""
+    means = {}
+    for name in sorted({name for figures in found for name in figures}):
+        known = [figures[name] for figures in found if not math.isnan(figures.get(name, math.nan))]
+        if known:
+            means[name] = sum(known) / len(known)
+    return means

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from .workers import Workers
+
+_MATRICES_PER_JOB = 2
 _COEFFICIENTS = (  # polar-express schedule: four steps do what five of the classic quintic do
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -21,6 +25,8 @@ _COEFFICIENTS = (  # polar-express schedule: four steps do what five of the clas
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised; equal shapes are processed as one batched product."""
+
+    workers: Workers | None = None
 
     def __init__(
         self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
@@ -34,16 +40,33 @@ class Muon(torch.optim.Optimizer):
             for param in group["params"]:
                 if param.grad is not None:
                     by_shape[param.shape].append(param)
-            for shape, params in by_shape.items():
-                updates = []
-                for param in params:
-                    buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
-                    buffer.lerp_(param.grad, 1 - group["momentum"])
-                    updates.append(param.grad.lerp(buffer, group["momentum"]))
-                # Scaled so that an update has the root mean square of a typical AdamW step.
-                scale = 0.2 * max(shape) ** 0.5 * group["lr"]
-                for param, update in zip(params, _orthogonalise(torch.stack(updates)), strict=True):
-                    param.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)
+            jobs = [
+                (group, params[start : start + _MATRICES_PER_JOB])
+                for params in by_shape.values()
+                for start in range(0, len(params), _MATRICES_PER_JOB)
+            ]
+            if self.workers is None:
+                for job in jobs:
+                    self._update(job)
+            else:
+                self.workers.map(self._update, jobs)
+
+    @torch.no_grad()
+    def _update(self, job: tuple[dict[str, Any], list[torch.nn.Parameter]]) -> None:
+        group, params = job
+        updates = []
+        for param in params:
+            assert param.grad is not None
+            state = self.state[param]
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros_like(param)
+            buffer = state["momentum"]
+            buffer.lerp_(param.grad, 1 - group["momentum"])
+            updates.append(param.grad.lerp(buffer, group["momentum"]))
+        # Scaled so that an update has the root mean square of a typical AdamW step.
+        scale = 0.2 * max(params[0].shape) ** 0.5 * group["lr"]
+        for param, update in zip(params, _orthogonalise(torch.stack(updates)), strict=True):
+            param.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)
 
 
 def _orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
@@ -72,6 +95,11 @@ class MuonWithAdamW:
         )
         self._base = tuple(part.param_groups[0]["lr"] for part in self._parts)
         self.params = [*matrices, *others]
+
+    def use_workers(self, workers: Workers) -> None:
+        muon = self._parts[0]
+        assert isinstance(muon, Muon)
+        muon.workers = workers
 
     def step(self, lr_scale: float) -> float:
         """Clip, step with all rates scaled, clear the gradients; returns the gradient norm before clipping."""

@@ -24,6 +24,7 @@ class TrainOptions:
     seed: int = 0
     resume: bool = True
     compile_models: bool = True
+    workers: int = 2  # threads on a CPU, see workers.py; a GPU uses none
 
     def minutes(self, stage: Stage) -> float:
         return {"tower": self.tower_minutes, "joint": self.joint_minutes, "distil": self.distil_minutes}[stage]

@@ -20,6 +20,10 @@ class Family(Protocol):
         """Frames to sample when the caller names neither fps nor a number."""
         ...
 
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        """Prompt rows that one video takes, known before any of its frames is processed."""
+        ...
+
     def prepare(
         self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
     ) -> Prompt:

@@ -22,6 +22,11 @@ class LlavaOnevision:
     def default_num_frames(self, processor: Any) -> int:
         return int(processor.video_processor.num_frames or _RELEASED_NUM_FRAMES)
 
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        vision = model.config.vision_config
+        side: int = -(-(vision.image_size // vision.patch_size) // 2)
+        return len(video.frames) * side * side + 1
+
     def prepare(
         self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
     ) -> Prompt:
@@ -34,15 +39,15 @@ class LlavaOnevision:
             return_tensors="pt",
         )
         ids = inputs["input_ids"][0].to(decoder.embedding.device)
+        rotary = decoder.prompt_rotary(len(ids))
         is_video = ids == model.config.video_token_id
         embeddings = decoder.embedding[ids]
         if videos:
             embeddings[is_video] = self._features(model, inputs["pixel_values_videos"], len(videos), is_video)
-        positions = torch.arange(len(ids), device=ids.device)
         return Prompt(
             ids=tuple(ids.tolist()),
             embeddings=embeddings,
-            rotary=decoder.rotary(positions),
+            rotary=rotary,
             is_video=is_video,
             next_position=len(ids),
         )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from tokenizers import Tokenizer
 
@@ -128,9 +130,8 @@ class EngineClient:
         if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:
             raise EngineDead("the target worker is gone and cannot be brought back")
         detokenizer = Detokenizer(self._tokenizer, request.stop)
-        # Writing the frames to shared memory is a copy of megabytes: off the event loop.
-        payload = await asyncio.to_thread(write_payload, request.messages, request.videos)
-        pending = Pending(self._generate_message(request), payload)
+        pending = Pending(self._generate_message(request), await _payload_of(request))
+        request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice
         with self._inflight.registered(pending):
             try:
                 self._submit(pending)
@@ -261,3 +262,13 @@ class EngineClient:
             seed=request.sampling.seed,
             speculation=mode.value,
         )
+
+
+async def _payload_of(request: GenerationRequest) -> int:
+    """Write the payload off the event loop: it is a copy of megabytes. Cancelled or not, no descriptor is lost."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write_payload, request.messages, request.videos))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        writing.add_done_callback(lambda done: None if done.cancelled() else os.close(done.result()))
+        raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.token_sampling import SamplingLaw
 from vidspec_models.video_lm import VideoLM
-
 from vidspec_service.engine.messages import Generate
 from vidspec_service.engine.payload import read_payload
 

@@ -15,7 +15,6 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
-
 from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.conversion import prepare_prompt, sampling_law
 from vidspec_service.engine.messages import (

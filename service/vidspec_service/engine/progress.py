@@ -45,7 +45,7 @@ class GenerationProgress:
             finish_reason=reason,
             completion_tokens=completion_tokens,
             speculation=SpeculationStats(
-                mode=self.mode,
+                mode=self._mode_used(),
                 num_drafts=self._num_drafts,
                 num_draft_tokens=self._num_draft_tokens,
                 num_accepted_tokens=self._num_accepted_tokens,
@@ -54,3 +54,9 @@ class GenerationProgress:
             queue_s=self._queue_s,
             prefill_s=self._prefill_s,
         )
+
+    def _mode_used(self) -> SpeculationMode:
+        """What was actually done: `auto` is a way to choose, not a way to decode."""
+        if self.mode is not SpeculationMode.AUTO:
+            return self.mode
+        return SpeculationMode.PARALLEL if self._num_drafts else SpeculationMode.OFF

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vidspec_models.spec import ModelSpec
-
 from vidspec_service.engine.messages import Configure
 from vidspec_service.engine.types import EngineConfig, WorkerConfig
 

@@ -8,7 +8,6 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
-
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import Speculation
 

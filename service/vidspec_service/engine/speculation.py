@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 
 from vidspec_models.video_lm import StepRows, VideoLM
-
 from vidspec_service.engine.policy import OFF, Plan, StepCosts, best_plan
 from vidspec_service.engine.proposals import ProposalChain
 from vidspec_service.engine.types import SpeculationMode

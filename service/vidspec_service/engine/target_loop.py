@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
-
 from vidspec_service.engine.channels import Channel, wait_readable
 from vidspec_service.engine.conversion import prepare_prompt, sampling_law
 from vidspec_service.engine.draft_link import DraftLink

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import platform
 import signal
 import socket
 import sys
@@ -43,16 +42,14 @@ def _receive_configure(channel: Channel) -> Configure:
 
 def _serve(channel: Channel, config: Configure) -> int:
     import torch
-    import transformers
-    from vidspec_models.errors import ModelLoadError
-    from vidspec_models.loading import load_model, tokenizer_file
 
+    from vidspec_models.errors import ModelLoadError
+    from vidspec_models.loading import library_versions, load_model, tokenizer_file
     from vidspec_service.engine.draft_loop import DraftLoop
     from vidspec_service.engine.speculation import measure_costs
     from vidspec_service.engine.target_loop import TargetLoop
 
     torch.set_num_threads(config.threads)
-    transformers.utils.logging.disable_progress_bar()
     try:
         model = load_model(config.spec)
     except ModelLoadError as error:
@@ -72,11 +69,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             dtype=str(geometry.dtype).removeprefix("torch."),
             tokenizer_file=tokenizer_file(config.spec),
             rows_are_invariant=model.decoder.row_rule.holds,
-            versions={
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-                "transformers": transformers.__version__,
-            },
+            versions=library_versions(),
         )
     )
     loop.run()

@@ -6,6 +6,8 @@ from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.engine.types import EngineConfig, SpeculationMode, WorkerConfig
 from vidspec_service.settings.fields import Settings
 
+BUNDLED = "bundled"
+
 
 def decoding_limits(settings: Settings) -> DecodingLimits:
     """What one video may cost, for the decode pool and the upload reader."""
@@ -42,10 +44,11 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 def _draft_config(settings: Settings) -> WorkerConfig | None:
-    if settings.speculation is SpeculationMode.OFF:
+    partner = settings.draft_model or (BUNDLED if settings.model == BUNDLED else None)
+    if settings.speculation is SpeculationMode.OFF or partner is None:
         return None
     return WorkerConfig(
-        model=settings.draft_model,
+        model=partner,
         revision=settings.draft_revision,
         device=settings.draft_device,
         dtype=settings.draft_dtype,

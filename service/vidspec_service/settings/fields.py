@@ -43,7 +43,9 @@ class Settings(BaseSettings):
 
     # Models
     model: NonEmpty = Field(default="bundled", description="Target model: 'bundled', a folder or a hub id.")
-    draft_model: NonEmpty = Field(default="bundled", description="Draft model: 'bundled', a folder or a hub id.")
+    draft_model: NonEmpty | None = Field(
+        default=None, description="Draft model: 'bundled', a folder or a hub id; unset: the bundled target's."
+    )
     served_model_name: NonEmpty | None = Field(default=None, description="Name told to clients; unset: the model's.")
     revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
     draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")

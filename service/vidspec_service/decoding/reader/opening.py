@@ -52,8 +52,10 @@ def opened(file: BinaryIO, limits: DecodingLimits) -> Iterator[InputContainer]:
     file.seek(0)
     try:
         container = av.open(file, mode="r", options=options, metadata_errors="replace", buffer_size=_READ_BYTES)
-    except MemoryError:  # FFmpeg's answer to too many streams
-        raise VideoUnsupported(f"The file has more than {MAX_STREAMS} tracks.", param="video") from None
+    except MemoryError:  # FFmpeg's answer to too many streams, and to absurd sizes
+        raise VideoUnsupported(
+            f"The file has more than {MAX_STREAMS} tracks, or a damaged header.", param="video"
+        ) from None
     except av.FFmpegError:
         raise VideoUnreadable("The file cannot be opened: it is damaged or incomplete.", param="video") from None
     try:
@@ -113,5 +115,7 @@ def packets_of(container: InputContainer, stream: VideoStream, warnings: list[st
                 yield packet
     except MemoryError:
         raise
+    except IndexError:  # PyAV, after the last packet, over a track that appeared on the way
+        return
     except av.FFmpegError:
         warnings.append("The file is damaged; nothing after the damage is used.")

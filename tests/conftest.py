@@ -1,0 +1,35 @@
+"""What holds for every test: no setting of the shell reaches it, and its folder is its marker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_TESTS = Path(__file__).parent
+_TIERS = ("unit", "component", "api", "gpu")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.upper().startswith("VIDSPEC_")]:  # noqa: TID251
+        monkeypatch.delenv(name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier; those that need CUDA are skipped where there is none."""
+    for item in items:
+        tier = item.path.relative_to(_TESTS).parts[0]
+        if tier in _TIERS:
+            item.add_marker(tier)
+    needing_cuda = [item for item in items if item.get_closest_marker("gpu")]
+    if needing_cuda and not _has_cuda():
+        for item in needing_cuda:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
