@@ -1,10 +1,11 @@
-"""One request's keys and values: append rows, truncate to a length. Rollback is moving one number."""
+"""Keys and values: one cache per request, grown in blocks out of one budget. Rollback is moving one number."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,24 +23,79 @@ class CacheGeometry:
         """Keys and values of one position over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
+    def padded(self, num_tokens: int) -> int:
+        """Rounded up to whole blocks."""
+        return -(-num_tokens // self.context_block) * self.context_block
+
 
 class KVCache:
-    """Contiguous keys and values of one sequence.
+    """Contiguous keys and values of one sequence, [layers, 1, KV heads, capacity, head dim] each.
 
-    Rows at or beyond `length` are stale and masked by every reader; storage starts as zeros so that a
-    masked row can never bring in a NaN.
+    Rows at or beyond `length` are stale and masked by every reader; storage starts as zeros so that a masked row
+    can never bring in a NaN.
     """
 
-    def __init__(self, geometry: CacheGeometry, max_tokens: int) -> None:
-        block = geometry.context_block
-        self.capacity = -(-max_tokens // block) * block
+    def __init__(self, geometry: CacheGeometry, num_tokens: int) -> None:
+        self._geometry = geometry
         self.length = 0
-        shape = (geometry.num_layers, 1, geometry.num_kv_heads, self.capacity, geometry.head_dim)
-        self.keys = torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)  # [L, 1, KV, capacity, D]
-        self.values = torch.zeros_like(self.keys)
+        self.keys, self.values = self._zeros(num_tokens), self._zeros(num_tokens)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit."""
+        return self.keys.shape[3]
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} rows to {length}")
         self.length = length
+
+    def resize(self, num_tokens: int) -> None:
+        """Move to storage of another size; the rows up to `length` come along."""
+        if num_tokens < self.length:
+            raise ValueError(f"cannot resize a cache of {self.length} rows to {num_tokens}")
+        for name in ("keys", "values"):
+            fresh = self._zeros(num_tokens)
+            fresh[:, :, :, : self.length] = getattr(self, name)[:, :, :, : self.length]
+            setattr(self, name, fresh)
+
+    def _zeros(self, num_tokens: int) -> Tensor:
+        geometry = self._geometry
+        shape = (geometry.num_layers, 1, geometry.num_kv_heads, geometry.padded(num_tokens), geometry.head_dim)
+        return torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)
+
+
+class KVPool:
+    """The budget of tokens that all caches of a device share; counts capacity, not length."""
+
+    def __init__(self, geometry: CacheGeometry, num_tokens: int) -> None:
+        self.geometry = geometry
+        self.num_tokens = num_tokens // geometry.context_block * geometry.context_block
+        self.num_used = 0
+
+    def new_cache(self) -> KVCache:
+        """An empty cache, which takes nothing from the budget yet."""
+        return KVCache(self.geometry, 0)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a new cache of this size could be had now."""
+        return self.num_used + self.geometry.padded(num_tokens) <= self.num_tokens
+
+    def grow(self, cache: KVCache, num_tokens: int) -> bool:
+        """Make room for `num_tokens` rows in all, with a block in reserve if there is one; False if there is none."""
+        if num_tokens <= cache.capacity:
+            return True
+        for wanted in (num_tokens + self.geometry.context_block, num_tokens):
+            more = self.geometry.padded(wanted) - cache.capacity
+            if self.num_used + more <= self.num_tokens:
+                cache.resize(wanted)
+                self.num_used += more
+                return True
+        return False
+
+    def release(self, cache: KVCache) -> None:
+        """Give back everything; the cache is empty afterwards."""
+        self.num_used -= cache.capacity
+        cache.truncate(0)
+        cache.resize(0)

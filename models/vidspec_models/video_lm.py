@@ -58,10 +58,6 @@ class VideoLM:
             )
         return family.prepare(model, processor, self.decoder, turns, videos)
 
-    def new_cache(self, max_tokens: int) -> KVCache:
-        """A cache with room for `max_tokens` rows."""
-        return KVCache(self.decoder.geometry, max_tokens)
-
     @torch.inference_mode()
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int) -> Tensor | None:
         """Append the prompt's next `num_rows` rows; on the last chunk return the logits [V] after the prompt."""

@@ -11,7 +11,7 @@ from torch import nn
 from .architecture import DRAFT_SIZE, TARGET_SIZE, TextSize
 from .clip_batch import make_clip_batch
 from .dropping import choose_tokens, draft_visibility
-from .joint_stage import NUM_VISUAL, FrozenTower, PairForward, build_learner
+from .joint_stage import NUM_VISUAL, FrozenTower, PairForward, build_learner, mean_figures
 from .lm_forward import Learner
 from .losses import answer_accuracy, answer_loss, distillation_loss
 from .muon import MuonWithAdamW
@@ -19,6 +19,7 @@ from .options import TrainOptions
 from .stage_run import StageRun, load_part
 from .tokenizer import build_tokenizer
 from .turns import TurnPacker
+from .workers import GradientSum, Workers
 
 _CLIPS_OFFSET = 40_000_000  # clips of this stage differ from those of the joint stage
 _TRUTH_WEIGHT = 0.1
@@ -40,43 +41,65 @@ PHASES = (Phase(0.0, 12, 128, 176), Phase(0.5, 8, NUM_VISUAL, 176))
 
 def train_draft(options: TrainOptions) -> None:
     """Run or resume the stage; the result is the part "draft" of its checkpoint."""
-    device = torch.device(options.device)
-    tokenizer = build_tokenizer()
-    packer = TurnPacker(tokenizer)
-    tower = FrozenTower(options)
-    target, target_layers = _load(TARGET_SIZE, "target", tokenizer.get_vocab(), options)
-    target.requires_grad_(False)
-    draft, draft_layers = _load(DRAFT_SIZE, "draft", tokenizer.get_vocab(), options)
-    draft.story_head.requires_grad_(False)
-    optimiser = MuonWithAdamW(draft, matrix_lr=2.5e-3, other_lr=2e-3)
-    run = StageRun("distil", options, {"draft": draft, "optimiser": optimiser}, decay_from=0.3)
-    generator = torch.Generator().manual_seed(options.seed + 9 + run.step)
-    forward = PairForward(packer, options)
+    workers = Workers(options.device, options.workers)
+    step = DistilStep(options)
+    optimiser = MuonWithAdamW(step.draft, matrix_lr=2.5e-3, other_lr=2e-3)
+    optimiser.use_workers(workers)
+    step.gradients = GradientSum(optimiser.params)
+    run = StageRun("distil", options, {"draft": step.draft, "optimiser": optimiser}, decay_from=0.3)
     for _ in run.steps():
-        phase = [phase for phase in PHASES if phase.begins <= run.progress][-1]
-        start = _CLIPS_OFFSET + run.clips_seen
-        batch = make_clip_batch(packer, options.seed, start, phase.clips, phase.text_len, greedy_text=True).to(device)
-        run.clips_seen += phase.clips
-        keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
+        step.phase = [phase for phase in PHASES if phase.begins <= run.progress][-1]
+        step.first_clip = _CLIPS_OFFSET + run.clips_seen
+        found = workers.map(step.run_unit, workers.units(step.phase.clips), key=step.phase)
+        run.clips_seen += step.phase.clips
+        norm = optimiser.step(run.lr_scale)
+        run.report(norm=norm, **mean_figures(found))
+
+
+class DistilStep:
+    """One step, cut into units of a few clips; the target is frozen and sees every token that is present."""
+
+    gradients: GradientSum
+
+    def __init__(self, options: TrainOptions) -> None:
+        tokenizer = build_tokenizer()
+        self.target, self.target_layers = _load(TARGET_SIZE, "target", tokenizer.get_vocab(), options)
+        self.target.requires_grad_(False)
+        self.draft, self.draft_layers = _load(DRAFT_SIZE, "draft", tokenizer.get_vocab(), options)
+        self.draft.story_head.requires_grad_(False)
+        self.phase = PHASES[0]
+        self.first_clip = 0
+        self._tower = FrozenTower(options)
+        self._forward = PairForward(TurnPacker(tokenizer), options)
+        self._options = options
+
+    def run_unit(self, clips: slice) -> dict[str, float]:
+        """Forward and backward over some of the step's clips; returns the figures to report."""
+        first, count = self.first_clip + clips.start, clips.stop - clips.start
+        device = torch.device(self._options.device)
+        generator = torch.Generator().manual_seed(self._options.seed * 1_000_003 + first)
+        packer, text_len = self._forward.packer, self.phase.text_len
+        batch = make_clip_batch(packer, self._options.seed, first, count, text_len, greedy_text=True).to(device)
+        keep = choose_tokens(batch.content.cpu(), self.phase.num_visual, generator).to(device)
         content = batch.content.gather(1, keep).cpu()
-        layout = forward.layout(batch, keep)
-        features = tower(batch.frames, generator)
+        layout = self._forward.layout(batch, keep)
+        features = self._tower(batch.frames, generator)
         with torch.no_grad():
             everything = torch.ones_like(keep, dtype=torch.bool)
-            wanted, _ = forward(target, target_layers, features, keep, layout, everything)
+            wanted, _ = self._forward(self.target, self.target_layers, features, keep, layout, everything)
         visible = draft_visibility(content, _FULL_SHARE, generator).to(device)
-        logits, _ = forward(draft, draft_layers, features, keep, layout, visible)
+        logits, _ = self._forward(self.draft, self.draft_layers, features, keep, layout, visible)
         loss = distillation_loss(logits, wanted, batch.weights)
-        (loss + _TRUTH_WEIGHT * answer_loss(logits, batch.labels, batch.weights)).backward()
-        norm = optimiser.step(run.lr_scale)
-        answer = batch.is_caption
+        truth = answer_loss(logits, batch.labels, batch.weights)
+        self.gradients.add(loss + _TRUTH_WEIGHT * truth, count / self.phase.clips)
         agreed = (logits.argmax(-1) == wanted.argmax(-1)).float()
         full = visible.all(dim=1)
-        figures = {"alpha": float(agreed[answer].mean())}
-        if bool(full.any()):
-            figures["alpha_full"] = float(agreed[full][answer[full]].mean())
-        figures |= answer_accuracy(wanted, batch.labels, batch.weights, answer)
-        run.report(kl=float(loss.detach()), norm=norm, **figures)
+        return {
+            "kl": float(loss.detach()),
+            "alpha": float(agreed[batch.is_caption].mean()),
+            "alpha_full": float(agreed[full][batch.is_caption[full]].mean()),  # NaN, and skipped, where no clip is
+            **answer_accuracy(wanted, batch.labels, batch.weights, batch.is_caption),
+        }
 
 
 def _load(

@@ -17,6 +17,7 @@ from transformers import (
 from .architecture import DRAFT_SIZE, PATCH_SIDE, TARGET_SIZE, TextSize
 from .attributes import FRAME_SIZE, NUM_SLOTS
 from .joint_stage import build_learner
+from .lm_forward import grow_layers
 from .options import TrainOptions
 from .stage_run import load_part
 from .tokenizer import CHAT_TEMPLATE, END, PAD, build_tokenizer
@@ -51,6 +52,9 @@ def _export_model(
 ) -> Path:
     model, learner = build_learner(size, tokenizer.get_vocab(), options.seed)
     learner.load_state_dict(state)
+    if role == "target":
+        # Layers that the run has not grown yet are shipped as identities: the same function, the full depth.
+        grow_layers(learner.lm.layers, load_part(options.work_dir, "joint", "growth")["used"])
     model.model.image_newline.data.copy_(learner.newline.data)
     model.model.vision_tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
     model.set_attn_implementation("sdpa")

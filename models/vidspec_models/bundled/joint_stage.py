@@ -65,8 +65,7 @@ class Phase:
 
 PHASES = (
     Phase(0.0, 8, 96, 176, 2),
-    Phase(0.62, 12, 104, 192, 1),
-    Phase(0.84, 8, NUM_VISUAL, 176, 1),
+    Phase(0.78, 8, NUM_VISUAL, 160, 2),
 )
 
 

@@ -104,8 +104,8 @@ class StageRun:
         return " ".join(f"{name}={value:.3f}" for name, value in self._averages.items())
 
 
-def load_part(work_dir: Path, stage: Stage, part: str) -> dict[str, torch.Tensor]:
+def load_part(work_dir: Path, stage: Stage, part: str) -> dict[str, Any]:
     """One saved part of a finished (or running) stage."""
     saved = torch.load(work_dir / f"{stage}.pt", map_location="cpu", weights_only=True)
-    loaded: dict[str, torch.Tensor] = saved["parts"][part]
+    loaded: dict[str, Any] = saved["parts"][part]
     return loaded

@@ -96,14 +96,20 @@ def _print_json(answer: dict[str, Any], progress: ChatProgress) -> None:
 def _print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> None:
     from vidspec_service.cli.chat_display import printable, summary_lines
 
-    for chunk in chunks:
-        progress.phase = "prefilling"
-        text = "".join(choice["delta"].get("content", "") for choice in chunk["choices"])
-        if text or "usage" in chunk:
-            progress.stop()
-        sys.stdout.write(printable(text))
-        sys.stdout.flush()
-        if "usage" in chunk:
+    final: dict[str, Any] = {}
+    has_text = False
+    try:
+        for final in chunks:
+            progress.phase = "prefilling"
+            text = "".join(choice["delta"].get("content", "") for choice in final["choices"])
+            if text:
+                progress.stop()
+                has_text = True
+                sys.stdout.write(printable(text))
+                sys.stdout.flush()
+    finally:
+        progress.stop()
+        if has_text:
             say("")
-            for line in summary_lines(chunk):
-                note(line)
+    for line in summary_lines(final):
+        note(line)

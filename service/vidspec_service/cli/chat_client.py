@@ -33,13 +33,14 @@ class ChatClient:
         """The answer's chunks as they come, the last with its summary; raises ChatFailed."""
         with self._posted(video, {**fields, "stream": True}) as response:
             for line in response.iter_lines():
-                if line == "data: [DONE]":
+                if not line.startswith("data:"):
+                    continue  # a keep-alive comment, or the empty line after an event
+                chunk = _object(line.removeprefix("data:"))
+                if "error" in chunk:
+                    raise ChatFailed(_reason(chunk))
+                yield chunk
+                if "usage" in chunk:
                     return
-                if line.startswith("data:"):
-                    chunk = _object(line.removeprefix("data:"))
-                    if "error" in chunk:
-                        raise ChatFailed(_reason(chunk))
-                    yield chunk
         raise ChatFailed("the server ended the stream before the answer was complete")
 
     @contextmanager

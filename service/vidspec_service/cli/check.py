@@ -59,7 +59,7 @@ async def _check(settings: Settings, seed: int) -> int:
         return 1
     _report(response.json())
     if settings.model == "bundled":
-        _row("the truth", caption(sample_scene(seed)))
+        _row("truth", caption(sample_scene(seed)))
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from tokenizers import Tokenizer
@@ -28,6 +28,7 @@ from vidspec_service.engine.messages import (
     Ready,
     Rejected,
     Tokens,
+    Trace,
 )
 from vidspec_service.engine.payload import write_payload
 from vidspec_service.engine.progress import GenerationProgress
@@ -55,6 +56,8 @@ from vidspec_service.errors import (
 )
 from vidspec_service.telemetry import Metrics
 
+OnTrace = Callable[[str, Trace], None]  # role, what its worker did
+
 REJECTIONS: dict[str, type[ServiceError]] = {
     "context_length": ContextLengthExceeded,
     "failed": GenerationFailed,
@@ -66,9 +69,10 @@ logger = logging.getLogger(__name__)
 class EngineClient:
     """Implements `Engine`. Use as `async with EngineClient(...)`: entering waits until the workers are ready."""
 
-    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
+    def __init__(self, config: EngineConfig, metrics: Metrics, on_trace: OnTrace | None = None) -> None:
         self._config = config
         self._metrics = metrics
+        self._on_trace = on_trace
         self._inflight = Inflight()
         self._workers: dict[str, Worker] = {}
         self._ready: dict[str, Ready] = {}
@@ -80,7 +84,7 @@ class EngineClient:
         self._started = asyncio.get_running_loop().create_future()
         for configure in configures(self._config):
             worker = Worker(
-                configure,
+                replace(configure, trace=self._on_trace is not None),
                 self,
                 silence_s=self._config.silence_s,
                 start_timeout_s=self._config.start_timeout_s,
@@ -199,6 +203,8 @@ class EngineClient:
                     self._observe(message)
             case Heartbeat():
                 self._metrics.idle(worker.role, max(0.0, 1 - message.busy_s / message.elapsed_s))
+            case Trace() if self._on_trace is not None:
+                self._on_trace(worker.role, message)
 
     def _observe(self, message: Accepted | Rejected | Tokens | Ended) -> None:
         if isinstance(message, Tokens) and message.num_proposed:

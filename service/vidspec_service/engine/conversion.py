@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.token_sampling import SamplingLaw
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.messages import Generate
 from vidspec_service.engine.payload import read_payload
+from vidspec_service.engine.types import ChatMessage, VideoInput
 
 
 def prepare_prompt(model: VideoLM, payload_fd: int) -> Prompt:
     """Read a request's payload (closing it) and let the model turn it into prompt rows."""
-    messages, videos = read_payload(payload_fd)
+    return model.prepare(*model_inputs(*read_payload(payload_fd)))
+
+
+def model_inputs(messages: Sequence[ChatMessage], videos: Sequence[VideoInput]) -> tuple[list[Turn], list[Video]]:
+    """The same conversation and clips in the model package's words."""
     turns = [Turn(role=message.role, text=message.text, num_videos=message.num_videos) for message in messages]
     clips = [
         Video(
@@ -23,7 +30,7 @@ def prepare_prompt(model: VideoLM, payload_fd: int) -> Prompt:
         )
         for video in videos
     ]
-    return model.prepare(turns, clips)
+    return turns, clips
 
 
 def sampling_law(request: Generate) -> SamplingLaw:

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
+from vidspec_models.kv_cache import KVCache, KVPool
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
@@ -50,24 +50,30 @@ class _Drafting:
         return self.cache.length >= self.prompt.num_tokens
 
     @property
+    def missing(self) -> list[int]:
+        """Tokens that are not in the cache yet."""
+        return self.sequence.tokens[self.cache.length - self.prompt.num_tokens :]
+
+    @property
     def can_run(self) -> bool:
         """Something is committed to build on, there is room, and the answer is not complete."""
         sequence = self.sequence
         return bool(sequence.tokens) and sequence.num_ahead < self.room and len(sequence.tokens) < self.max_tokens
 
 
-@dataclass(slots=True)
 class DraftLoop:
     """Owns every request on the draft device. Single-threaded; ends when the API's channel closes."""
 
-    model: VideoLM
-    api: Channel
-    config: Configure
-    _target: Channel | None = None
-    _waiting: deque[tuple[Generate, int]] = field(default_factory=deque)
-    _active: dict[str, _Drafting] = field(default_factory=dict)
-    _meter: WorkMeter = field(default_factory=WorkMeter)
-    _pace_s: float = 0.0
+    def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
+        self._model = model
+        self._api = api
+        self._config = config
+        self._pool = KVPool(model.decoder.geometry, config.kv_tokens)
+        self._target: Channel | None = None
+        self._waiting: deque[tuple[Generate, int]] = deque()
+        self._active: dict[str, _Drafting] = {}  # oldest first
+        self._meter = WorkMeter(is_traced=config.trace)
+        self._pace_s = 0.0
 
     def run(self) -> None:
         """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
@@ -79,16 +85,13 @@ class DraftLoop:
                 worked = self._propose() or worked
             if not worked:
                 self._idle()
-            self._meter.beat(self.api, len(self._active), len(self._waiting), self._cache_tokens())
+            self._meter.beat(self._api, len(self._active), len(self._waiting), self._pool.num_used)
 
     def _idle(self) -> None:
-        wait_readable([self.api] if self._target is None else [self.api, self._target], HEARTBEAT_S)
-
-    def _cache_tokens(self) -> int:
-        return sum(drafting.cache.capacity for drafting in self._active.values())
+        wait_readable([self._api] if self._target is None else [self._api, self._target], HEARTBEAT_S)
 
     def _receive(self) -> None:
-        while (received := self.api.receive()) is not None:
+        while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
                 self._waiting.append((message, fds[0]))
@@ -131,10 +134,21 @@ class DraftLoop:
         drafting.cache.truncate(min(drafting.cache.length, drafting.prompt.num_tokens + standing))
 
     def _forget(self, request_id: str) -> None:
-        self._active.pop(request_id, None)
+        drafting = self._active.pop(request_id, None)
+        if drafting is not None:
+            self._pool.release(drafting.cache)
         for item in [item for item in self._waiting if item[0].request_id == request_id]:
             self._waiting.remove(item)
             close_payload(item[1])
+
+    def _secure(self, drafting: _Drafting, num_rows: int) -> bool:
+        """Room for more rows; where there is none the youngest request is given up, which costs its speed only."""
+        while not self._pool.grow(drafting.cache, drafting.cache.length + num_rows):
+            youngest = next(reversed(self._active))
+            self._forget(youngest)
+            if youngest == drafting.request_id:
+                return False
+        return True
 
     def _admit_until(self, request_id: str) -> None:
         """A verdict overtook the turn of its request: take requests up until it is there."""
@@ -146,15 +160,14 @@ class DraftLoop:
             return False
         message, payload = self._waiting.popleft()
         try:
-            prompt = prepare_prompt(self.model, payload)
-            room = self.model.context_length - prompt.num_tokens
-            max_tokens = min(message.max_tokens or room, room)
+            prompt = prepare_prompt(self._model, payload)
+            room = self._model.context_length - prompt.num_tokens
             self._active[message.request_id] = _Drafting(
                 request_id=message.request_id,
                 prompt=prompt,
-                cache=self.model.new_cache(prompt.num_tokens + max_tokens),
+                cache=self._pool.new_cache(),
                 sampler=CoupledSampler(sampling_law(message)),
-                max_tokens=max_tokens,
+                max_tokens=min(message.max_tokens or room, room),
             )
         except (ValueError, RuntimeError, IndexError, KeyError) as error:
             logger.warning("draft cannot follow request %s: %s", message.request_id, type(error).__name__)
@@ -164,26 +177,36 @@ class DraftLoop:
         drafting = next((item for item in self._active.values() if not item.is_prefilled), None)
         if drafting is None:
             return False
-        self.model.prefill(drafting.prompt, drafting.cache, self.config.prefill_chunk)
+        num_rows = min(self._config.prefill_chunk, drafting.prompt.num_tokens - drafting.cache.length)
+        if self._secure(drafting, num_rows):
+            self._meter.rows(num_rows)
+            self._model.prefill(drafting.prompt, drafting.cache, num_rows)
         return True
 
     def _propose(self) -> bool:
         """One token for every request with room, in one forward."""
-        batch = [item for item in self._active.values() if item.is_prefilled and item.can_run]
-        if not batch or self._target is None:
+        if self._target is None:
+            return False
+        batch = [
+            item
+            for item in list(self._active.values())
+            if item.is_prefilled and item.can_run and self._secure(item, len(item.missing))
+        ]
+        batch = [item for item in batch if item.request_id in self._active]  # securing one may have cost another
+        if not batch:
             return False
         started = time.monotonic()
-        rows = []
-        for drafting in batch:
-            done = drafting.cache.length - drafting.prompt.num_tokens
-            rows.append(
-                StepRows(
-                    cache=drafting.cache,
-                    ids=drafting.sequence.tokens[done:],
-                    position=drafting.prompt.next_position + done,
-                )
+        rows = [
+            StepRows(
+                cache=item.cache,
+                ids=item.missing,
+                position=item.prompt.next_position + item.cache.length - item.prompt.num_tokens,
             )
-        logits = self.model.step(rows)
+            for item in batch
+        ]
+        self._meter.rows(sum(len(row.ids) for row in rows))
+        logits = self._model.step(rows)
+        self._meter.rows(sum(len(row.ids) for row in rows))
         proposals = []
         for drafting, scores in zip(batch, logits, strict=True):
             token = drafting.sampler.choose(scores[-1:], len(drafting.sequence.tokens))[0]

@@ -8,6 +8,7 @@
 | worker | API    | Ready      | loaded, once                                                          |
 | worker | API    | LoadFailed | cannot load; the worker exits                                         |
 | worker | API    | Heartbeat  | every second, idle or busy                                            |
+| worker | API    | Trace      | with the heartbeat or a thousand spans, if asked for                  |
 | target | API    | Accepted   | the prompt fits; before its prefill                                   |
 | target | API    | Rejected   | the request cannot be served; nothing follows                         |
 | target | API    | Tokens     | tokens were committed                                                 |
@@ -37,6 +38,8 @@ class Configure:
     max_running: int
     prefill_chunk: int  # prompt rows per forward between decoding steps
     max_context: int | None
+    kv_tokens: int  # cached tokens of all requests together
+    trace: bool = False  # report every forward in Trace messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +89,17 @@ class Heartbeat:
 
     num_running: int
     num_waiting: int
-    cache_tokens: int  # rows reserved in KV caches
+    cache_tokens: int  # of Configure.kv_tokens, how many are taken
     busy_s: float  # time at work
     elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Work with a forward in it, as (start, end, rows) on the monotonic clock; complete up to `until`."""
+
+    until: float
+    spans: tuple[tuple[float, float, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +174,6 @@ class Release:
 
 
 ApiToWorker = Configure | Generate | Cancel | Peer
-WorkerToApi = Ready | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended
+WorkerToApi = Ready | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
 BetweenWorkers = Proposal | Verdict | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

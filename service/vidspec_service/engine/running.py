@@ -22,6 +22,12 @@ class Running:
     sequence: TargetSequence
     sampler: CoupledSampler
     speculation: Speculation
+    ticket: int = 0  # order of admission
+
+    @property
+    def num_rows_to_resume(self) -> int:
+        """Cache rows needed to decode from here on."""
+        return self.prompt.num_tokens + self.num_committed + 1
 
     @property
     def num_committed(self) -> int:

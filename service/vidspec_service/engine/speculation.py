@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from vidspec_models.kv_cache import KVCache
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.policy import OFF, Plan, StepCosts, best_plan
 from vidspec_service.engine.proposals import ProposalChain
@@ -84,7 +85,7 @@ class CostMeter:
 
 def measure_costs(model: VideoLM) -> CostMeter:
     """Time short forwards on a scratch cache, so that the first plan is not a guess."""
-    cache = model.new_cache(_PROBE_CONTEXT + max(_PROBE_ROWS))
+    cache = KVCache(model.decoder.geometry, _PROBE_CONTEXT + max(_PROBE_ROWS))
     times = []
     for num_rows in _PROBE_ROWS:
         best = float("inf")

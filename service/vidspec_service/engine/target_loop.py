@@ -7,11 +7,11 @@ while a request has fewer than its plan's minimum and waiting is predicted to pa
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
-from dataclasses import dataclass, field
 
 from vidspec_models.errors import ContextOverflow
+from vidspec_models.kv_cache import KVPool
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.channels import Channel, wait_readable
@@ -28,37 +28,32 @@ from vidspec_service.engine.messages import (
     Tokens,
 )
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
-from vidspec_service.engine.payload import close_payload
+from vidspec_service.engine.roster import Roster, Waiting
 from vidspec_service.engine.running import Running
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import CostMeter, Speculation
 from vidspec_service.engine.types import SpeculationMode
 
 _REPLAY_ROWS = 16
-_PATIENCE = 2.0  # wait at most this many times as long as the draft should need
+_PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
+_SLACK_S = 0.005
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Waiting:
-    request: Generate
-    payload: int
-    received: float
-
-
-@dataclass(slots=True)
 class TargetLoop:
     """Owns every request on the target device. Single-threaded; ends when the API's channel closes."""
 
-    model: VideoLM
-    api: Channel
-    config: Configure
-    costs: CostMeter
-    _draft: DraftLink = field(default_factory=DraftLink)
-    _waiting: deque[_Waiting] = field(default_factory=deque)
-    _prefilling: deque[Running] = field(default_factory=deque)
-    _decoding: dict[str, Running] = field(default_factory=dict)
-    _acceptance: float = 0.85  # of requests so far; where a new request starts from
-    _meter: WorkMeter = field(default_factory=WorkMeter)
+    def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
+        self._model = model
+        self._api = api
+        self._config = config
+        self._costs = costs
+        self._pool = KVPool(model.decoder.geometry, config.kv_tokens)
+        self._roster = Roster(self._pool, config.max_running)
+        self._draft = DraftLink()
+        self._acceptance = 0.85  # of requests so far; where a new request starts from
+        self._meter = WorkMeter(is_traced=config.trace)
 
     def run(self) -> None:
         """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
@@ -70,37 +65,32 @@ class TargetLoop:
             self._await_proposals()
             with self._meter:
                 self._verify()
-            self._rest()
-            active = len(self._prefilling) + len(self._decoding)
-            self._meter.beat(self.api, active, len(self._waiting), self._cache_tokens())
+            if self._roster.is_idle:
+                wait_readable(self._channels(), HEARTBEAT_S)
+            self._meter.beat(self._api, self._roster.num_active, len(self._roster.waiting), self._pool.num_used)
 
     @property
     def context_length(self) -> int:
-        limit = self.config.max_context
-        return min(self.model.context_length, limit) if limit else self.model.context_length
-
-    def _cache_tokens(self) -> int:
-        return sum(running.cache.capacity for running in (*self._prefilling, *self._decoding.values()))
-
-    def _rest(self) -> None:
-        if not (self._waiting or self._prefilling or self._decoding):
-            wait_readable(self._channels(), HEARTBEAT_S)
+        """Tokens of a prompt and its answer: what the model, the operator and the cache budget allow."""
+        limit = self._config.max_context or self._model.context_length
+        return min(self._model.context_length, limit, self._pool.num_tokens)
 
     def _channels(self) -> list[Channel]:
-        return [self.api] if self._draft.channel is None else [self.api, self._draft.channel]
+        return [self._api] if self._draft.channel is None else [self._api, self._draft.channel]
 
     def _receive(self) -> None:
-        while (received := self.api.receive()) is not None:
+        while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
-                self._waiting.append(_Waiting(message, fds[0], time.monotonic()))
+                self._roster.waiting.append(Waiting(message, fds[0], time.monotonic()))
             elif isinstance(message, Cancel):
-                self._cancel(message.request_id)
+                self._roster.cancel(message.request_id)
+                self._draft.release(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
         for proposal in self._draft.proposals():
-            self.costs.draft_s = proposal.step_s
-            running = self._decoding.get(proposal.request_id)
+            self._costs.draft_s = proposal.step_s
+            running = self._roster.decoding.get(proposal.request_id)
             if running is not None:
                 chain, committed = running.speculation.chain, running.sequence.committed
                 chain.extend(proposal.epoch, proposal.start, proposal.ids, committed)
@@ -108,35 +98,28 @@ class TargetLoop:
     def _meet(self, draft: Channel) -> None:
         """A new draft: it is told every running request's committed tokens."""
         self._draft.connect(draft)
-        for running in self._decoding.values():
+        for running in self._roster.decoding.values():
             running.speculation.drop()
             self._plan(running)
 
-    def _cancel(self, request_id: str) -> None:
-        if self._decoding.pop(request_id, None) is not None:
-            self._draft.release(request_id)
-        self._prefilling = deque(item for item in self._prefilling if item.request_id != request_id)
-        for item in [item for item in self._waiting if item.request.request_id == request_id]:
-            self._waiting.remove(item)
-            close_payload(item.payload)
-
     def _admit(self) -> None:
         """Move one waiting request to prefilling; one a turn, since its vision tower takes a while."""
-        if not self._waiting or len(self._prefilling) + len(self._decoding) >= self.config.max_running:
+        waiting = self._roster.next_waiting()
+        if waiting is None:
             return
-        waiting = self._waiting.popleft()
         request_id = waiting.request.request_id
         started = time.monotonic()
         try:
             running = self._prepare(waiting)
         except ContextOverflow as error:
-            self.api.send(Rejected(request_id=request_id, kind="context_length", message=str(error)))
+            self._api.send(Rejected(request_id=request_id, kind="context_length", message=str(error)))
         except (ValueError, IndexError, KeyError, TypeError) as error:  # this request's input, nobody else's
+            logger.exception("request %s could not be prepared", request_id)
             message = f"the prompt could not be prepared ({type(error).__name__})"
-            self.api.send(Rejected(request_id=request_id, kind="failed", message=message))
+            self._api.send(Rejected(request_id=request_id, kind="failed", message=message))
         else:
-            self._prefilling.append(running)
-            self.api.send(
+            self._roster.enter(running)
+            self._api.send(
                 Accepted(
                     request_id=request_id,
                     prompt_tokens=running.prompt.num_tokens,
@@ -146,9 +129,9 @@ class TargetLoop:
                 )
             )
 
-    def _prepare(self, waiting: _Waiting) -> Running:
+    def _prepare(self, waiting: Waiting) -> Running:
         request = waiting.request
-        prompt = prepare_prompt(self.model, waiting.payload)
+        prompt = prepare_prompt(self._model, waiting.payload)
         room = self.context_length - prompt.num_tokens
         wanted = request.max_tokens if request.max_tokens is not None else 1
         if room < wanted:
@@ -157,14 +140,13 @@ class TargetLoop:
                 f"max_tokens is {wanted}, together more than the context of {self.context_length}; "
                 "ask for fewer frames or fewer tokens"
             )
-        max_tokens = request.max_tokens or room
-        sequence = TargetSequence(self.model.stop_ids, max_tokens)
+        sequence = TargetSequence(self._model.stop_ids, request.max_tokens or room)
         if request.committed:
             sequence.commit(request.committed)
         return Running(
             request_id=request.request_id,
             prompt=prompt,
-            cache=self.model.new_cache(prompt.num_tokens + max_tokens),
+            cache=self._pool.new_cache(),
             sequence=sequence,
             sampler=CoupledSampler(sampling_law(request)),
             speculation=Speculation(mode=SpeculationMode(request.speculation), acceptance=self._acceptance),
@@ -172,82 +154,93 @@ class TargetLoop:
 
     def _prefill(self) -> None:
         """One chunk of the oldest prompt; the last chunk yields the first token."""
-        if not self._prefilling:
+        running = self._roster.next_prefill()
+        if running is None:
             return
-        running = self._prefilling[0]
-        logits = self.model.prefill(running.prompt, running.cache, self.config.prefill_chunk)
+        num_rows = min(self._config.prefill_chunk, running.prompt.num_tokens - running.cache.length)
+        if not self._roster.secure(running, num_rows):
+            return
+        self._meter.rows(num_rows)
+        logits = self._model.prefill(running.prompt, running.cache, num_rows)
         if logits is None:
             return
-        self._prefilling.popleft()
-        self._decoding[running.request_id] = running
         if running.sequence.committed:
             self._replay(running)
-        else:
-            committed = running.sequence.commit(running.sampler.choose(logits[None], 0))
-            self._publish(running, committed, 0, 0)
+            return
+        self._roster.begin_decoding(running)
+        committed = running.sequence.commit(running.sampler.choose(logits[None], 0))
+        self._publish(running, committed, 0, 0)
 
     def _replay(self, running: Running) -> None:
-        """Bring back the cache rows of a request whose first target died, in the row counts of verification."""
+        """Bring back the rows of a request that was paused, or whose first target died, as verification made them."""
         known = running.sequence.committed[:-1]
+        if not self._roster.secure(running, len(known)):
+            return
+        self._roster.begin_decoding(running)
         for start in range(0, len(known), _REPLAY_ROWS):
             position = running.prompt.next_position + start
             ids = known[start : start + _REPLAY_ROWS]
-            self.model.step([StepRows(cache=running.cache, ids=ids, position=position)])
+            self._model.step([StepRows(cache=running.cache, ids=ids, position=position)])
         self._plan(running)
 
     def _await_proposals(self) -> None:
         """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""
-        if self._prefilling or self._waiting:
+        roster = self._roster
+        if roster.prefilling or roster.waiting:
             return
-        short = [running.speculation.plan.minimum for running in self._decoding.values() if not running.has_enough]
+        short = [running.speculation.plan.minimum for running in roster.decoding.values() if not running.has_enough]
         if not short:
             return
-        deadline = time.monotonic() + _PATIENCE * max(short) * self.costs.draft_s + HEARTBEAT_S / 200
+        deadline = time.monotonic() + _PATIENCE * max(short) * self._costs.draft_s + _SLACK_S
         while (left := deadline - time.monotonic()) > 0:
             wait_readable(self._channels(), left)
             self._receive()
-            if all(running.has_enough for running in self._decoding.values()):
+            if all(running.has_enough for running in roster.decoding.values()):
                 return
 
     def _verify(self) -> None:
         """One forward over the last committed token and the proposals of every decoding request."""
-        batch = list(self._decoding.values())
+        batch = [(running, running.pending()) for running in self._roster.decoding.values()]
+        batch = [item for item in batch if self._is_secured(*item)]
+        # Securing one request's room may have paused another one of this very batch.
+        batch = [(running, pending) for running, pending in batch if running.request_id in self._roster.decoding]
         if not batch:
             return
         started = time.monotonic()
-        proposed = [running.pending() for running in batch]
-        logits = self.model.step([running.rows(ids) for running, ids in zip(batch, proposed, strict=True)])
+        logits = self._model.step([running.rows(pending) for running, pending in batch])
         chosen = [
-            running.sampler.choose(scores, running.num_committed) for running, scores in zip(batch, logits, strict=True)
+            running.sampler.choose(scores, running.num_committed)
+            for (running, _), scores in zip(batch, logits, strict=True)
         ]
-        self.costs.forward(sum(len(tokens) for tokens in chosen), time.monotonic() - started)
-        for running, pending, tokens in zip(batch, proposed, chosen, strict=True):
+        num_rows = sum(len(tokens) for tokens in chosen)
+        self._costs.forward(num_rows, time.monotonic() - started)
+        self._meter.rows(num_rows)
+        for (running, pending), tokens in zip(batch, chosen, strict=True):
             committed, num_accepted = running.judge(pending, tokens)
             self._publish(running, committed, len(pending), num_accepted)
+
+    def _is_secured(self, running: Running, pending: list[int]) -> bool:
+        is_there = running.request_id in self._roster.decoding  # or paused for an older one a moment ago
+        return is_there and self._roster.secure(running, 1 + len(pending))
 
     def _publish(self, running: Running, committed: tuple[int, ...], num_proposed: int, num_accepted: int) -> None:
         """Tell the draft first, which is waiting, then the API."""
         if running.sequence.finish_reason is None:
             self._plan(running)
-        self.api.send(
-            Tokens(
-                request_id=running.request_id,
-                ids=committed,
-                num_proposed=num_proposed,
-                num_accepted=num_accepted,
-            )
+        self._api.send(
+            Tokens(request_id=running.request_id, ids=committed, num_proposed=num_proposed, num_accepted=num_accepted)
         )
         if running.sequence.finish_reason is not None:
-            del self._decoding[running.request_id]
+            self._roster.finish(running.request_id)
             self._draft.release(running.request_id)
             self._acceptance = 0.8 * self._acceptance + 0.2 * running.speculation.acceptance
-            self.api.send(Ended(request_id=running.request_id, finish_reason=running.sequence.finish_reason.value))
+            self._api.send(Ended(request_id=running.request_id, finish_reason=running.sequence.finish_reason.value))
 
     def _plan(self, running: Running) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""
         if self._draft.channel is None:
             running.speculation.drop()
             return
-        running.speculation.replan(self.costs.costs(len(self._decoding)))
+        running.speculation.replan(self._costs.costs(len(self._roster.decoding)))
         if not running.speculation.plan.is_off:
             self._draft.tell(running)

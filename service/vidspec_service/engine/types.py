@@ -166,6 +166,7 @@ class EngineConfig:
     served_name: str | None = None  # None: the target's own name
     max_running: int = 16
     max_context: int | None = None
+    kv_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
     default_max_tokens: int = 256
     prefill_chunk: int = 512  # prompt rows per forward between two decoding steps
     start_timeout_s: float = 300.0

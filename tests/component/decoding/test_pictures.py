@@ -125,3 +125,29 @@ def test_of_two_video_tracks_one_is_read_and_said(tmp_path: Path) -> None:
     assert clip.source_num_frames == 5
     assert f"Of several video tracks, the one of {clip.width}x{clip.height} pixels is used." in clip.warnings
     assert [number_of(frame) for frame in clip.frames] == list(range(5))
+
+
+def test_a_track_that_appears_on_the_way_does_no_harm(tmp_path: Path) -> None:
+    # Too late for FFmpeg's probe from the start, too early for its look at the end.
+    rng = np.random.default_rng(0)
+    parts = []
+    for first, count, is_heavy in ((0, 100, False), (100, 5, False), (105, 80, True)):
+        pictures = bar_codes(first + count, 96, 64)[first:]
+        if is_heavy:
+            pictures = [np.clip(p + rng.integers(-30, 30, p.shape), 0, 255).astype(np.uint8) for p in pictures]
+        path = write_video(
+            tmp_path / f"{first}.ts",
+            pictures,
+            gop=1,
+            pts=[45_000 * (first + i) for i in range(count)],
+            time_base=Fraction(1, 90_000),
+            with_audio=first == 100,
+            options={"crf": "1"},
+        )
+        parts.append(path.read_bytes())
+    path = tmp_path / "all.ts"
+    path.write_bytes(b"".join(parts))
+    with av.open(path) as container, pytest.raises(IndexError):  # what PyAV makes of it
+        assert len(list(container.demux(video=0))) == 185
+    clip = read(path)
+    assert [number_of(frame) for frame in clip.frames] == list(range(185))

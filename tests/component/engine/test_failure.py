@@ -68,8 +68,14 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
     assert disturbed(fragile, 3, role, sign) == expected
     fragile.wait_until_ready()
     again = fragile.answer(
-        ask("after", "Describe the video.", [noise_video(0)], sampling=LAW, max_tokens=120,
-            speculation=SpeculationMode.PARALLEL)
+        ask(
+            "after",
+            "Describe the video.",
+            [noise_video(0)],
+            sampling=LAW,
+            max_tokens=120,
+            speculation=SpeculationMode.PARALLEL,
+        )
     )
     assert again.ids == expected[0]
     assert again.finished.speculation.num_draft_tokens > 0, "the draft did not come back"

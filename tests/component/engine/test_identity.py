@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
 from vidspec_models.bundled import BUNDLED_TARGET
 from vidspec_service.engine.types import FinishReason, SamplingParams, SpeculationMode, VideoInput
@@ -41,9 +43,7 @@ class Reference:
 def test_greedy_ids_equal_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
     reference = Reference()
     expected = [reference.ids(prompt, video_for(seed), 40) for seed, prompt in CASES]
-    requests = [
-        ask(f"hf-{seed}", prompt, [video_for(seed)], speculation=SpeculationMode.OFF) for seed, prompt in CASES
-    ]
+    requests = [ask(f"hf-{seed}", prompt, [video_for(seed)], speculation=SpeculationMode.OFF) for seed, prompt in CASES]
     assert [engine.answer(request).ids for request in requests[:4]] == expected[:4]
     assert [answer.ids for answer in engine.answers(requests[:8])] == expected[:8]
     assert [answer.ids for answer in engine.answers(requests[4:])] == expected[4:]
@@ -116,3 +116,15 @@ def test_a_conversation_without_a_video_is_answered(engine: EngineHarness) -> No
     answer = engine.answer(ask("text", "Hello.", [], max_tokens=5))
     assert answer.started.video_tokens == 0
     assert answer.finished.completion_tokens >= 1
+
+
+def test_requests_that_do_not_fit_at_once_are_paused_and_lose_nothing(engine: EngineHarness) -> None:
+    """Room for two prompts and a bit; six requests. The youngest give way and come back."""
+    law = SamplingParams(temperature=1.0, seed=5)
+    requests = [ask(f"p{seed}", PROMPTS[0], [noise_video(seed)], sampling=law, max_tokens=200) for seed in range(6)]
+    expected = [answer.ids for answer in engine.answers(requests)]
+    tight = EngineHarness(replace(PAIR, kv_tokens=1536 + 256))
+    try:
+        assert [answer.ids for answer in tight.answers(requests)] == expected
+    finally:
+        tight.close()

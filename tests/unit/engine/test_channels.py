@@ -21,6 +21,7 @@ from vidspec_service.engine.messages import (
     Rejected,
     Release,
     Tokens,
+    Trace,
     Verdict,
 )
 
@@ -32,6 +33,7 @@ MESSAGES: list[Message] = [
         max_running=4,
         prefill_chunk=512,
         max_context=None,
+        kv_tokens=1000,
     ),
     Generate(
         request_id="r",
@@ -55,6 +57,7 @@ MESSAGES: list[Message] = [
     ),
     LoadFailed(message="no"),
     Heartbeat(num_running=1, num_waiting=2, cache_tokens=3, busy_s=0.5, elapsed_s=1.0),
+    Trace(until=2.5, spans=((1.0, 1.5, 3), (2.0, 2.5, 1))),
     Accepted(request_id="r", prompt_tokens=3, video_tokens=1, queue_s=0.0, prepare_s=0.1),
     Rejected(request_id="r", kind="failed", message="why"),
     Tokens(request_id="r", ids=(1, 2), num_proposed=3, num_accepted=1),

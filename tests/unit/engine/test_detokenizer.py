@@ -50,10 +50,7 @@ def test_text_ends_before_the_first_stop_string(text: str, stop: list[str], size
     shown += detokenizer.finish()
     # The string that completes first wins; of two that complete together, the one that starts first.
     ends = [
-        (end, text.find(word, 0, end))
-        for end in range(len(text) + 1)
-        for word in stop
-        if text[:end].endswith(word)
+        (end, text.find(word, 0, end)) for end in range(len(text) + 1) for word in stop if text[:end].endswith(word)
     ]
     if not ends:
         assert shown == text

@@ -47,7 +47,5 @@ def test_a_forced_mode_speculates_even_at_a_loss() -> None:
 
 @given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2), overlap=st.booleans())
 def test_every_plan_can_be_carried_out(acceptance: float, row: float, draft: float, overlap: bool) -> None:
-    plan = best_plan(
-        acceptance, StepCosts(base_s=1.0, row_s=row, draft_s=draft), overlap=overlap, least_gain=0.0
-    )
+    plan = best_plan(acceptance, StepCosts(base_s=1.0, row_s=row, draft_s=draft), overlap=overlap, least_gain=0.0)
     assert 0 <= plan.minimum <= plan.window <= plan.room

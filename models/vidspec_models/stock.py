@@ -1,0 +1,104 @@
+"""Stock transformers `generate` on one model: the reference that our ids must equal and the peer that benches time.
+
+Nothing of our engine is used: transformers' modules, its cache, its loop. Only conversations and video metadata are
+put into words as for the engine, so that both see the same prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.families.llava_onevision import conversation, metadata
+from vidspec_models.inputs import Turn, Video
+from vidspec_models.loading import model_path, resolve_device, resolve_dtype
+from vidspec_models.spec import ModelSpec
+from vidspec_models.token_sampling import SamplingLaw
+
+GREEDY = SamplingLaw()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockAnswer:
+    """One generation; times are of the monotonic clock, one per token."""
+
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    token_times: tuple[float, ...]
+
+
+class _Stopwatch:
+    """A streamer, as `generate` calls it: first with the prompt, then with each token."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, _: Tensor) -> None:
+        self.times.append(time.monotonic())
+
+    def end(self) -> None:
+        pass
+
+
+class StockGenerator:
+    """One model on one device, loaded by `from_pretrained` with the device and dtype that the engine would take."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        path = model_path(spec)
+        self.device = resolve_device(spec.device, spec.role)
+        self.dtype = resolve_dtype(spec.dtype, spec.role, self.device)
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            self._processor: Any = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision)
+            model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
+                path, revision=spec.revision, dtype=self.dtype, use_safetensors=True
+            )
+        except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+            raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
+        self._model = model.to(self.device).eval()
+
+    def ids(
+        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, law: SamplingLaw = GREEDY
+    ) -> tuple[int, ...]:
+        """The answer's token ids, the end token included."""
+        return self.answer(turns, videos, max_tokens, law).ids
+
+    @torch.inference_mode()
+    def answer(
+        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, law: SamplingLaw = GREEDY
+    ) -> StockAnswer:
+        """Generate once. Sampling follows transformers' own generator: same law as the engine's, other tokens."""
+        inputs = self._inputs(turns, videos)
+        stopwatch = _Stopwatch()
+        out = self._model.generate(**inputs, max_new_tokens=max_tokens, streamer=stopwatch, **_arguments(law))
+        prompt_tokens = inputs["input_ids"].shape[1]
+        return StockAnswer(
+            ids=tuple(out[0, prompt_tokens:].tolist()),
+            prompt_tokens=prompt_tokens,
+            token_times=tuple(stopwatch.times[1:]),
+        )
+
+    def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
+        text = self._processor.apply_chat_template(conversation(turns), add_generation_prompt=True, tokenize=False)
+        inputs = self._processor(
+            text=text,
+            videos=[video.frames for video in videos] or None,
+            video_metadata=[metadata(video) for video in videos] or None,
+            do_sample_frames=False,
+            return_tensors="pt",
+        )
+        return inputs.to(self.device, self.dtype)  # casts the pixels only
+
+
+def _arguments(law: SamplingLaw) -> dict[str, Any]:
+    if law.temperature == 0.0:
+        return {"do_sample": False}
+    torch.manual_seed(law.seed)
+    return {"do_sample": True, "temperature": law.temperature, "top_p": law.top_p, "top_k": law.top_k}

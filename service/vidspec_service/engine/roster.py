@@ -1,0 +1,102 @@
+"""Roster: where every request of the target is, and whose keys and values there is room for.
+
+waiting → prefilling → decoding, and paused when room runs out: the youngest gives way, keeps its committed tokens,
+and is prefilled again, first of all, once there is room. Nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from vidspec_models.kv_cache import KVPool
+from vidspec_service.engine.messages import Generate
+from vidspec_service.engine.payload import close_payload
+from vidspec_service.engine.running import Running
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Received, and nothing done for it yet."""
+
+    request: Generate
+    payload: int
+    received: float
+
+
+class Roster:
+    """Plain bookkeeping; the loop does the work."""
+
+    def __init__(self, pool: KVPool, max_running: int) -> None:
+        self._pool = pool
+        self._max_running = max_running
+        self._num_entered = 0
+        self.waiting: deque[Waiting] = deque()
+        self.paused: deque[Running] = deque()
+        self.prefilling: deque[Running] = deque()
+        self.decoding: dict[str, Running] = {}
+
+    @property
+    def num_active(self) -> int:
+        """Requests that hold a place, paused ones included."""
+        return len(self.prefilling) + len(self.decoding) + len(self.paused)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.num_active
+
+    def next_waiting(self) -> Waiting | None:
+        """The oldest waiting request, if there is a place for it and nobody has an older claim."""
+        if not self.waiting or self.paused or self.num_active >= self._max_running:
+            return None
+        return self.waiting.popleft()
+
+    def enter(self, running: Running) -> None:
+        """Prepared: it wants to be prefilled."""
+        self._num_entered += 1
+        running.ticket = self._num_entered
+        self.prefilling.append(running)
+
+    def next_prefill(self) -> Running | None:
+        """The oldest request to prefill; one that was paused goes first."""
+        if self.paused and self._pool.fits(self.paused[0].num_rows_to_resume):
+            self.prefilling.appendleft(self.paused.popleft())
+        return self.prefilling[0] if self.prefilling else None
+
+    def begin_decoding(self, running: Running) -> None:
+        """Its prompt is in the cache."""
+        self.prefilling.remove(running)
+        self.decoding[running.request_id] = running
+
+    def secure(self, running: Running, num_rows: int) -> bool:
+        """Room for `num_rows` more rows of a request, at the cost of younger ones; False if it was itself paused."""
+        while not self._pool.grow(running.cache, running.cache.length + num_rows):
+            youngest = max([*self.prefilling, *self.decoding.values()], key=lambda other: other.ticket)
+            self._pause(youngest)
+            if youngest is running:
+                return False
+        return True
+
+    def finish(self, request_id: str) -> None:
+        """It has ended: its place and its room are free."""
+        self._pool.release(self.decoding.pop(request_id).cache)
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request, wherever it is."""
+        running = self.decoding.pop(request_id, None)
+        for queue in (self.prefilling, self.paused):
+            for item in [item for item in queue if item.request_id == request_id]:
+                queue.remove(item)
+                running = item
+        if running is not None:
+            self._pool.release(running.cache)
+        for waiting in [item for item in self.waiting if item.request.request_id == request_id]:
+            self.waiting.remove(waiting)
+            close_payload(waiting.payload)
+
+    def _pause(self, running: Running) -> None:
+        if self.decoding.pop(running.request_id, None) is None:
+            self.prefilling.remove(running)
+        self._pool.release(running.cache)
+        self.paused.append(running)
+        self.paused = deque(sorted(self.paused, key=lambda other: other.ticket))

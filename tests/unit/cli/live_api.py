@@ -1,0 +1,35 @@
+"""The real application on fakes, listening on a free port of this machine for the length of a block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from tests.fakes import FakeDecodePool, FakeEngine
+from vidspec_service.api.app import create_app
+from vidspec_service.api.server import bind
+from vidspec_service.settings import Settings
+from vidspec_service.telemetry import Metrics
+
+
+@contextmanager
+def live_api(upload_dir: Path, engine: FakeEngine, decoder: FakeDecodePool | None = None) -> Iterator[str]:
+    """Yield its URL."""
+    upload_dir.mkdir()
+    settings = Settings(port=0, upload_dir=upload_dir)
+    app = create_app(settings, engine, decoder or FakeDecodePool(), Metrics(CollectorRegistry()))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    with bind(settings) as listener:
+        listener.listen()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,112 @@
+"""`train-bundled` and `eval-bundled` hand on what they were told; the work itself is tested with the models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vidspec_models.bundled.gates import Gate
+from vidspec_models.bundled.options import TrainOptions
+from vidspec_service.cli import eval_bundled
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
+
+
+def _run(*argv: str) -> int:
+    command, args = parse(argv)
+    return command.run(args)
+
+
+def test_training_without_flags_has_the_defaults_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[TrainOptions] = []
+    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.training", SimpleNamespace(train=given.append))
+    assert _run("train-bundled", "--output-dir", "out") == 0
+    assert given == [TrainOptions(work_dir=Path("build/train"), output_dir=Path("out"))]
+
+
+def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[TrainOptions] = []
+    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.training", SimpleNamespace(train=given.append))
+    flags = "--output-dir out --work-dir w --joint-minutes 3 --stages joint distil --device cuda:1 --seed 9 --no-resume"
+    assert _run("train-bundled", *flags.split(), "--no-compile") == 0
+    assert given == [
+        TrainOptions(
+            work_dir=Path("w"),
+            output_dir=Path("out"),
+            joint_minutes=3.0,
+            stages=("joint", "distil"),
+            device="cuda:1",
+            seed=9,
+            resume=False,
+            compile_models=False,
+        )
+    ]
+
+
+class _Evaluation:
+    """Stands in for the module that measures."""
+
+    def __init__(self, *found: Gate) -> None:
+        self._found = list(found)
+        self.asked: list[tuple[Any, ...]] = []
+
+    def evaluate(self, target: Path, draft: Path, *, num_clips: int, device: str) -> dict[str, Any]:
+        self.asked.append((target, draft, num_clips, device))
+        return {"num_clips": num_clips}
+
+    def format_table(self, result: dict[str, Any]) -> str:
+        return f"| {result['num_clips']} |"
+
+    def gates(self, _: dict[str, Any]) -> list[Gate]:
+        return self._found
+
+
+def _pair(folder: Path) -> Path:
+    for role in ("target", "draft"):
+        (folder / role).mkdir()
+        (folder / role / "config.json").touch()
+    return folder
+
+
+def test_evaluation_prints_its_tables_and_writes_figures_and_gates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair, report = _pair(tmp_path), tmp_path / "report.json"
+    evaluation = _Evaluation(Gate("acceptance all", 0.95, 0.92, True))
+    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.evaluation", evaluation)
+    assert _run("eval-bundled", "--pair", str(pair), "--clips", "5", "--json", str(report)) == 0
+    assert evaluation.asked == [(pair / "target", pair / "draft", 5, "cpu")]
+    assert capsys.readouterr() == ("| 5 |\n", "")
+    assert json.loads(report.read_text()) == {
+        "num_clips": 5,
+        "gates": [{"name": "acceptance all", "value": 0.95, "bound": 0.92, "passed": True}],
+    }
+
+
+def test_a_missed_gate_is_named_and_makes_the_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = _Evaluation(Gate("acceptance all", 0.9, 0.92, False), Gate("captions", 0.6, 0.5, True))
+    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.evaluation", evaluation)
+    assert _run("eval-bundled", "--pair", str(_pair(tmp_path))) == 1
+    assert capsys.readouterr().err == "vidspec eval-bundled: missed acceptance all\n"
+
+
+def test_without_a_folder_the_shipped_pair_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    evaluation = _Evaluation()
+    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.evaluation", evaluation)
+    pair = _pair(tmp_path)
+    monkeypatch.setattr(eval_bundled, "BUNDLED_TARGET", pair / "target")
+    monkeypatch.setattr(eval_bundled, "BUNDLED_DRAFT", pair / "draft")
+    assert _run("eval-bundled") == 0
+    assert evaluation.asked == [(pair / "target", pair / "draft", 200, "cpu")]
+
+
+def test_a_folder_without_a_pair_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train-bundled"):
+        _run("eval-bundled", "--pair", str(tmp_path))

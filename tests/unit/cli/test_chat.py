@@ -1,0 +1,183 @@
+"""`vidspec chat` against the real application on a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import ANSWER, STARTED, FakeDecodePool, FakeEngine
+from tests.unit.cli.live_api import live_api
+from vidspec_service.api.schemas import VideoChat
+from vidspec_service.cli import chat
+from vidspec_service.cli.parsing import parse
+from vidspec_service.engine.types import Compression, SpeculationMode, TextDelta
+from vidspec_service.errors import GenerationFailed, VideoUnreadable
+
+
+def _clip(folder: Path) -> Path:
+    path = folder / "secret name.mp4"
+    path.write_bytes(b"\x00\x00\x00\x20ftypisom-not-really-a-clip")
+    return path
+
+
+def _chat(video: Path, url: str, *flags: str) -> int:
+    command, args = parse(["chat", str(video), "What moves?", "--url", url, *flags])
+    return command.run(args)
+
+
+def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    with live_api(tmp_path / "up", engine) as url:
+        assert _chat(_clip(tmp_path), url) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "A red squäre.\n"
+    warning, summary = shown.err.splitlines()
+    assert warning == "warning: 2 frames could not be decoded"
+    assert summary.startswith("5 tokens, ")
+    assert summary.endswith("; speculation parallel, 75% accepted; 3 frames of 3.0 s")
+    assert engine.requests[0].messages[0].text == "What moves?"
+
+
+def test_json_prints_what_the_server_answered_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live_api(tmp_path / "up", FakeEngine()) as url:
+        assert _chat(_clip(tmp_path), url, "--json") == 0
+    shown = capsys.readouterr()
+    answer = json.loads(shown.out)
+    assert answer["object"] == "video.chat.completion"
+    assert answer["choices"][0]["message"]["content"] == "A red squäre."
+    assert shown.err == ""
+
+
+def test_every_flag_reaches_the_engine_or_the_decoder(tmp_path: Path) -> None:
+    engine, decoder = FakeEngine(), FakeDecodePool()
+    flags = (
+        "--max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 40 --seed 3 --stop END --stop . "
+        "--fps 2.5 --max-frames 6 --start-s 1 --end-s 2.5 --speculation serial --compression none"
+    )
+    with live_api(tmp_path / "up", engine, decoder) as url:
+        assert _chat(_clip(tmp_path), url.removeprefix("http://"), *flags.split()) == 0
+    asked = engine.requests[0]
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 40, 3)
+    assert (asked.max_tokens, asked.stop) == (7, ("END", "."))
+    assert (asked.speculation, asked.compression) == (SpeculationMode.SERIAL, Compression.NONE)
+    frames = decoder.requests[0]
+    assert (frames.fps, frames.max_frames, frames.start_s, frames.end_s) == (2.5, 6, 1.0, 2.5)
+
+
+def test_there_is_a_flag_for_every_field_of_a_request() -> None:
+    not_flags = {"video", "video_id", "video_url", "prompt", "messages", "stream"}
+    assert set(chat.FIELDS) == set(VideoChat.model_fields) - not_flags
+
+
+def test_the_name_of_the_file_is_nobodys_business(tmp_path: Path) -> None:
+    bodies: list[bytes] = []
+    with _listener(200, b"", bodies) as url:
+        _chat(_clip(tmp_path), url)
+    assert b"secret" not in bodies[0]
+    assert b'filename="video"' in bodies[0]
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_a_refusal_is_one_line_in_the_servers_words_and_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], json_flag: list[str]
+) -> None:
+    decoder = FakeDecodePool(VideoUnreadable("There is no video stream in it.", param="video"))
+    with live_api(tmp_path / "up", FakeEngine(), decoder) as url:
+        assert _chat(_clip(tmp_path), url, *json_flag) == 1
+    expected = "vidspec chat: video_unreadable: There is no video stream in it. [video] (HTTP 422)\n"
+    assert capsys.readouterr() == ("", expected)
+
+
+def test_a_failure_in_the_middle_leaves_what_was_said_and_ends_with_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine(STARTED, TextDelta(text="A red", num_tokens=2), GenerationFailed("/secret/path"))
+    with live_api(tmp_path / "up", engine) as url:
+        assert _chat(_clip(tmp_path), url) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "A red\n"
+    assert shown.err.startswith("vidspec chat: generation_failed: ")
+
+
+def test_a_stream_that_breaks_off_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with _listener(200, b'data: {"choices": []}\n\n') as url:
+        assert _chat(_clip(tmp_path), url) == 1
+    assert "ended the stream before the answer was complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_something_else_than_vidspec_is_recognised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with _listener(404, b"<html>nginx</html>") as url:
+        assert _chat(_clip(tmp_path), url, *flags) == 1
+    assert "HTTP 404 from" in capsys.readouterr().err
+
+
+def test_without_a_server_the_message_says_how_to_start_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _chat(_clip(tmp_path), "http://127.0.0.1:1") == 1
+    assert "`vidspec serve` starts one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://[", "ftp://here"])
+def test_an_impossible_address_is_a_plain_failure(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _chat(_clip(tmp_path), url) == 1
+    assert capsys.readouterr().err.startswith("vidspec chat: ")
+
+
+def test_silence_ends_after_the_timeout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine(asyncio.Event(), *ANSWER)
+    with live_api(tmp_path / "up", engine) as url:
+        assert _chat(_clip(tmp_path), url, "--timeout-s", "0.3") == 1
+    assert "was silent for too long (ReadTimeout)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("video", ["missing.mp4", "."])
+def test_a_file_that_cannot_be_read_is_code_2(
+    video: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _chat(tmp_path / video, "http://127.0.0.1:1") == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+@contextmanager
+def _listener(status: int, body: bytes, received: list[Any] | None = None) -> Iterator[str]:
+    """A server that says the same to everybody."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["content-length"]))
+            if received is not None:
+                received.append(content)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,46 @@
+"""What `vidspec chat` shows while it waits, and how it keeps a terminal safe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.spinner import Spinner
+
+from vidspec_service.cli.chat_display import ChatProgress, printable, summary_lines
+
+FINAL = {
+    "usage": {"completion_tokens": 1},
+    "video": {"warnings": [], "num_frames": 8, "duration_s": 4.0},
+    "speculation": {"mode": "off", "acceptance_rate": 0.0},
+    "timings": {
+        "queue_s": 0.0,
+        "decode_s": 0.125,
+        "prefill_s": 0.5,
+        "time_to_first_token_s": 0.63,
+        "time_per_output_token_s": 0.0,
+    },
+}
+
+
+def test_a_model_cannot_send_escape_sequences_to_a_terminal() -> None:
+    assert printable("a\x1b[2Jb\rc\x07\nd\te é") == "a[2Jbc\nd\te é"
+
+
+def test_an_answer_of_one_token_has_no_rate_and_speculation_that_is_off_no_acceptance() -> None:
+    assert list(summary_lines(FINAL)) == [
+        "1 tokens, first after 0.63 s (decode 0.12, queue 0.00, prefill 0.50); speculation off; 8 frames of 4.0 s"
+    ]
+
+
+def test_a_bar_is_shown_until_the_file_is_read_and_a_spinner_with_the_phase_after(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"12345")
+    progress = ChatProgress()
+    with progress.open(path, "rb", description="sending clip.mp4") as file:
+        file.read(3)
+        (shown,) = progress.get_renderables()
+        assert not isinstance(shown, Spinner)
+        file.read()
+        (shown,) = progress.get_renderables()
+    assert isinstance(shown, Spinner)
+    assert str(shown.text) == "decoding the video"

@@ -1,0 +1,63 @@
+"""The command line before any command runs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from vidspec_service import __version__
+from vidspec_service.cli.parsing import COMMANDS, UsageError, load_command, parse
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_has_a_module_that_explains_itself(name: str) -> None:
+    command = load_command(name)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.__doc__
+    assert callable(command.run)
+    assert all(action.help for action in parser._actions)
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse(["--help"])
+    assert exit_info.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} +{summary}$", shown, re.MULTILINE) for name, summary in COMMANDS.items())
+
+
+def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--version"])
+    assert capsys.readouterr().out == f"vidspec {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["srve"], "vidspec: unknown command srve; did you mean serve?"),
+        (["frobnicate"], "vidspec: unknown command frobnicate (see"),
+        ([], "vidspec: the following arguments are required: COMMAND"),
+        (["serve", "--prot", "1"], "vidspec serve: unknown flag --prot; did you mean --port?"),
+        (["serve", "--no-acess-log"], "unknown flag --no-acess-log; did you mean --no-access-log?"),
+        (["chat", "a.mp4", "hi", "--top_k=3"], "unknown flag --top_k; did you mean --top-k?"),
+        (["chat", "a.mp4", "hi", "there"], "vidspec chat: unexpected argument there"),
+        (["chat", "a.mp4"], "vidspec chat: the following arguments are required: PROMPT"),
+        (["chat", "a.mp4", "hi", "--seed", "x"], "argument --seed: invalid int value: 'x'"),
+        (["serve", "--max-fram", "3"], "unknown flag --max-fram; did you mean --max-frames?"),
+    ],
+)
+def test_mistakes_are_named_with_a_suggestion(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(argv)
+    assert message in str(error.value)
+    assert str(error.value).endswith("--help)")
+
+
+def test_arguments_reach_the_command() -> None:
+    command, args = parse(["chat", "a.mp4", "What moves?", "--stop", "x", "--stop", "y", "--temperature", "0.5"])
+    assert command is load_command("chat")
+    assert (str(args.video), args.prompt, args.stop, args.temperature) == ("a.mp4", "What moves?", ["x", "y"], 0.5)

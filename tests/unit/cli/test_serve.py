@@ -1,0 +1,157 @@
+"""`vidspec serve` and `vidspec check` as compositions: what is built from what, in which order, and what is said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from tests.fakes import ANSWER, INFO, FakeDecodePool, FakeEngine
+from vidspec_models.bundled import caption, sample_scene
+from vidspec_service.cli import serve
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError, GenerationFailed
+from vidspec_service.telemetry import Metrics
+
+
+class _World:
+    """Replaces everything that `serve` builds and writes down what happened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Any) -> None:
+        self.events: list[str] = []
+        self.metrics: Metrics | None = None
+        self.load_error: ConfigError | None = None
+        self.script = script or ANSWER
+        monkeypatch.setattr(serve, "EngineClient", self._engine)
+        monkeypatch.setattr(serve, "DecodePool", self._pool)
+        monkeypatch.setattr(serve, "serve_http", self._serve_http)
+
+    def run(self, *argv: str) -> int:
+        command, args = parse(argv)
+        return command.run(args)
+
+    def _engine(self, config: Any, metrics: Metrics) -> FakeEngine:
+        self.metrics = metrics
+        return _Engine(self, *self.script)
+
+    def _pool(self, limits: Any, max_workers: int) -> FakeDecodePool:
+        return _Pool(self)
+
+    async def _serve_http(self, settings: Any, engine: Any, pool: Any, metrics: Any, listener: socket.socket) -> None:
+        assert metrics is self.metrics
+        with socket.create_connection(listener.getsockname(), timeout=1):
+            self.events.append("serving, connections wait")
+
+
+class _Engine(FakeEngine):
+    def __init__(self, world: _World, *script: Any) -> None:
+        super().__init__(*script)
+        self._world = world
+
+    async def __aenter__(self) -> Self:
+        if self._world.load_error is not None:
+            raise self._world.load_error
+        self._world.events.append("engine up")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._world.events.append("engine down")
+
+
+class _Pool(FakeDecodePool):
+    def __init__(self, world: _World) -> None:
+        super().__init__()
+        self._world = world
+
+    async def __aenter__(self) -> Self:
+        self._world.events.append("pool up")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._world.events.append("pool down")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+
+
+def test_everything_is_up_before_serving_and_down_in_reverse_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(monkeypatch)
+    assert world.run("serve", "--port", "0") == 0
+    assert world.events == ["engine up", "pool up", "serving, connections wait", "pool down", "engine down"]
+
+
+def test_once_ready_it_says_where_and_how_to_ask(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _World(monkeypatch).run("serve", "--port", "0", "--host", "0.0.0.0")
+    said = capsys.readouterr().out
+    assert "serves fake-target at http://localhost:" in said
+    assert "(target on cpu, draft on cpu; loaded in " in said
+    assert "curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true http://localhost:" in said
+
+
+def test_in_json_the_same_facts_are_one_log_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _World(monkeypatch).run("serve", "--port", "0", "--log-format", "json")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    ready = json.loads(shown.err.splitlines()[0])
+    assert (ready["event"], ready["model"], ready["devices"]) == ("ready", "fake-target", INFO.devices)
+
+
+def test_versions_and_devices_are_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(monkeypatch)
+    world.run("serve", "--port", "0")
+    assert world.metrics is not None
+    page = world.metrics.exposition().decode()
+    assert 'model="fake-target"' in page
+    assert 'target_device="cpu"' in page
+
+
+def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError, match="cannot bind"):
+        world.run("serve", "--port", str(other.getsockname()[1]))
+    assert world.events == []
+
+
+def test_a_model_that_does_not_load_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(monkeypatch)
+    world.load_error = ConfigError("target model folder '/x' does not exist")
+    with pytest.raises(ConfigError, match="does not exist"):
+        world.run("serve", "--port", "0")
+    assert world.events == []
+
+
+def test_check_answers_about_a_clip_and_tells_the_truth_beside_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = _World(monkeypatch)
+    assert world.run("check", "--seed", "5") == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["target"] == "fake-target on cpu, context 1024 tokens"
+    assert rows["draft"] == "fake-draft on cpu"
+    assert rows["answer"] == "A red squäre."
+    assert rows["truth"] == caption(sample_scene(5))
+    assert world.events == ["engine up", "pool up", "pool down", "engine down"]
+
+
+def test_check_of_an_engine_that_does_not_answer_is_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = _World(monkeypatch, GenerationFailed("out of memory"))
+    assert world.run("check") == 1
+    assert "vidspec check: HTTP 500: " in capsys.readouterr().err
+    assert world.events[-1] == "engine down"

@@ -1,0 +1,72 @@
+"""Promises about the code base itself that no linter knows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points, packages_distributions
+from pathlib import Path
+
+import pytest
+
+import vidspec_service
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 250
+SOURCES = sorted(path for root in ("service", "models") for path in (ROOT / root).rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+
+def _modules_after_importing(*names: str) -> set[str]:
+    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "name", ["vidspec_service.api.app", "vidspec_service.engine.client", "vidspec_service.cli.serve"]
+)
+def test_the_api_process_imports_neither_torch_nor_transformers(name: str) -> None:
+    assert not {"torch", "transformers", "av"} & _modules_after_importing(name)
+
+
+def test_asking_a_server_needs_neither_its_settings_nor_its_models() -> None:
+    loaded = _modules_after_importing("vidspec_service.__main__", "vidspec_service.cli.chat")
+    assert not {"pydantic", "numpy", "httpx", "fastapi"} & loaded
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_source_file_can_be_read_in_one_sitting(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("name", ["service", "models"])
+def test_no_generic_import_name_is_ours(name: str) -> None:
+    assert "vidspec" not in packages_distributions().get(name, ())
+
+
+def test_the_source_roots_hold_one_uniquely_named_package_each() -> None:
+    packages = {path.parent.relative_to(ROOT) for path in ROOT.glob("*/*/__init__.py") if "tests" not in path.parts}
+    assert packages == {Path("service/vidspec_service"), Path("models/vidspec_models")}
+
+
+def test_the_console_script_is_installed() -> None:
+    (script,) = entry_points(group="console_scripts", name="vidspec")
+    assert script.value == "vidspec_service.__main__:main"
+
+
+def test_the_changelog_describes_this_version() -> None:
+    headings = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == vidspec_service.__version__
+
+
+def test_the_readme_fits_in_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_link_to_files_that_exist(page: Path) -> None:
+    missing = [link for link in _LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert missing == []

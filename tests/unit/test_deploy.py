@@ -1,0 +1,136 @@
+"""The deployment files against the code they deploy. No container engine runs here: structure and names only.
+
+`python -m tests.unit.test_deploy > deploy/env.example` writes that file anew after a change of the settings.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vidspec_service.cli.settings_flags import default_text
+from vidspec_service.settings import ENV_PREFIX, Settings, load_settings
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = ("vidspec", "cpu")
+_ENV_HEAD = """\
+# Every setting of vidspec with its default; copy to deploy/vidspec.env and change what you need.
+# `vidspec serve --help` lists the flags of the same names.
+"""
+
+
+def env_example() -> str:
+    """What deploy/env.example must hold."""
+    entries = [_ENV_HEAD]
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default is None else default_text(field)
+        entries.append(f"# {field.description}\n#{ENV_PREFIX}{name.upper()}={default}\n")
+    return "\n".join(entries)
+
+
+def test_env_example_lists_every_setting_with_its_description_and_default() -> None:
+    assert (ROOT / "deploy/env.example").read_text() == env_example(), "see this file's first lines"
+
+
+def test_env_example_gives_the_defaults_when_all_of_it_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in env_example().splitlines():
+        if line.startswith(f"#{ENV_PREFIX}"):
+            monkeypatch.setenv(*line[1:].split("=", 1))
+    assert load_settings({}) == Settings()
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_compose_sets_only_settings_that_exist(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SERVICES[service]["environment"].items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings({})
+    assert settings.model == "bundled"
+    assert settings.draft_device != "auto"
+
+
+def test_image_sets_only_settings_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = re.findall(rf"({ENV_PREFIX}\w+)=(\S+)", DOCKERFILE)
+    for name, value in variables:
+        monkeypatch.setenv(name, value)
+    assert (load_settings({}).host, load_settings({}).port) == ("0.0.0.0", 8000)
+
+
+@pytest.mark.parametrize("service", [*OURS, "prometheus"])
+def test_services_run_without_privileges_on_a_read_only_root(service: str) -> None:
+    spec = SERVICES[service]
+    assert spec["read_only"] is True
+    assert spec["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in spec["security_opt"]
+    assert all(port.startswith(("127.0.0.1:", "${PUBLISH:-127.0.0.1:")) for port in spec["ports"])
+
+
+def test_target_and_draft_have_a_gpu_each() -> None:
+    (gpus,) = SERVICES["vidspec"]["deploy"]["resources"]["reservations"]["devices"]
+    devices = {SERVICES["vidspec"]["environment"][f"VIDSPEC_{role}_DEVICE"] for role in ("TARGET", "DRAFT")}
+    assert devices == {f"cuda:{index}" for index in range(len(gpus["device_ids"]))}
+
+
+def test_a_plain_up_starts_no_second_service_on_the_same_port() -> None:
+    assert [name for name in OURS if "profiles" not in SERVICES[name]] == ["vidspec"]
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_containers_are_given_time_to_drain(service: str) -> None:
+    grace_s = int(SERVICES[service]["stop_grace_period"].removesuffix("s"))
+    assert grace_s > Settings().drain_timeout_s + 5
+
+
+def test_prometheus_scrapes_the_service_by_a_name_that_both_variants_have() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert job["metrics_path"] == "/metrics"
+    assert job["static_configs"] == [{"targets": ["vidspec:8000"]}]
+    assert SERVICES["cpu"]["networks"]["default"]["aliases"] == ["vidspec"]
+
+
+def test_image_runs_the_console_script_as_nobody_special_and_checks_its_health() -> None:
+    last_stage = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER 10001:10001$", last_stage, re.MULTILINE)
+    assert re.search(r'^ENTRYPOINT \["vidspec"\]$', last_stage, re.MULTILINE)
+    assert "/health/live" in last_stage.partition("HEALTHCHECK")[2]
+    start_period_s = int(re.findall(r"--start-period=(\d+)s", last_stage)[0])
+    assert start_period_s > Settings().start_timeout_s
+
+
+def test_image_can_copy_everything_that_it_names() -> None:
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
+        for source in line.split()[:-1]
+    }
+    assert copied == sent
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_constraints_pin_every_direct_dependency_and_name_no_index() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.]*", line) for line in pins)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = sum(project["optional-dependencies"].values(), project["dependencies"])
+    names = {re.split(r"[^A-Za-z0-9-]", requirement)[0].lower() for requirement in required}
+    assert names <= {line.partition("==")[0] for line in pins}
+
+
+@pytest.mark.parametrize("file", ["Makefile", ".ci/run", "constraints.txt", "pyproject.toml"])
+def test_builds_name_no_package_index(file: str) -> None:
+    assert "://" not in (ROOT / file).read_text()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(env_example())
