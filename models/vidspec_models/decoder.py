@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.attention import CausalMasks, attend
+from vidspec_models.attention import CausalMasks, attend, attend_from_start
 from vidspec_models.decoder_weights import LayerWeights, fuse, require_supported, transposed
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.kv_cache import CacheGeometry, KVCache
@@ -41,7 +41,7 @@ class _Views:
     new_values: tuple[Tensor, ...]
     keys: tuple[Tensor, ...]  # [1, KV, context, D]
     values: tuple[Tensor, ...]
-    mask: Tensor
+    mask: Tensor | None  # None: the sequence's first rows, which see each other alone
 
 
 class Decoder:
@@ -139,7 +139,8 @@ class Decoder:
         views, row = [], 0
         for segment in segments:
             start, stop = segment.start, segment.start + segment.num_rows
-            context = self._masks.padded(stop)
+            is_beginning = start == 0 and stop > 1
+            context = stop if is_beginning else self._masks.padded(stop)
             keys, values = segment.cache.keys, segment.cache.values
             views.append(
                 _Views(
@@ -148,7 +149,7 @@ class Decoder:
                     new_values=values[:, 0, :, start:stop].unbind(0),
                     keys=keys[:, :, :, :context].unbind(0),
                     values=values[:, :, :, :context].unbind(0),
-                    mask=self._masks.rows(start, segment.num_rows),
+                    mask=None if is_beginning else self._masks.rows(start, segment.num_rows),
                 )
             )
             row += segment.num_rows
@@ -171,5 +172,10 @@ class Decoder:
         for view in views:
             view.new_keys[index].copy_(keys[view.rows].transpose(0, 1))
             view.new_values[index].copy_(values[view.rows].transpose(0, 1))
-            outputs.append(attend(queries[view.rows], view.keys[index], view.values[index], view.mask, self.scale))
+            outputs.append(self._attend(queries[view.rows], view.keys[index], view.values[index], view.mask))
         return self._padded(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return attend_from_start(queries, keys, values, self.scale)
+        return attend(queries, keys, values, mask, self.scale)

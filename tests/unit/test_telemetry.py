@@ -71,7 +71,7 @@ def test_speculation_is_counted_as_vllm_counts_it() -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.verified(num_proposed=4, num_accepted=2)
     metrics.verified(num_proposed=3, num_accepted=0)
-    metrics.rolled_back(num_wasted=5)
+    metrics.rolled_back(1, 5)
     found = samples(metrics)
     assert found["vidspec:spec_decode_num_drafts_total"] == 2
     assert found["vidspec:spec_decode_num_draft_tokens_total"] == 7

@@ -56,6 +56,10 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The child sees the end of its socket and leaves."""
         self._socket.close()
         end(self._process)
 

@@ -17,7 +17,14 @@ from vidspec_service.bench.samples import Sample
 from vidspec_service.bench.stock_worker import StockLoad, StockReply, StockRequest
 from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.payload import write_payload
-from vidspec_service.engine.types import Finished, GenerationRequest, SamplingParams, SpeculationStats, Started, TextDelta
+from vidspec_service.engine.types import (
+    Finished,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationStats,
+    Started,
+    TextDelta,
+)
 from vidspec_service.errors import GenerationFailed
 
 _STOCK_WORKER = "vidspec_service.bench.stock_worker"
@@ -86,7 +93,7 @@ class EngineContender:
                     ids += event.ids
                 case Finished():
                     stats = event.speculation
-        return _sample(turn, ids, prompt_tokens, (submitted, times), stats)
+        return _sample(turn, ids, prompt_tokens, submitted, times, stats)
 
 
 class StockContender:
@@ -105,6 +112,7 @@ class StockContender:
     async def __aexit__(self, *_: object) -> None:
         if self._child is not None:
             await asyncio.to_thread(self._child.close)
+            self._child = None
 
     def pids(self) -> list[int]:
         return [self._child.pid] if self._child is not None else []
@@ -122,8 +130,7 @@ class StockContender:
         submitted = time.monotonic()
         async with self._lock:
             reply = await asyncio.to_thread(self._ask, request, turn.prompt)
-        stats = SpeculationStats()
-        return _sample(turn, reply.ids, reply.prompt_tokens, (submitted, reply.token_times), stats)
+        return _sample(turn, reply.ids, reply.prompt_tokens, submitted, reply.token_times, SpeculationStats())
 
     def _ask(self, request: StockRequest, prompt: BenchPrompt) -> StockReply:
         if self._child is None:
@@ -139,10 +146,10 @@ def _sample(
     turn: Turn,
     ids: Sequence[int],
     prompt_tokens: int,
-    clock: tuple[float, Sequence[float]],
+    submitted: float,
+    times: Sequence[float],
     stats: SpeculationStats,
 ) -> Sample:
-    submitted, times = clock
     if not times:
         raise GenerationFailed(f"no token came for {turn.request_id}")
     return Sample(

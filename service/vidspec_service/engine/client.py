@@ -203,12 +203,17 @@ class EngineClient:
                     self._observe(message)
             case Heartbeat():
                 self._metrics.idle(worker.role, max(0.0, 1 - message.busy_s / message.elapsed_s))
+                self._metrics.kv_use(worker.role, message.cache_tokens / self._config.kv_tokens)
+                for seconds in message.forward_s:
+                    self._metrics.forward(worker.role, seconds)
             case Trace() if self._on_trace is not None:
                 self._on_trace(worker.role, message)
 
     def _observe(self, message: Accepted | Rejected | Tokens | Ended) -> None:
         if isinstance(message, Tokens) and message.num_proposed:
             self._metrics.verified(num_proposed=message.num_proposed, num_accepted=message.num_accepted)
+        elif isinstance(message, Ended):
+            self._metrics.rolled_back(message.num_rollbacks, message.num_wasted)
         elif isinstance(message, Rejected) and "draft" in self._workers:
             self._workers["draft"].send(Cancel(request_id=message.request_id))
 

@@ -92,6 +92,7 @@ class Heartbeat:
     cache_tokens: int  # of Configure.kv_tokens, how many are taken
     busy_s: float  # time at work
     elapsed_s: float
+    forward_s: tuple[float, ...]  # the first thousand forwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,8 @@ class Ended:
 
     request_id: str
     finish_reason: str
+    num_rollbacks: int  # draft chains that a mismatch made void
+    num_wasted: int  # draft tokens that were never judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

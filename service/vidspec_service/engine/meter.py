@@ -20,6 +20,7 @@ class WorkMeter:
         self._is_traced = is_traced
         self._num_rows = 0
         self._spans: list[tuple[float, float, int]] = []
+        self._forward_s: list[float] = []
 
     def __enter__(self) -> None:
         self._entered = time.monotonic()
@@ -27,6 +28,8 @@ class WorkMeter:
     def __exit__(self, *_: object) -> None:
         now = time.monotonic()
         self._busy_s += now - self._entered
+        if self._num_rows and len(self._forward_s) < _MOST_SPANS:
+            self._forward_s.append(now - self._entered)
         if self._is_traced and self._num_rows:
             self._spans.append((self._entered, now, self._num_rows))
         self._num_rows = 0
@@ -51,6 +54,8 @@ class WorkMeter:
                 cache_tokens=cache_tokens,
                 busy_s=self._busy_s,
                 elapsed_s=now - self._since,
+                forward_s=tuple(self._forward_s),
             )
         )
         self._since, self._busy_s = now, 0.0
+        self._forward_s.clear()

@@ -20,6 +20,7 @@ class ProposalChain:
         self._ids: list[int] = []
         self._is_void = True
         self.num_wasted = 0  # proposed tokens that were never judged
+        self.num_rollbacks = 0
 
     def extend(self, epoch: int, start: int, ids: Sequence[int], committed: Sequence[int]) -> None:
         """Take a proposal; stale and contradicted ones are dropped."""
@@ -45,6 +46,7 @@ class ProposalChain:
 
     def void(self) -> None:
         """Nothing of this epoch can hold any more."""
+        self.num_rollbacks += 1
         self.num_wasted += len(self._ids)
         self._ids, self._is_void = [], True
 

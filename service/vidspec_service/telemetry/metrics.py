@@ -187,9 +187,9 @@ class Metrics:
         for position in range(num_accepted):
             self._accepted_at.labels(str(position)).inc()
 
-    def rolled_back(self, num_wasted: int) -> None:
-        """A draft chain became void; `num_wasted` of its tokens were never judged."""
-        self._rollbacks.inc()
+    def rolled_back(self, num_rollbacks: int, num_wasted: int) -> None:
+        """Of one ended request: draft chains that became void, and drafted tokens that were never judged."""
+        self._rollbacks.inc(num_rollbacks)
         self._wasted.inc(num_wasted)
 
     def kv_use(self, role: str, ratio: float) -> None:
