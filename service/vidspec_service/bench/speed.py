@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
-from vidspec_service.bench.activity import Activity
 from vidspec_service.bench.aggregation import Aggregation
 from vidspec_service.bench.comparison import Comparison, Tell, compare
-from vidspec_service.bench.costs import ProbedCosts
+from vidspec_service.bench.costs import Forwards, ProbedCosts
 from vidspec_service.bench.facts import hardware, load_average, now, versions
 from vidspec_service.bench.identity import Fork, find_forks, reference_mode
 from vidspec_service.bench.options import Mode, SpeedOptions
@@ -17,29 +18,98 @@ from vidspec_service.bench.probes import probe_costs
 from vidspec_service.bench.report import SpeedReport, baseline_text
 from vidspec_service.bench.round_trip import RoundTrip, measure_round_trip
 from vidspec_service.bench.samples import Sample
-from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.engine.types import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedRun:
-    """A report, and the traces that a timeline is drawn from."""
+class Measurements:
+    """Everything that was seen; the timeline is drawn from it, too."""
 
-    report: SpeedReport
-    activities: dict[Mode, Activity]
+    comparison: Comparison
+    round_trip: RoundTrip
+    costs: ProbedCosts
+    load_before: float
 
 
-def run_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell: Tell) -> SpeedRun:
-    """Measure everything. `pair` is the engine with its draft. Raises ConfigError and EngineError."""
+def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
+    """`pair` is the engine with its draft. Raises ConfigError and EngineError."""
     load_before = load_average()
     comparison = asyncio.run(compare(options, pair, tell))
     tell("timing the channel", 0, 0)
     round_trip = measure_round_trip()
     tell("timing forwards", 0, 0)
     costs = probe_costs(pair, typical_context(comparison.samples))
-    report = _report(options, pair, comparison, costs, round_trip, command, load_before)
-    return SpeedRun(report=report, activities=dict(comparison.activities))
+    return Measurements(comparison=comparison, round_trip=round_trip, costs=costs, load_before=load_before)
 
 
-def typical_context(samples: tuple[Sample, ...]) -> int:
+def typical_context(samples: Sequence[Sample]) -> int:
     """Rows in the cache half-way through a mean answer: what a forward attends to."""
     return round(fmean(sample.prompt_tokens + len(sample.ids) / 2 for sample in samples))
+
+
+def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements, command: str) -> SpeedReport:
+    """Measurements in the words of the report."""
+    costs, samples = measured.costs, measured.comparison.samples
+    forks = tuple(find_forks(samples, reference_mode(options.modes)))
+    aggregation = Aggregation(measured.comparison, costs, measured.round_trip.p50_s, options.concurrency)
+    return SpeedReport(
+        created=now(),
+        command=command,
+        baseline=baseline_text(costs.alone.threads),
+        hardware={**hardware(), "accelerators": accelerators(costs)},
+        versions=versions(),
+        models=_models(pair, costs),
+        prompts=options.num_prompts,
+        task=options.task,
+        max_tokens=options.max_tokens,
+        sampling=asdict(options.sampling),
+        concurrency=options.concurrency,
+        modes={mode: aggregation.result(mode) for mode in options.modes},
+        cost_ratio=costs.cost_ratio,
+        costs=costs,
+        channel_round_trip=measured.round_trip,
+        identical=is_identical(options, forks),
+        identical_to_hf=is_identical_to_hf(options, forks),
+        forks=forks,
+        idle_workers_cpu=measured.comparison.idle_workers_cpu,
+        load_average_before=measured.load_before,
+        samples=samples,
+    )
+
+
+def is_identical(options: SpeedOptions, forks: Sequence[Fork]) -> bool | None:
+    """Did the engine's modes agree? None if there was nothing to compare."""
+    if len([mode for mode in options.modes if mode is not Mode.HF]) < 2:
+        return None
+    return all(fork.mode is Mode.HF for fork in forks)
+
+
+def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Fork]) -> bool | None:
+    """Did `hf` agree with the engine? Of greedy answers only: when sampling, transformers draws by itself."""
+    if Mode.HF not in options.modes or len(options.modes) < 2 or options.sampling.temperature > 0:
+        return None
+    return not any(fork.mode is Mode.HF for fork in forks)
+
+
+def accelerators(costs: ProbedCosts) -> dict[str, str]:
+    """Device to product name; empty on a machine without."""
+    found = [costs.target, costs.alone, *([costs.draft] if costs.draft else [])]
+    return {forwards.device: forwards.device_name for forwards in found if forwards.device_name}
+
+
+def _models(pair: EngineConfig, costs: ProbedCosts) -> Mapping[str, Mapping[str, object]]:
+    models = {"target": _model(pair.target.model, costs.target), "off": _model(pair.target.model, costs.alone)}
+    models["hf"] = {**models["off"], "threads": len(os.sched_getaffinity(0))}
+    if pair.draft is not None and costs.draft is not None:
+        models["draft"] = _model(pair.draft.model, costs.draft)
+    return models
+
+
+def _model(name: str, forwards: Forwards) -> dict[str, object]:
+    return {
+        "model": name,
+        "device": forwards.device,
+        "dtype": forwards.dtype,
+        "threads": forwards.threads,
+        "rows_are_invariant": forwards.rows_are_invariant,
+    }

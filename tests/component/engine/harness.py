@@ -132,7 +132,8 @@ class EngineHarness:
         """Both workers are up (again)."""
 
         async def poll() -> None:
-            while set(self.engine.status().workers.values()) != {WorkerState.READY}:
+            # The engine has no event for this: an operator polls /health/ready as well.
+            while set(self.engine.status().workers.values()) != {WorkerState.READY}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
         self.run(asyncio.wait_for(poll(), timeout_s))

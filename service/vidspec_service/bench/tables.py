@@ -1,0 +1,123 @@
+"""The report as rich tables and lines, for a terminal or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from vidspec_service.bench.identity import Fork
+from vidspec_service.bench.options import Mode
+from vidspec_service.bench.report import ModeResult, SpeedReport
+
+_MOST_FORKS = 10
+_DASH = "–"
+
+
+def renderables(report: SpeedReport) -> Iterator[RenderableType]:
+    """Facts first, then the modes, then what explains them."""
+    yield from _heading(report)
+    yield _modes_table(report)
+    yield _costs_table(report)
+    yield from _closing(report)
+
+
+def _heading(report: SpeedReport) -> Iterator[str]:
+    machine = report.hardware
+    flags = " ".join(str(flag) for flag in machine["flags"]) if isinstance(machine["flags"], list) else ""
+    accelerators = machine.get("accelerators")
+    yield f"hardware  {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {flags}"
+    if isinstance(accelerators, dict) and accelerators:
+        yield "          " + ", ".join(f"{device} {name}" for device, name in accelerators.items())
+    yield "versions  " + ", ".join(f"{name} {value}" for name, value in report.versions.items())
+    for role, facts in report.models.items():
+        yield f"{role:<10}{facts['model']}, {facts['device']} {facts['dtype']}, {facts['threads']} threads"
+    sampling = "greedy" if not report.sampling["temperature"] else f"temperature {report.sampling['temperature']}"
+    at_once = f", {report.concurrency} at once" if report.concurrency > 1 else ""
+    yield f"prompts   {report.prompts} x {report.task}, at most {report.max_tokens} tokens, {sampling}{at_once}"
+    yield f"baseline  {report.baseline}"
+    yield f"command   {report.command}"
+
+
+def _modes_table(report: SpeedReport) -> Table:
+    table = Table(title="Speed by mode", title_justify="left")
+    table.add_column("mode")
+    columns = ("tokens/s", "vs off", "95 %", "all-in tok/s", "TTFT ms", "α", "accepted", "predicted", "of it", "idle t/d")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for mode, result in report.modes.items():
+        table.add_row(mode, *_cells(result))
+    return table
+
+
+def _cells(result: ModeResult) -> tuple[str, ...]:
+    interval = result.speedup_interval
+    idle = [result.workers[role].idle_ratio for role in ("target", "draft") if role in result.workers]
+    return (
+        f"{result.tokens_per_s:.1f}",
+        _number(result.speedup_vs_off, "{:.2f}x"),
+        f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else _DASH,
+        f"{result.throughput_tokens_per_s:.1f}",
+        f"{1000 * result.ttft_s:.0f}",
+        _number(result.acceptance_rate, "{:.3f}"),
+        _number(result.mean_accepted_tokens, "{:.2f}"),
+        _number(result.predicted_speedup, "{:.2f}x"),
+        _number(result.fraction_of_prediction, "{:.0%}"),
+        " / ".join(_number(ratio, "{:.0%}") for ratio in idle) or _DASH,
+    )
+
+
+def _costs_table(report: SpeedReport) -> Table:
+    costs = report.costs
+    title = f"One forward alone, median ms, {costs.context} rows in the cache"
+    table = Table(title=title, title_justify="left")
+    table.add_column("model")
+    rows = sorted(costs.target.seconds)
+    for num_rows in rows:
+        table.add_column(f"T({num_rows})", justify="right", no_wrap=True)
+    named = {"target beside a draft": costs.target, "target with all cores": costs.alone, "draft": costs.draft}
+    for name, forwards in named.items():
+        if forwards is not None:
+            cells = (_number(forwards.seconds.get(num_rows), "{:.3f}", scale=1000) for num_rows in rows)
+            table.add_row(f"{name} ({forwards.threads} threads)", *cells)
+    return table
+
+
+def _closing(report: SpeedReport) -> Iterator[str]:
+    for mode, result in report.modes.items():
+        steps = [
+            f"{role} {1000 * use.forwards.median_s:.3f} ms ({use.forwards.mean_rows:.1f} rows)"
+            for role, use in result.workers.items()
+            if use.forwards is not None
+        ]
+        if steps:
+            yield f"steps in the run, {mode}: {', '.join(steps)}"
+    trip = report.channel_round_trip
+    yield f"c = T_target(1) / T_draft = {_number(report.cost_ratio, '{:.2f}')}"
+    yield f"channel round trip: p50 {1000 * trip.p50_s:.3f} ms, p99 {1000 * trip.p99_s:.3f} ms ({trip.num_exchanges})"
+    yield (
+        f"others at work: {report.idle_workers_cpu:.3f} cores by workers out of turn; "
+        f"load average before the run {report.load_average_before:.2f}"
+    )
+    yield f"identical ids: {_verdict(report.identical)}; equal to hf: {_verdict(report.identical_to_hf)}"
+    for fork in report.forks[:_MOST_FORKS]:
+        if fork.mode is not Mode.HF or report.identical_to_hf is not None:
+            yield _fork_line(fork)
+    if len(report.forks) > _MOST_FORKS:
+        yield f"  ... {len(report.forks)} forks in all; the JSON file lists them"
+
+
+def _fork_line(fork: Fork) -> str:
+    return (
+        f"  fork: prompt {fork.prompt}, {fork.mode} against {fork.reference}, "
+        f"token {fork.position}: {fork.found} for {fork.expected}"
+    )
+
+
+def _verdict(value: bool | None) -> str:
+    return {True: "yes, 100 %", False: "NO", None: "not compared"}[value]
+
+
+def _number(value: float | None, form: str, scale: float = 1.0) -> str:
+    return form.format(value * scale) if value is not None else _DASH
