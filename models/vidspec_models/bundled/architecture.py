@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import (
@@ -98,11 +99,10 @@ def build_tower(seed: int) -> SiglipVisionModel:
     return tower.float()
 
 
-def tower_embeddings(tower: torch.nn.Module) -> torch.nn.Module:
+def tower_embeddings(tower: Any) -> Any:
     """The embedding module, wherever the installed transformers keeps it."""
     inner = getattr(tower, "vision_model", tower)
-    embeddings: torch.nn.Module = inner.embeddings
-    return embeddings
+    return inner.embeddings
 
 
 def _sine_positions(side: int, width: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Phase:
     text_len: int
 
 
-PHASES = (Phase(0.0, 12, 128, 176), Phase(0.5, 8, NUM_VISUAL, 176))
+PHASES = (Phase(0.0, 12, 96, 168), Phase(0.88, 8, NUM_VISUAL, 160))
 
 
 def train_draft(options: TrainOptions) -> None:

@@ -27,8 +27,8 @@ def draft_visibility(content: torch.Tensor, full_share: float, generator: torch.
 
 
 def target_visibility(content: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Visible tokens [C, K] for the target: half of the samples lose up to half of their tokens at random."""
+    """Visible tokens [C, K] for the target: a fifth of the samples lose up to half of their tokens."""
     count, size = content.shape
     lost = torch.rand(count, 1, generator=generator) * 0.5
-    loses = torch.rand(count, 1, generator=generator) < 0.4
+    loses = torch.rand(count, 1, generator=generator) < 0.2
     return (torch.rand(count, size, generator=generator) >= lost) | ~loses

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from .acceptance import AcceptanceCounter
 from .architecture import VIDEO_TOKENS
@@ -83,8 +83,8 @@ def _answer(
     text = tuple(torch.from_numpy(values).to(device) for values in (ids, positions, segments))
     visible = torch.ones(len(scenes), NUM_VISUAL, dtype=torch.bool, device=device)
     chosen = model.packed_logits(model.features(pixels), (text[0], text[1], text[2]), visible).argmax(-1).tolist()
-    for row, clip in enumerate(asked):
-        for question, (at, answer) in zip(clip, spans[row], strict=True):
+    for row, wanted in enumerate(asked):
+        for question, (at, answer) in zip(wanted, spans[row], strict=True):
             found[question.kind].append((question.answer, chosen[row][at : at + len(answer)] == answer))
 
 

@@ -65,7 +65,7 @@ class Phase:
 
 PHASES = (
     Phase(0.0, 8, 96, 176, 2),
-    Phase(0.78, 8, NUM_VISUAL, 160, 2),
+    Phase(0.93, 8, NUM_VISUAL, 160, 2),
 )
 
 

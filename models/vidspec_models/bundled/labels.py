@@ -59,7 +59,8 @@ def find_cells(owners: NDArray[np.uint8]) -> Cells:
     near = np.pad(taken, ((0, 0), (_MARGIN_PX, _MARGIN_PX), (_MARGIN_PX, _MARGIN_PX)))
     wide = np.lib.stride_tricks.sliding_window_view(near, CELL_PX + 2 * _MARGIN_PX, axis=1)[:, ::CELL_PX].any(-1)
     wide = np.lib.stride_tricks.sliding_window_view(wide, CELL_PX + 2 * _MARGIN_PX, axis=2)[:, :, ::CELL_PX].any(-1)
-    return Cells(owner=best, is_clear=~flat.any(axis=-1), is_strict_background=~wide)
+    touched = np.asarray(flat.any(axis=-1))
+    return Cells(owner=best, is_clear=~touched, is_strict_background=~np.asarray(wide))
 
 
 def cell_labels(scene: Scene, times: NDArray[np.float64], cells: Cells) -> dict[str, Labels]:

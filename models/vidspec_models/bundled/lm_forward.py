@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -124,7 +125,7 @@ def apply_layer(
 
 
 def run_layers(
-    apply: Callable[..., torch.Tensor], lm: nn.Module, layers: list[nn.Module], embeds: torch.Tensor,
+    apply: Callable[..., torch.Tensor], lm: Any, layers: list[nn.Module], embeds: torch.Tensor,
     mask: torch.Tensor, positions: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Hidden states after half of the layers and after all of them (normalised)."""
@@ -154,7 +155,7 @@ def calibrate_projector(learner: Learner, features: torch.Tensor) -> None:
         second.bias.zero_()
 
 
-def grow_layers(layers: nn.ModuleList, used: list[int]) -> None:
+def grow_layers(layers: Any, used: list[int]) -> None:
     """Fill the unused layers between used ones with copies that do nothing yet (their output matrices are zero)."""
     with torch.no_grad():
         for index, layer in enumerate(layers):

@@ -84,7 +84,8 @@ class MuonWithAdamW:
     """Both optimisers behind one face: `step`, `zero_grad`, `scale_lr`, and a state that can be saved."""
 
     def __init__(self, module: torch.nn.Module, *, matrix_lr: float, other_lr: float, weight_decay: float = 0.01):
-        matrices, others = [], []
+        matrices: list[torch.nn.Parameter] = []
+        others: list[torch.nn.Parameter] = []
         for name, param in module.named_parameters():
             if param.requires_grad:
                 hidden = param.ndim == 2 and "embed" not in name and "head" not in name

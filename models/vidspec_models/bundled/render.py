@@ -106,4 +106,5 @@ def shape_mask(shape: str, size: str) -> NDArray[np.float32]:
         "cross": (np.minimum(abs(x), abs(y)) <= radius * 0.3) & (np.maximum(abs(x), abs(y)) <= radius),
         "ring": (distance <= radius) & (distance >= radius * 0.55),
     }[shape]
-    return inside.reshape(half * 2, 4, half * 2, 4).mean(axis=(1, 3)).astype(np.float32)
+    mask: NDArray[np.float32] = inside.reshape(half * 2, 4, half * 2, 4).mean(axis=(1, 3)).astype(np.float32)
+    return mask

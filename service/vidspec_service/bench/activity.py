@@ -65,9 +65,9 @@ def idle_ratio(spans: Sequence[Span], windows: Iterable[Interval]) -> float | No
 
 
 def forward_facts(spans: Sequence[Span], windows: Iterable[Interval]) -> ForwardFacts | None:
-    """Of the forwards that touch the windows; None if there are none."""
+    """Of the forwards that start within the windows (the prefill that gave the first token does not); None if none do."""
     merged = union(windows)
-    found = [span for window in merged for span in within(spans, window)]
+    found = [span for window in merged for span in within(spans, window) if span[0] >= window[0]]
     if not found:
         return None
     return ForwardFacts(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from vidspec_service.bench.activity import Activity
+from vidspec_service.bench.activity import Activity, Span
 from vidspec_service.bench.contenders import Contender, EngineContender, StockContender, Turn
+from vidspec_service.bench.intervals import Interval
 from vidspec_service.bench.options import Mode, SpeedOptions
 from vidspec_service.bench.probes import alone_config, spec_of
 from vidspec_service.bench.processes import cpu_s
@@ -26,6 +27,7 @@ from vidspec_service.telemetry import Metrics
 
 Tell = Callable[[str, int, int], None]  # what is going on, answers so far, answers in all
 _WARM_UP_PROMPTS = 2
+_SHOWN_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,13 @@ class Comparison:
     samples: tuple[Sample, ...]
     activities: Mapping[Mode, Activity]
     idle_workers_cpu: float  # cores kept busy, on average, by processes whose turn it was not
+
+    def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[Span]], Interval]:
+        """Both workers' work, and the decoding of the mode's first answer that is long enough to show something."""
+        samples = [sample for sample in self.samples if sample.mode is mode]
+        shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
+        activity = self.activities[mode]
+        return {role: activity.spans(role) for role in ("draft", "target")}, (shown.first, shown.last)
 
 
 async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Comparison:

@@ -53,8 +53,9 @@ def step_costs(target: Forwards, draft_s: float, latency_s: float) -> StepCosts:
     """The line base + row * n nearest to the probed forwards."""
     rows = np.array(sorted(target.seconds), dtype=np.float64)
     seconds = np.array([target.seconds[int(num_rows)] for num_rows in rows])
-    row_s, base_s = np.polynomial.polynomial.polyfit(rows, seconds, 1)[::-1]
-    return StepCosts(base_s=max(float(base_s), 1e-6), row_s=max(float(row_s), 0.0), draft_s=draft_s, latency_s=latency_s)
+    base_s, row_s = np.polynomial.polynomial.polyfit(rows, seconds, 1)
+    base_s, row_s = max(float(base_s), 1e-6), max(float(row_s), 0.0)
+    return StepCosts(base_s=base_s, row_s=row_s, draft_s=draft_s, latency_s=latency_s)
 
 
 def predict(mode: Mode, acceptance: float, costs: ProbedCosts, latency_s: float) -> Prediction | None:

@@ -1,10 +1,12 @@
-"""What a figure was measured with: machine, versions, the command. A number without these is no number."""
+"""What a figure was measured with: machine, versions, time. A number without these is no number."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,19 +18,34 @@ _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_t
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
-def hardware() -> dict[str, object]:
-    """The processor, what of it matters to matrix products, and the memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The processor and what of it matters to matrix products."""
+
+    cpu: str
+    cores: int  # that this process may use
+    memory_gib: float
+    flags: tuple[str, ...]
+    has_amx: bool
+    has_avx512: bool
+    platform: str
+    accelerators: Mapping[str, str] = field(default_factory=dict)  # device to product name
+
+
+def hardware(accelerators: Mapping[str, str]) -> Hardware:
+    """This machine; only the workers, which import torch, know its accelerators."""
     fields = cpu_fields(_CPU_INFO.read_text(encoding="utf-8")) if _CPU_INFO.exists() else {}
     present = set(fields.get("flags", "").split())
-    return {
-        "cpu": fields.get("model name") or platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "flags": [flag for flag in _FLAGS if flag in present],
-        "has_amx": "amx_tile" in present,
-        "has_avx512": "avx512f" in present,
-        "platform": platform.platform(),
-    }
+    return Hardware(
+        cpu=fields.get("model name") or platform.processor() or platform.machine(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        flags=tuple(flag for flag in _FLAGS if flag in present),
+        has_amx="amx_tile" in present,
+        has_avx512="avx512f" in present,
+        platform=platform.platform(),
+        accelerators=dict(accelerators),
+    )
 
 
 def cpu_fields(text: str) -> dict[str, str]:
@@ -51,7 +68,7 @@ def now() -> str:
 
 
 def load_average() -> float:
-    """Of the last minute: anything near or above the number of cores before a run means that others were at work."""
+    """Of the last minute: well above zero before a run means that others were at work."""
     return os.getloadavg()[0]
 
 

@@ -91,13 +91,13 @@ def _sign(figure: Any, report: SpeedReport) -> None:
     """Hardware, models, versions, command and baseline, below the picture."""
     machine, models = report.hardware, report.models
     named = ", ".join(
-        f"{role} {models[role]['model']} {models[role]['device']} {models[role]['dtype']} x{models[role]['threads']}"
+        f"{role} {models[role].model} {models[role].device} {models[role].dtype} x{models[role].threads}"
         for role in ("target", "draft")
         if role in models
     )
     versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
     lines = (
-        f"{machine['cpu']}, {machine['cores']} cores; {named}",
+        f"{machine.cpu}, {machine.cores} cores; {named}",
         f"{versions}; {report.prompts} prompts; baseline: {report.baseline}",
         report.command,
     )

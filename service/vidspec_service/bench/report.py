@@ -1,4 +1,4 @@
-"""SpeedReport: everything that `bench speed` says, as it goes into the JSON file; tables and plots are drawn from it."""
+"""SpeedReport: all that `bench speed` says, as it goes into the JSON file; tables and plots are drawn from it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vidspec_service.bench.activity import ForwardFacts
 from vidspec_service.bench.costs import ProbedCosts
+from vidspec_service.bench.facts import Hardware
 from vidspec_service.bench.identity import Fork
 from vidspec_service.bench.options import BASELINE, Mode
 from vidspec_service.bench.round_trip import RoundTrip
 from vidspec_service.bench.samples import Sample
+from vidspec_service.engine.types import SamplingParams, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,44 @@ class ModeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What one worker ran."""
+
+    model: str
+    device: str
+    dtype: str
+    threads: int
+    rows_are_invariant: bool | None  # None for stock transformers, which does not say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFacts:
+    """One answer, so that every figure can be made again from the file."""
+
+    mode: Mode
+    group: int
+    prompt: int
+    num_tokens: int
+    prompt_tokens: int
+    ttft_s: float
+    decode_s: float
+    speculation: SpeculationStats
+
+    @classmethod
+    def of(cls, sample: Sample) -> SampleFacts:
+        return cls(
+            mode=sample.mode,
+            group=sample.group,
+            prompt=sample.prompt,
+            num_tokens=len(sample.ids),
+            prompt_tokens=sample.prompt_tokens,
+            ttft_s=sample.first - sample.submitted,
+            decode_s=sample.last - sample.first,
+            speculation=sample.speculation,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedReport:
     """`cost_ratio` is c = T_target(1) / T_draft(1); `identical` speaks of the engine's modes, ids not text."""
 
@@ -53,13 +92,13 @@ class SpeedReport:
     created: str
     command: str
     baseline: str
-    hardware: Mapping[str, object]
+    hardware: Hardware
     versions: Mapping[str, str]
-    models: Mapping[str, Mapping[str, object]]
+    models: Mapping[str, ModelFacts]
     prompts: int
     task: str
     max_tokens: int
-    sampling: Mapping[str, object]
+    sampling: SamplingParams
     concurrency: int
     modes: Mapping[Mode, ModeResult]
     cost_ratio: float | None
@@ -70,11 +109,11 @@ class SpeedReport:
     forks: tuple[Fork, ...]
     idle_workers_cpu: float
     load_average_before: float
-    samples: tuple[Sample, ...]
+    samples: tuple[SampleFacts, ...]
 
     def to_json(self) -> str:
         """As written to the file."""
-        return json.dumps(dataclasses.asdict(self, dict_factory=_keyed), indent=2) + "\n"
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def write(self, path: Path) -> None:
         """Write the JSON file."""
@@ -84,7 +123,3 @@ class SpeedReport:
 def baseline_text(threads: int) -> str:
     """What speed-ups are relative to, in words."""
     return f"{BASELINE}: the target alone in the same engine, without a draft, {threads} threads"
-
-
-def _keyed(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return dict(items)

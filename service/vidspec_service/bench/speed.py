@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from vidspec_service.bench.aggregation import Aggregation
@@ -15,7 +15,7 @@ from vidspec_service.bench.facts import hardware, load_average, now, versions
 from vidspec_service.bench.identity import Fork, find_forks, reference_mode
 from vidspec_service.bench.options import Mode, SpeedOptions
 from vidspec_service.bench.probes import probe_costs
-from vidspec_service.bench.report import SpeedReport, baseline_text
+from vidspec_service.bench.report import ModelFacts, SampleFacts, SpeedReport, baseline_text
 from vidspec_service.bench.round_trip import RoundTrip, measure_round_trip
 from vidspec_service.bench.samples import Sample
 from vidspec_service.engine.types import EngineConfig
@@ -28,18 +28,27 @@ class Measurements:
     comparison: Comparison
     round_trip: RoundTrip
     costs: ProbedCosts
-    load_before: float
+    started: Started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Of the moment before anything was measured."""
+
+    time: str
+    versions: dict[str, str]
+    load_average: float
 
 
 def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
     """`pair` is the engine with its draft. Raises ConfigError and EngineError."""
-    load_before = load_average()
+    started = Started(time=now(), versions=versions(), load_average=load_average())
     comparison = asyncio.run(compare(options, pair, tell))
     tell("timing the channel", 0, 0)
     round_trip = measure_round_trip()
     tell("timing forwards", 0, 0)
     costs = probe_costs(pair, typical_context(comparison.samples))
-    return Measurements(comparison=comparison, round_trip=round_trip, costs=costs, load_before=load_before)
+    return Measurements(comparison=comparison, round_trip=round_trip, costs=costs, started=started)
 
 
 def typical_context(samples: Sequence[Sample]) -> int:
@@ -53,16 +62,16 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     forks = tuple(find_forks(samples, reference_mode(options.modes)))
     aggregation = Aggregation(measured.comparison, costs, measured.round_trip.p50_s, options.concurrency)
     return SpeedReport(
-        created=now(),
+        created=measured.started.time,
         command=command,
         baseline=baseline_text(costs.alone.threads),
-        hardware={**hardware(), "accelerators": accelerators(costs)},
-        versions=versions(),
+        hardware=hardware(accelerators(costs)),
+        versions=measured.started.versions,
         models=_models(pair, costs),
         prompts=options.num_prompts,
         task=options.task,
         max_tokens=options.max_tokens,
-        sampling=asdict(options.sampling),
+        sampling=options.sampling,
         concurrency=options.concurrency,
         modes={mode: aggregation.result(mode) for mode in options.modes},
         cost_ratio=costs.cost_ratio,
@@ -72,8 +81,8 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         identical_to_hf=is_identical_to_hf(options, forks),
         forks=forks,
         idle_workers_cpu=measured.comparison.idle_workers_cpu,
-        load_average_before=measured.load_before,
-        samples=samples,
+        load_average_before=measured.started.load_average,
+        samples=tuple(SampleFacts.of(sample) for sample in samples),
     )
 
 
@@ -97,19 +106,23 @@ def accelerators(costs: ProbedCosts) -> dict[str, str]:
     return {forwards.device: forwards.device_name for forwards in found if forwards.device_name}
 
 
-def _models(pair: EngineConfig, costs: ProbedCosts) -> Mapping[str, Mapping[str, object]]:
-    models = {"target": _model(pair.target.model, costs.target), "off": _model(pair.target.model, costs.alone)}
-    models["hf"] = {**models["off"], "threads": len(os.sched_getaffinity(0))}
+def _models(pair: EngineConfig, costs: ProbedCosts) -> dict[str, ModelFacts]:
+    alone = _model(pair.target.model, costs.alone)
+    models = {
+        "target": _model(pair.target.model, costs.target),
+        "off": alone,
+        "hf": replace(alone, threads=len(os.sched_getaffinity(0)), rows_are_invariant=None),
+    }
     if pair.draft is not None and costs.draft is not None:
         models["draft"] = _model(pair.draft.model, costs.draft)
     return models
 
 
-def _model(name: str, forwards: Forwards) -> dict[str, object]:
-    return {
-        "model": name,
-        "device": forwards.device,
-        "dtype": forwards.dtype,
-        "threads": forwards.threads,
-        "rows_are_invariant": forwards.rows_are_invariant,
-    }
+def _model(name: str, forwards: Forwards) -> ModelFacts:
+    return ModelFacts(
+        model=name,
+        device=forwards.device,
+        dtype=forwards.dtype,
+        threads=forwards.threads,
+        rows_are_invariant=forwards.rows_are_invariant,
+    )

@@ -12,7 +12,19 @@ from vidspec_service.bench.options import Mode
 from vidspec_service.bench.report import ModeResult, SpeedReport
 
 _MOST_FORKS = 10
-_DASH = "–"
+_DASH = "-"
+_COLUMNS = (
+    "tokens/s",
+    "vs off",
+    "95 %",
+    "all-in tok/s",
+    "TTFT ms",
+    "alpha",
+    "accepted",
+    "predicted",
+    "of it",
+    "idle t/d",
+)
 
 
 def renderables(report: SpeedReport) -> Iterator[RenderableType]:
@@ -25,15 +37,14 @@ def renderables(report: SpeedReport) -> Iterator[RenderableType]:
 
 def _heading(report: SpeedReport) -> Iterator[str]:
     machine = report.hardware
-    flags = " ".join(str(flag) for flag in machine["flags"]) if isinstance(machine["flags"], list) else ""
-    accelerators = machine.get("accelerators")
-    yield f"hardware  {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {flags}"
-    if isinstance(accelerators, dict) and accelerators:
-        yield "          " + ", ".join(f"{device} {name}" for device, name in accelerators.items())
+    yield f"hardware  {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; {' '.join(machine.flags)}"
+    for device, name in machine.accelerators.items():
+        yield f"          {device} {name}"
     yield "versions  " + ", ".join(f"{name} {value}" for name, value in report.versions.items())
     for role, facts in report.models.items():
-        yield f"{role:<10}{facts['model']}, {facts['device']} {facts['dtype']}, {facts['threads']} threads"
-    sampling = "greedy" if not report.sampling["temperature"] else f"temperature {report.sampling['temperature']}"
+        yield f"{role:<10}{facts.model}, {facts.device} {facts.dtype}, {facts.threads} threads"
+    law = report.sampling
+    sampling = f"temperature {law.temperature:g}, seed {law.seed}" if law.temperature else "greedy"
     at_once = f", {report.concurrency} at once" if report.concurrency > 1 else ""
     yield f"prompts   {report.prompts} x {report.task}, at most {report.max_tokens} tokens, {sampling}{at_once}"
     yield f"baseline  {report.baseline}"
@@ -43,8 +54,7 @@ def _heading(report: SpeedReport) -> Iterator[str]:
 def _modes_table(report: SpeedReport) -> Table:
     table = Table(title="Speed by mode", title_justify="left")
     table.add_column("mode")
-    columns = ("tokens/s", "vs off", "95 %", "all-in tok/s", "TTFT ms", "α", "accepted", "predicted", "of it", "idle t/d")
-    for name in columns:
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for mode, result in report.modes.items():
         table.add_row(mode, *_cells(result))
@@ -57,7 +67,7 @@ def _cells(result: ModeResult) -> tuple[str, ...]:
     return (
         f"{result.tokens_per_s:.1f}",
         _number(result.speedup_vs_off, "{:.2f}x"),
-        f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else _DASH,
+        f"{interval[0]:.2f}..{interval[1]:.2f}" if interval else _DASH,
         f"{result.throughput_tokens_per_s:.1f}",
         f"{1000 * result.ttft_s:.0f}",
         _number(result.acceptance_rate, "{:.3f}"),

@@ -57,8 +57,9 @@ async def started(settings: Settings) -> AsyncIterator[Started]:
     """Engine and decode pool for these settings, ready; ended with the block. Raises ConfigError."""
     metrics = Metrics(CollectorRegistry())
     began = time.monotonic()
+    _log.info("loading", extra={"model": settings.model, "draft_model": settings.draft_model})
     async with AsyncExitStack() as stack:
-        with waiting(f"loading {settings.model}"):
+        with waiting("loading the models"):
             engine = await stack.enter_async_context(EngineClient(engine_config(settings), metrics))
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)
@@ -93,10 +94,7 @@ def _announce(settings: Settings, parts: Started, url: str) -> None:
     say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {parts.load_s:.1f} s)")
     say("Ask it about a clip:")
     say("  vidspec render-clip --seed 7 clip.mp4")
-    say(
-        "  curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true "
-        f"{url}/v1/video-chat"
-    )
+    say(f"  curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true {url}/v1/video-chat")
     say(f"Every route, with examples: {url}/docs")
 
 

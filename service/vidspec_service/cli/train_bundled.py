@@ -17,9 +17,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainOpti
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of TrainOptions."""
-    parser.add_argument(
-        "--output-dir", type=Path, required=True, metavar="DIR", help="receives target/ and draft/"
-    )
+    parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="receives target/ and draft/")
     parser.add_argument(
         "--work-dir", type=Path, default=Path("build/train"), metavar="DIR", help="checkpoints (default build/train)"
     )

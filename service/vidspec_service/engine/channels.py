@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Sequence
-from typing import get_args
+from typing import Protocol, get_args
 
 import msgspec
 
@@ -81,9 +81,15 @@ class Channel:
         self._socket.close()
 
 
-def wait_readable(channels: Sequence[Channel], timeout_s: float) -> None:
-    """Return as soon as any channel has a message or was closed, or when the time is up."""
+class Readable(Protocol):
+    """Whatever can be polled."""
+
+    def fileno(self) -> int: ...
+
+
+def wait_readable(sources: Sequence[Readable], timeout_s: float) -> None:
+    """Return as soon as any source has something to read or was closed, or when the time is up."""
     poll = select.poll()
-    for channel in channels:
-        poll.register(channel.fileno(), select.POLLIN)
+    for source in sources:
+        poll.register(source.fileno(), select.POLLIN)
     poll.poll(timeout_s * 1000)

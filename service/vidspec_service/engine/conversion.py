@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.token_sampling import SamplingLaw
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.messages import Generate
 from vidspec_service.engine.payload import read_payload
+from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.types import ChatMessage, VideoInput
 
 
@@ -36,3 +38,19 @@ def model_inputs(messages: Sequence[ChatMessage], videos: Sequence[VideoInput]) 
 def sampling_law(request: Generate) -> SamplingLaw:
     """The law that both workers draw from."""
     return SamplingLaw(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=request.seed)
+
+
+def new_sequence(request: Generate, prompt: Prompt, context_length: int, stop_ids: frozenset[int]) -> TargetSequence:
+    """The request's output so far; raises ContextOverflow if the answer it asks for does not fit."""
+    room = context_length - prompt.num_tokens
+    wanted = request.max_tokens if request.max_tokens is not None else 1
+    if room < wanted:
+        raise ContextOverflow(
+            f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video) and "
+            f"max_tokens is {wanted}, together more than the context of {context_length}; "
+            "ask for fewer frames or fewer tokens"
+        )
+    sequence = TargetSequence(stop_ids, request.max_tokens or room)
+    if request.committed:
+        sequence.commit(request.committed)
+    return sequence

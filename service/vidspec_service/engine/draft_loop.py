@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache, KVPool
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
-from vidspec_service.engine.conversion import prepare_prompt, sampling_law
+from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
+from vidspec_service.engine.conversion import sampling_law
 from vidspec_service.engine.messages import (
     Cancel,
     Configure,
@@ -27,7 +26,7 @@ from vidspec_service.engine.messages import (
     Verdict,
 )
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
-from vidspec_service.engine.payload import close_payload
+from vidspec_service.engine.preparing import Preparer, Waiting
 from vidspec_service.engine.proposals import DraftSequence
 
 _PACE_MEMORY = 0.95
@@ -70,7 +69,8 @@ class DraftLoop:
         self._config = config
         self._pool = KVPool(model.decoder.geometry, config.kv_tokens)
         self._target: Channel | None = None
-        self._waiting: deque[tuple[Generate, int]] = deque()
+        self._preparer = Preparer(model)
+        self._early: dict[str, list[Verdict]] = {}  # of requests in preparation: what the target already said
         self._active: dict[str, _Drafting] = {}  # oldest first
         self._meter = WorkMeter(is_traced=config.trace)
         self._pace_s = 0.0
@@ -85,16 +85,18 @@ class DraftLoop:
                 worked = self._propose() or worked
             if not worked:
                 self._idle()
-            self._meter.beat(self._api, len(self._active), len(self._waiting), self._pool.num_used)
+            self._meter.beat(self._api, len(self._active), len(self._early), self._pool.num_used)
 
     def _idle(self) -> None:
-        wait_readable([self._api] if self._target is None else [self._api, self._target], HEARTBEAT_S)
+        sources: list[Readable] = [self._api, self._preparer]
+        wait_readable(sources if self._target is None else [*sources, self._target], HEARTBEAT_S)
 
     def _receive(self) -> None:
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
-                self._waiting.append((message, fds[0]))
+                self._early[message.request_id] = []
+                self._preparer.submit(Waiting(message, fds[0], time.monotonic()))
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
@@ -119,27 +121,27 @@ class DraftLoop:
         if self._target is not None:
             self._target.close()
         self._target = target
+        self._early = {request_id: [] for request_id in self._early}
         for drafting in self._active.values():
             drafting.sequence = DraftSequence()
             drafting.cache.truncate(min(drafting.cache.length, drafting.prompt.num_tokens))
 
     def _learn(self, verdict: Verdict) -> None:
-        if verdict.request_id not in self._active:
-            self._admit_until(verdict.request_id)
+        if verdict.request_id in self._early:
+            self._early[verdict.request_id].append(verdict)
+            return
         drafting = self._active.get(verdict.request_id)
         if drafting is None:
-            return  # it failed here, or was cancelled
+            return  # it failed here, was cancelled or given up
         standing = drafting.sequence.learn(verdict.start, verdict.ids)
         drafting.room = verdict.room
         drafting.cache.truncate(min(drafting.cache.length, drafting.prompt.num_tokens + standing))
 
     def _forget(self, request_id: str) -> None:
+        self._early.pop(request_id, None)
         drafting = self._active.pop(request_id, None)
         if drafting is not None:
             self._pool.release(drafting.cache)
-        for item in [item for item in self._waiting if item[0].request_id == request_id]:
-            self._waiting.remove(item)
-            close_payload(item[1])
 
     def _secure(self, drafting: _Drafting, num_rows: int) -> bool:
         """Room for more rows; where there is none the youngest request is given up, which costs its speed only."""
@@ -150,28 +152,27 @@ class DraftLoop:
                 return False
         return True
 
-    def _admit_until(self, request_id: str) -> None:
-        """A verdict overtook the turn of its request: take requests up until it is there."""
-        while any(message.request_id == request_id for message, _ in self._waiting):
-            self._admit()
-
     def _admit(self) -> bool:
-        if not self._waiting:
-            return False
-        message, payload = self._waiting.popleft()
-        try:
-            prompt = prepare_prompt(self._model, payload)
-            room = self._model.context_length - prompt.num_tokens
-            self._active[message.request_id] = _Drafting(
-                request_id=message.request_id,
-                prompt=prompt,
+        prepared = self._preparer.finished()
+        for item in prepared:
+            request = item.waiting.request
+            verdicts = self._early.pop(request.request_id, None)
+            if verdicts is None:
+                continue  # cancelled meanwhile
+            if isinstance(item.result, Exception):
+                logger.warning("draft cannot follow request %s: %s", request.request_id, item.result)
+                continue
+            room = self._model.context_length - item.result.num_tokens
+            self._active[request.request_id] = _Drafting(
+                request_id=request.request_id,
+                prompt=item.result,
                 cache=self._pool.new_cache(),
-                sampler=CoupledSampler(sampling_law(message)),
-                max_tokens=min(message.max_tokens or room, room),
+                sampler=CoupledSampler(sampling_law(request)),
+                max_tokens=min(request.max_tokens or room, room),
             )
-        except (ValueError, RuntimeError, IndexError, KeyError) as error:
-            logger.warning("draft cannot follow request %s: %s", message.request_id, type(error).__name__)
-        return True
+            for verdict in verdicts:
+                self._learn(verdict)
+        return bool(prepared)
 
     def _prefill(self) -> bool:
         drafting = next((item for item in self._active.values() if not item.is_prefilled), None)

@@ -1,27 +1,19 @@
 """Roster: where every request of the target is, and whose keys and values there is room for.
 
-waiting → prefilling → decoding, and paused when room runs out: the youngest gives way, keeps its committed tokens,
-and is prefilled again, first of all, once there is room. Nothing is ever dropped.
+waiting → preparing → prefilling → decoding, and paused when room runs out: the youngest gives way, keeps its
+committed tokens, and is prefilled again, first of all, once there is room. Nothing is ever dropped.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from vidspec_models.kv_cache import KVPool
-from vidspec_service.engine.messages import Generate
 from vidspec_service.engine.payload import close_payload
+from vidspec_service.engine.preparing import Waiting
 from vidspec_service.engine.running import Running
 
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Received, and nothing done for it yet."""
-
-    request: Generate
-    payload: int
-    received: float
+_MOST_PREPARING = 2  # one in the tower, the next one ready for it
 
 
 class Roster:
@@ -32,6 +24,7 @@ class Roster:
         self._max_running = max_running
         self._num_entered = 0
         self.waiting: deque[Waiting] = deque()
+        self._preparing: set[str] = set()
         self.paused: deque[Running] = deque()
         self.prefilling: deque[Running] = deque()
         self.decoding: dict[str, Running] = {}
@@ -39,17 +32,27 @@ class Roster:
     @property
     def num_active(self) -> int:
         """Requests that hold a place, paused ones included."""
-        return len(self.prefilling) + len(self.decoding) + len(self.paused)
+        return len(self._preparing) + len(self.prefilling) + len(self.decoding) + len(self.paused)
 
     @property
-    def is_idle(self) -> bool:
-        return not self.waiting and not self.num_active
+    def can_compute(self) -> bool:
+        """There is a forward to make now."""
+        return bool(self.prefilling or self.decoding or self.paused)
 
     def next_waiting(self) -> Waiting | None:
         """The oldest waiting request, if there is a place for it and nobody has an older claim."""
-        if not self.waiting or self.paused or self.num_active >= self._max_running:
+        is_full = self.num_active >= self._max_running or len(self._preparing) >= _MOST_PREPARING
+        if not self.waiting or self.paused or is_full:
             return None
-        return self.waiting.popleft()
+        waiting = self.waiting.popleft()
+        self._preparing.add(waiting.request.request_id)
+        return waiting
+
+    def is_wanted(self, request_id: str) -> bool:
+        """Its preparation has ended; False if it was cancelled meanwhile."""
+        is_there = request_id in self._preparing
+        self._preparing.discard(request_id)
+        return is_there
 
     def enter(self, running: Running) -> None:
         """Prepared: it wants to be prefilled."""
@@ -83,6 +86,7 @@ class Roster:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is."""
+        self._preparing.discard(request_id)
         running = self.decoding.pop(request_id, None)
         for queue in (self.prefilling, self.paused):
             for item in [item for item in queue if item.request_id == request_id]:

@@ -14,8 +14,8 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.kv_cache import KVPool
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.engine.channels import Channel, wait_readable
-from vidspec_service.engine.conversion import prepare_prompt, sampling_law
+from vidspec_service.engine.channels import Channel, Readable, wait_readable
+from vidspec_service.engine.conversion import new_sequence, sampling_law
 from vidspec_service.engine.draft_link import DraftLink
 from vidspec_service.engine.messages import (
     Accepted,
@@ -28,9 +28,9 @@ from vidspec_service.engine.messages import (
     Tokens,
 )
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
-from vidspec_service.engine.roster import Roster, Waiting
+from vidspec_service.engine.preparing import Prepared, Preparer, Waiting
+from vidspec_service.engine.roster import Roster
 from vidspec_service.engine.running import Running
-from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import CostMeter, Speculation
 from vidspec_service.engine.types import SpeculationMode
 
@@ -50,6 +50,7 @@ class TargetLoop:
         self._config = config
         self._costs = costs
         self._pool = KVPool(model.decoder.geometry, config.kv_tokens)
+        self._preparer = Preparer(model)
         self._roster = Roster(self._pool, config.max_running)
         self._draft = DraftLink()
         self._acceptance = 0.85  # of requests so far; where a new request starts from
@@ -65,8 +66,8 @@ class TargetLoop:
             self._await_proposals()
             with self._meter:
                 self._verify()
-            if self._roster.is_idle:
-                wait_readable(self._channels(), HEARTBEAT_S)
+            if not self._roster.can_compute:
+                wait_readable(self._sources(), HEARTBEAT_S)
             self._meter.beat(self._api, self._roster.num_active, len(self._roster.waiting), self._pool.num_used)
 
     @property
@@ -75,8 +76,10 @@ class TargetLoop:
         limit = self._config.max_context or self._model.context_length
         return min(self._model.context_length, limit, self._pool.num_tokens)
 
-    def _channels(self) -> list[Channel]:
-        return [self._api] if self._draft.channel is None else [self._api, self._draft.channel]
+    def _sources(self) -> list[Readable]:
+        """Everything that may wake the loop."""
+        sources: list[Readable] = [self._api, self._preparer]
+        return sources if self._draft.channel is None else [*sources, self._draft.channel]
 
     def _receive(self) -> None:
         while (received := self._api.receive()) is not None:
@@ -103,53 +106,45 @@ class TargetLoop:
             self._plan(running)
 
     def _admit(self) -> None:
-        """Move one waiting request to prefilling; one a turn, since its vision tower takes a while."""
-        waiting = self._roster.next_waiting()
-        if waiting is None:
-            return
-        request_id = waiting.request.request_id
-        started = time.monotonic()
-        try:
-            running = self._prepare(waiting)
-        except ContextOverflow as error:
-            self._api.send(Rejected(request_id=request_id, kind="context_length", message=str(error)))
-        except (ValueError, IndexError, KeyError, TypeError) as error:  # this request's input, nobody else's
-            logger.exception("request %s could not be prepared", request_id)
-            message = f"the prompt could not be prepared ({type(error).__name__})"
-            self._api.send(Rejected(request_id=request_id, kind="failed", message=message))
-        else:
-            self._roster.enter(running)
-            self._api.send(
-                Accepted(
-                    request_id=request_id,
-                    prompt_tokens=running.prompt.num_tokens,
-                    video_tokens=running.prompt.num_video_tokens,
-                    queue_s=started - waiting.received,
-                    prepare_s=time.monotonic() - started,
-                )
-            )
+        """Have waiting requests prepared; those that are enter the roster or are refused."""
+        while (waiting := self._roster.next_waiting()) is not None:
+            self._preparer.submit(waiting)
+        for prepared in self._preparer.finished():
+            request = prepared.waiting.request
+            if not self._roster.is_wanted(request.request_id):
+                continue
+            try:
+                self._enter(request, prepared)
+            except ContextOverflow as error:
+                self._api.send(Rejected(request_id=request.request_id, kind="context_length", message=str(error)))
+            except (ValueError, IndexError, KeyError, TypeError) as error:  # this request's input, nobody else's
+                logger.exception("request %s could not be prepared", request.request_id)
+                message = f"the prompt could not be prepared ({type(error).__name__})"
+                self._api.send(Rejected(request_id=request.request_id, kind="failed", message=message))
 
-    def _prepare(self, waiting: Waiting) -> Running:
-        request = waiting.request
-        prompt = prepare_prompt(self._model, waiting.payload)
-        room = self.context_length - prompt.num_tokens
-        wanted = request.max_tokens if request.max_tokens is not None else 1
-        if room < wanted:
-            raise ContextOverflow(
-                f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video) and "
-                f"max_tokens is {wanted}, together more than the context of {self.context_length}; "
-                "ask for fewer frames or fewer tokens"
+    def _enter(self, request: Generate, prepared: Prepared) -> None:
+        """Raises what preparing raised, and ContextOverflow if the answer does not fit."""
+        if isinstance(prepared.result, Exception):
+            raise prepared.result
+        prompt = prepared.result
+        self._roster.enter(
+            Running(
+                request_id=request.request_id,
+                prompt=prompt,
+                cache=self._pool.new_cache(),
+                sequence=new_sequence(request, prompt, self.context_length, self._model.stop_ids),
+                sampler=CoupledSampler(sampling_law(request)),
+                speculation=Speculation(mode=SpeculationMode(request.speculation), acceptance=self._acceptance),
             )
-        sequence = TargetSequence(self._model.stop_ids, request.max_tokens or room)
-        if request.committed:
-            sequence.commit(request.committed)
-        return Running(
-            request_id=request.request_id,
-            prompt=prompt,
-            cache=self._pool.new_cache(),
-            sequence=sequence,
-            sampler=CoupledSampler(sampling_law(request)),
-            speculation=Speculation(mode=SpeculationMode(request.speculation), acceptance=self._acceptance),
+        )
+        self._api.send(
+            Accepted(
+                request_id=request.request_id,
+                prompt_tokens=prompt.num_tokens,
+                video_tokens=prompt.num_video_tokens,
+                queue_s=prepared.queue_s,
+                prepare_s=prepared.prepare_s,
+            )
         )
 
     def _prefill(self) -> None:
@@ -186,14 +181,14 @@ class TargetLoop:
     def _await_proposals(self) -> None:
         """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""
         roster = self._roster
-        if roster.prefilling or roster.waiting:
+        if roster.prefilling:
             return
         short = [running.speculation.plan.minimum for running in roster.decoding.values() if not running.has_enough]
         if not short:
             return
         deadline = time.monotonic() + _PATIENCE * max(short) * self._costs.draft_s + _SLACK_S
         while (left := deadline - time.monotonic()) > 0:
-            wait_readable(self._channels(), left)
+            wait_readable(self._sources(), left)
             self._receive()
             if all(running.has_enough for running in roster.decoding.values()):
                 return

@@ -127,17 +127,13 @@ def test_something_else_than_vidspec_is_recognised(
     assert "HTTP 404 from" in capsys.readouterr().err
 
 
-def test_without_a_server_the_message_says_how_to_start_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_server_the_message_says_how_to_start_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _chat(_clip(tmp_path), "http://127.0.0.1:1") == 1
     assert "`vidspec serve` starts one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://here"])
-def test_an_impossible_address_is_a_plain_failure(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_address_is_a_plain_failure(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _chat(_clip(tmp_path), url) == 1
     assert capsys.readouterr().err.startswith("vidspec chat: ")
 
@@ -150,9 +146,7 @@ def test_silence_ends_after_the_timeout(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("video", ["missing.mp4", "."])
-def test_a_file_that_cannot_be_read_is_code_2(
-    video: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_read_is_code_2(video: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _chat(tmp_path / video, "http://127.0.0.1:1") == 2
     assert "cannot read" in capsys.readouterr().err
 

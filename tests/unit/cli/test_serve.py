@@ -107,7 +107,8 @@ def test_in_json_the_same_facts_are_one_log_line(
     _World(monkeypatch).run("serve", "--port", "0", "--log-format", "json")
     shown = capsys.readouterr()
     assert shown.out == ""
-    ready = json.loads(shown.err.splitlines()[0])
+    loading, ready = (json.loads(line) for line in shown.err.splitlines())
+    assert (loading["event"], loading["model"]) == ("loading", "bundled")
     assert (ready["event"], ready["model"], ready["devices"]) == ("ready", "fake-target", INFO.devices)
 
 

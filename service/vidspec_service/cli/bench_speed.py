@@ -1,0 +1,150 @@
+"""Compare the modes of decoding on the same prompts in the same run, next to stock transformers.
+
+Every prompt goes through all modes before the next one does; speed-ups are relative to `off`, the target alone on all
+cores. Exit code 1: the modes did not give the same token ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vidspec_service.bench.options import Mode, SpeedOptions, Task
+from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.terminal import note
+from vidspec_service.engine.types import SamplingParams, SpeculationMode
+from vidspec_service.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vidspec_service.bench.comparison import Tell
+    from vidspec_service.bench.report import SpeedReport
+    from vidspec_service.bench.speed import Measurements
+
+_DEFAULTS = SpeedOptions()
+_MODES = tuple(mode.value for mode in Mode)
+_TABLE_WIDTH = 132  # where the output is not a terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, what to write, and the settings of the engine."""
+    parser.add_argument(
+        "--prompts", type=_count, default=_DEFAULTS.num_prompts, metavar="N", help="test clips (default %(default)s)"
+    )
+    parser.add_argument(
+        "--task", choices=[task.value for task in Task], default=_DEFAULTS.task.value, help="default %(default)s"
+    )
+    parser.add_argument("--modes", nargs="+", choices=_MODES, default=_MODES, help="only these (default all)")
+    parser.add_argument(
+        "--max-tokens", type=_count, default=_DEFAULTS.max_tokens, metavar="N", help="per answer (default %(default)s)"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; prompt i has N + i (default 0)")
+    parser.add_argument("--concurrency", type=_count, default=1, metavar="N", help="requests at once (default 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speed-ups")
+    parser.add_argument("--timeline", type=Path, metavar="FILE.png", help="draw one request's work on both workers")
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, write."""
+    from vidspec_service.bench.plots import require_matplotlib
+    from vidspec_service.bench.speed import build_report, measure_speed
+    from vidspec_service.settings import engine_config
+    from vidspec_service.telemetry import configure_logging
+
+    options = speed_options(args)
+    _require_writable(args)
+    if args.plot is not None or args.timeline is not None:
+        require_matplotlib()
+    settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})  # requests name their mode
+    configure_logging("warning", settings.log_format)
+    pair = engine_config(settings)
+    command = shlex.join(["vidspec", *sys.argv[1:]])
+    with _progress() as tell:
+        measured = measure_speed(options, pair, tell)
+    report = build_report(options, pair, measured, command)
+    _show(report)
+    _write(args, report, measured)
+    if report.identical is False:
+        note("vidspec bench speed: the modes did not give the same token ids")
+        return 1
+    return 0
+
+
+def speed_options(args: argparse.Namespace) -> SpeedOptions:
+    """The options that the flags make; raises ConfigError for what cannot go together."""
+    modes = tuple(mode for mode in Mode if mode.value in args.modes)
+    if args.timeline is not None and Mode.PARALLEL not in modes:
+        raise ConfigError("--timeline shows a request in mode parallel, which --modes leaves out")
+    if args.temperature < 0:
+        raise ConfigError("--temperature must be 0 or more")
+    return SpeedOptions(
+        num_prompts=args.prompts,
+        task=Task(args.task),
+        modes=modes,
+        max_tokens=args.max_tokens,
+        sampling=SamplingParams(temperature=args.temperature, seed=args.seed),
+        concurrency=args.concurrency,
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
+    return value
+
+
+def _require_writable(args: argparse.Namespace) -> None:
+    """Minutes of measuring must not end in a folder that is not there."""
+    for path in (args.json, args.plot, args.timeline):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")
+
+
+def _show(report: SpeedReport) -> None:
+    from rich.console import Console
+
+    from vidspec_service.bench.tables import renderables
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_TABLE_WIDTH, soft_wrap=True)
+    for renderable in renderables(report):
+        console.print(renderable, markup=False)
+
+
+def _write(args: argparse.Namespace, report: SpeedReport, measured: Measurements) -> None:
+    from vidspec_service.bench.plots import save_speedups, save_timeline
+
+    if args.json is not None:
+        report.write(args.json)
+    if args.plot is not None:
+        save_speedups(report, args.plot)
+    if args.timeline is not None:
+        lanes, window = measured.comparison.lanes(Mode.PARALLEL)
+        save_timeline(lanes, window, report, args.timeline)
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """A bar on a terminal's stderr. Drawn between answers only: a thread that draws would take part in the race."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(text: str, done: int, total: int) -> None:
+            bar.update(task, description=text, completed=done, total=total or None, refresh=True)
+
+        yield tell

@@ -1,0 +1,72 @@
+"""Preparer: prompts are prepared in a thread of their own, so that a vision tower at work does not stop the streams.
+
+The tower, the processor and the embedding are read-only and release the interpreter while they compute; the worker's
+loop goes on decoding meanwhile. Finished prompts wake the loop through a descriptor that it polls with its channels.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.conversion import prepare_prompt
+from vidspec_service.engine.messages import Generate
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Received, and nothing done for it yet. The payload is a descriptor that preparing closes."""
+
+    request: Generate
+    payload: int
+    received: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt, or why there is none."""
+
+    waiting: Waiting
+    result: Prompt | Exception
+    queue_s: float
+    prepare_s: float
+
+
+class Preparer:
+    """One prompt at a time, in the order of submission."""
+
+    def __init__(self, model: VideoLM) -> None:
+        self._model = model
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        self._done: deque[Prepared] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Readable as soon as a prompt is finished."""
+        return self._wake
+
+    def submit(self, waiting: Waiting) -> None:
+        """Prepare this one after those before it."""
+        self._thread.submit(self._prepare, waiting)
+
+    def finished(self) -> list[Prepared]:
+        """Everything finished since the last call."""
+        if not self._done:
+            return []
+        os.eventfd_read(self._wake)
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def _prepare(self, waiting: Waiting) -> None:
+        started = time.monotonic()
+        result: Prompt | Exception
+        try:
+            result = prepare_prompt(self._model, waiting.payload)
+        except Exception as error:  # any: the loop decides what it means; a thread must not die silently
+            result = error
+        self._done.append(Prepared(waiting, result, started - waiting.received, time.monotonic() - started))
+        os.eventfd_write(self._wake, 1)

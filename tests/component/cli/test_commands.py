@@ -1,0 +1,66 @@
+"""The commands as a stranger runs them: real processes, the bundled models, a clip on disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+_START_TIMEOUT_S = 100.0
+
+
+def _vidspec(*argv: str) -> list[str]:
+    return [sys.executable, "-m", "vidspec_service", *argv]
+
+
+@contextmanager
+def _server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server that is ready, and its URL."""
+    command = _vidspec("serve", "--port", "0", "--log-format", "json", *flags)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            lines = (json.loads(line) for line in process.stderr if line.startswith("{"))
+            yield process, next(line["url"] for line in lines if line["event"] == "ready")
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(_START_TIMEOUT_S)
+def test_render_serve_ask_and_stop(tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mp4"
+    subprocess.run(_vidspec("render-clip", "--seed", "7", str(clip)), check=True, timeout=60)
+    with _server() as (server, url):
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        asked = [str(clip), "Describe the video.", "--url", url, "--max-tokens", "12"]
+        done = subprocess.run(_vidspec("chat", *asked, "--json"), check=True, capture_output=True, timeout=60)
+        answer = json.loads(done.stdout)
+        streamed = subprocess.run(_vidspec("chat", *asked), check=True, capture_output=True, text=True, timeout=60)
+        assert streamed.stdout == answer["choices"][0]["message"]["content"] + "\n"
+        assert streamed.stderr.startswith("12 tokens, ")
+        assert answer["usage"]["completion_tokens"] == 12
+        assert answer["video"]["duration_s"] == 4.0
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=20) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_START_TIMEOUT_S)
+def test_check_says_what_runs_where_and_what_the_clip_shows() -> None:
+    done = subprocess.run(_vidspec("check"), capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True)
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert set(rows) >= {"vidspec", "target", "draft", "answer", "truth", "timing"}
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line_and_code_2() -> None:
+    command = _vidspec("serve", "--port", "0", "--model", "/does/not/exist")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "vidspec: target model folder '/does/not/exist' does not exist\n"
