@@ -2,7 +2,6 @@
 
 ModelError
 ├─ ModelLoadError      folder, architecture, dtype or device does not work
-├─ IncompatiblePair    draft and target do not share a tokenizer
 └─ ContextOverflow     a prompt and its answer do not fit the model's context
 """
 
@@ -15,10 +14,6 @@ class ModelError(Exception):
 
 class ModelLoadError(ModelError):
     """The model cannot be loaded; the message names the remedy."""
-
-
-class IncompatiblePair(ModelLoadError):
-    """Draft and target would speak different token ids."""
 
 
 class ContextOverflow(ModelError):

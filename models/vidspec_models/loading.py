@@ -12,7 +12,7 @@ from torch import nn
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.decoder import Decoder
-from vidspec_models.errors import IncompatiblePair, ModelLoadError
+from vidspec_models.errors import ModelLoadError
 from vidspec_models.registry import find_family
 from vidspec_models.spec import ModelSpec
 from vidspec_models.video_lm import VideoLM
@@ -96,18 +96,6 @@ def library_versions() -> dict[str, str]:
     }
 
 
-def require_same_tokenizer(target: str, draft: str) -> None:
-    """Compare two tokenizers id for id; raises IncompatiblePair with the first difference."""
-    theirs, ours = (transformers.AutoTokenizer.from_pretrained(path).get_vocab() for path in (draft, target))
-    if theirs == ours:
-        return
-    odd = sorted(set(theirs.items()) ^ set(ours.items()))[0]
-    raise IncompatiblePair(
-        f"draft and target do not share a tokenizer (first difference: token {odd[0]!r}, id {odd[1]}); "
-        "choose a draft of the same model family"
-    )
-
-
 def _stop_ids(model: Any) -> frozenset[int]:
     configured = model.generation_config.eos_token_id
     if configured is None:
@@ -116,6 +104,8 @@ def _stop_ids(model: Any) -> frozenset[int]:
 
 
 def _load_failure(spec: ModelSpec, path: str, error: Exception) -> str:
+    if spec.path == BUNDLED and not Path(path).exists():
+        return f"the bundled {spec.role} is missing from this installation; train it with: vidspec train-bundled"
     if not Path(path).exists() and path.count("/") > 1:
         return f"{spec.role} model folder {spec.path!r} does not exist"
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

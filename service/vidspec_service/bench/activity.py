@@ -65,7 +65,7 @@ def idle_ratio(spans: Sequence[Span], windows: Iterable[Interval]) -> float | No
 
 
 def forward_facts(spans: Sequence[Span], windows: Iterable[Interval]) -> ForwardFacts | None:
-    """Of the forwards that start within the windows (the prefill that gave the first token does not); None if none do."""
+    """Of the forwards that start within the windows, as the prefill of a first token does not; None if none do."""
     merged = union(windows)
     found = [span for window in merged for span in within(spans, window) if span[0] >= window[0]]
     if not found:

@@ -12,6 +12,7 @@ from vidspec_service.bench.options import Mode
 from vidspec_service.bench.report import ModeResult, SpeedReport
 
 _MOST_FORKS = 10
+_QUIET_LOAD = 0.3  # per core
 _DASH = "-"
 _COLUMNS = (
     "tokens/s",
@@ -106,10 +107,12 @@ def _closing(report: SpeedReport) -> Iterator[str]:
     trip = report.channel_round_trip
     yield f"c = T_target(1) / T_draft = {_number(report.cost_ratio, '{:.2f}')}"
     yield f"channel round trip: p50 {1000 * trip.p50_s:.3f} ms, p99 {1000 * trip.p99_s:.3f} ms ({trip.num_exchanges})"
-    yield (
-        f"others at work: {report.idle_workers_cpu:.3f} cores by workers out of turn; "
-        f"load average before the run {report.load_average_before:.2f}"
-    )
+    yield f"cores kept busy by workers out of turn: {report.idle_workers_cpu:.3f}"
+    if report.load_average_before > _QUIET_LOAD * report.hardware.cores:
+        yield (
+            f"WARNING: load average {report.load_average_before:.2f} on {report.hardware.cores} cores before the run: "
+            "others were at work, these timings are not to be trusted"
+        )
     yield f"identical ids: {_verdict(report.identical)}; equal to hf: {_verdict(report.identical_to_hf)}"
     for fork in report.forks[:_MOST_FORKS]:
         if fork.mode is not Mode.HF or report.identical_to_hf is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = SpeedOptions()
 _MODES = tuple(mode.value for mode in Mode)
-_TABLE_WIDTH = 132  # where the output is not a terminal
+_LEAST_WIDTH = 132  # a table that is wrapped by the terminal is still whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,9 +113,8 @@ def _show(report: SpeedReport) -> None:
 
     from vidspec_service.bench.tables import renderables
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_TABLE_WIDTH, soft_wrap=True)
+    width = max(Console().width, _LEAST_WIDTH)
+    console = Console(highlight=False, width=width, soft_wrap=True)
     for renderable in renderables(report):
         console.print(renderable, markup=False)
 

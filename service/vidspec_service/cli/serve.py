@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import shutil
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -93,9 +96,15 @@ def _announce(settings: Settings, parts: Started, url: str) -> None:
     devices = ", ".join(f"{role} on {device}" for role, device in info.devices.items())
     say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {parts.load_s:.1f} s)")
     say("Ask it about a clip:")
-    say("  vidspec render-clip --seed 7 clip.mp4")
+    say(f"  {_own_command()} render-clip --seed 7 clip.mp4")
     say(f"  curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true {url}/v1/video-chat")
     say(f"Every route, with examples: {url}/docs")
+
+
+def _own_command() -> str:
+    """What to type to get this program: without an activated environment, the path under which it was started."""
+    path = Path(sys.argv[0])
+    return str(path) if path.name == "vidspec" and shutil.which("vidspec") is None else "vidspec"
 
 
 def _build_facts(engine: Engine) -> dict[str, str]:

@@ -30,38 +30,27 @@ from vidspec_service.engine.messages import (
     Tokens,
     Trace,
 )
+from vidspec_service.engine.pairing import common_tokenizer, engine_info
 from vidspec_service.engine.payload import write_payload
-from vidspec_service.engine.progress import GenerationProgress
-from vidspec_service.engine.roles import configures, model_name, roles
+from vidspec_service.engine.reply import replies
+from vidspec_service.engine.roles import configures
 from vidspec_service.engine.supervisor import Worker
 from vidspec_service.engine.types import (
     EngineConfig,
     EngineInfo,
     EngineStatus,
-    FinishReason,
     GenerationEvent,
     GenerationRequest,
     SpeculationMode,
-    Started,
-    TextDelta,
     WorkerState,
 )
 from vidspec_service.errors import (
     ConfigError,
-    ContextLengthExceeded,
     EngineDead,
-    EngineError,
-    GenerationFailed,
-    ServiceError,
 )
 from vidspec_service.telemetry import Metrics
 
 OnTrace = Callable[[str, Trace], None]  # role, what its worker did
-
-REJECTIONS: dict[str, type[ServiceError]] = {
-    "context_length": ContextLengthExceeded,
-    "failed": GenerationFailed,
-}
 
 logger = logging.getLogger(__name__)
 
@@ -139,40 +128,12 @@ class EngineClient:
         with self._inflight.registered(pending):
             try:
                 self._submit(pending)
-                async for event in self._events(pending, detokenizer):
+                async for event in replies(pending, detokenizer):
                     yield event
             finally:
                 if self._inflight.forget(request.request_id):
                     for worker in self._workers.values():
                         worker.send(Cancel(request_id=request.request_id))
-
-    async def _events(self, pending: Pending, detokenizer: Detokenizer) -> AsyncGenerator[GenerationEvent, None]:
-        progress = GenerationProgress(SpeculationMode(pending.message.speculation))
-        while True:
-            event = await pending.events.get()
-            match event:
-                case Accepted():
-                    progress.accepted(event)
-                    yield Started(prompt_tokens=event.prompt_tokens, video_tokens=event.video_tokens)
-                case Rejected():
-                    raise REJECTIONS.get(event.kind, GenerationFailed)(event.message)
-                case Tokens():
-                    progress.committed(event)
-                    before = detokenizer.num_tokens
-                    text = detokenizer.push(event.ids)
-                    num_tokens = detokenizer.num_tokens - before
-                    yield TextDelta(text=text, num_tokens=num_tokens, ids=event.ids[:num_tokens])
-                    if detokenizer.is_stopped:
-                        yield progress.finished(FinishReason.STOP, detokenizer.num_tokens)
-                        return
-                case Ended():
-                    rest = detokenizer.finish()
-                    if rest:
-                        yield TextDelta(text=rest, num_tokens=0)
-                    yield progress.finished(FinishReason(event.finish_reason), detokenizer.num_tokens)
-                    return
-                case EngineError():
-                    raise event
 
     def _submit(self, pending: Pending) -> None:
         """To the draft first, so that it knows the request when the target's first verdict comes."""
@@ -240,22 +201,17 @@ class EngineClient:
             end.close()
 
     def _open(self) -> None:
-        """Both workers are there for the first time."""
-        target, draft = self._ready["target"], self._ready.get("draft")
-        if not target.rows_are_invariant:
+        """All workers are there for the first time."""
+        if not self._ready["target"].rows_are_invariant:
             logger.warning("no row rule holds on this device: speculation may change text at near-ties")
-        self._tokenizer = Tokenizer.from_file(target.tokenizer_file)
-        names = {role: model_name(worker) for role, worker in roles(self._config).items()}
-        self._info = EngineInfo(
-            model=self._config.served_name or names["target"],
-            draft_model=names.get("draft") if draft is not None else None,
-            context_length=min(target.context_length, self._config.max_context or target.context_length),
-            default_num_frames=target.default_num_frames,
-            default_max_tokens=self._config.default_max_tokens,
-            devices={role: f"{ready.device} {ready.dtype}" for role, ready in self._ready.items()},
-            versions=target.versions,
-        )
-        if self._started is not None and not self._started.done():
+        if self._started is None or self._started.done():
+            return
+        try:
+            self._tokenizer = common_tokenizer(self._ready)
+            self._info = engine_info(self._config, self._ready)
+        except ConfigError as error:
+            self._started.set_exception(error)
+        else:
             self._started.set_result(None)
 
     def _generate_message(self, request: GenerationRequest) -> Generate:

@@ -10,7 +10,6 @@ from vidspec_models.token_sampling import SamplingLaw
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.messages import Generate
 from vidspec_service.engine.payload import read_payload
-from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.types import ChatMessage, VideoInput
 
 
@@ -40,8 +39,8 @@ def sampling_law(request: Generate) -> SamplingLaw:
     return SamplingLaw(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=request.seed)
 
 
-def new_sequence(request: Generate, prompt: Prompt, context_length: int, stop_ids: frozenset[int]) -> TargetSequence:
-    """The request's output so far; raises ContextOverflow if the answer it asks for does not fit."""
+def answer_limit(request: Generate, prompt: Prompt, context_length: int, default: int) -> int:
+    """How long the answer may get; raises ContextOverflow if what the request asks for does not fit."""
     room = context_length - prompt.num_tokens
     wanted = request.max_tokens if request.max_tokens is not None else 1
     if room < wanted:
@@ -50,7 +49,4 @@ def new_sequence(request: Generate, prompt: Prompt, context_length: int, stop_id
             f"max_tokens is {wanted}, together more than the context of {context_length}; "
             "ask for fewer frames or fewer tokens"
         )
-    sequence = TargetSequence(stop_ids, request.max_tokens or room)
-    if request.committed:
-        sequence.commit(request.committed)
-    return sequence
+    return request.max_tokens if request.max_tokens is not None else min(default, room)

@@ -38,6 +38,7 @@ class Configure:
     max_running: int
     prefill_chunk: int  # prompt rows per forward between decoding steps
     max_context: int | None
+    default_max_tokens: int  # of requests that name no limit
     kv_tokens: int  # cached tokens of all requests together
     trace: bool = False  # report every forward in Trace messages
 

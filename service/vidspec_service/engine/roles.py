@@ -35,6 +35,7 @@ def configures(config: EngineConfig) -> list[Configure]:
             max_running=config.max_running,
             prefill_chunk=config.prefill_chunk,
             max_context=config.max_context,
+            default_max_tokens=config.default_max_tokens,
             kv_tokens=config.kv_tokens,
         )
         for role, worker in found.items()

@@ -11,11 +11,12 @@ import logging
 import time
 
 from vidspec_models.errors import ContextOverflow
+from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVPool
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.channels import Channel, Readable, wait_readable
-from vidspec_service.engine.conversion import new_sequence, sampling_law
+from vidspec_service.engine.conversion import answer_limit, sampling_law
 from vidspec_service.engine.draft_link import DraftLink
 from vidspec_service.engine.messages import (
     Accepted,
@@ -31,6 +32,7 @@ from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.preparing import Prepared, Preparer, Waiting
 from vidspec_service.engine.roster import Roster
 from vidspec_service.engine.running import Running
+from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import CostMeter, Speculation
 from vidspec_service.engine.types import SpeculationMode
 
@@ -132,7 +134,7 @@ class TargetLoop:
                 request_id=request.request_id,
                 prompt=prompt,
                 cache=self._pool.new_cache(),
-                sequence=new_sequence(request, prompt, self.context_length, self._model.stop_ids),
+                sequence=self._new_sequence(request, prompt),
                 sampler=CoupledSampler(sampling_law(request)),
                 speculation=Speculation(mode=SpeculationMode(request.speculation), acceptance=self._acceptance),
             )
@@ -146,6 +148,13 @@ class TargetLoop:
                 prepare_s=prepared.prepare_s,
             )
         )
+
+    def _new_sequence(self, request: Generate, prompt: Prompt) -> TargetSequence:
+        most = answer_limit(request, prompt, self.context_length, self._config.default_max_tokens)
+        sequence = TargetSequence(self._model.stop_ids, most)
+        if request.committed:
+            sequence.commit(request.committed)
+        return sequence
 
     def _prefill(self) -> None:
         """One chunk of the oldest prompt; the last chunk yields the first token."""

@@ -37,6 +37,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         served_name=settings.served_model_name,
         max_running=settings.max_running_requests,
         max_context=settings.max_context,
+        kv_tokens=settings.kv_cache_tokens,
         default_max_tokens=settings.default_max_tokens,
         prefill_chunk=settings.prefill_chunk,
         start_timeout_s=settings.start_timeout_s,

@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     )
     default_max_tokens: Count = Field(default=256, description="Answer tokens of requests without max_tokens.")
     max_context: Count | None = Field(default=None, description="Tokens of prompt plus answer; unset: the model's.")
+    kv_cache_tokens: Count = Field(
+        default=65536, description="Tokens that all running requests may hold in a worker's KV cache together."
+    )
     prefill_chunk: Count = Field(default=512, description="Prompt tokens prefilled in one step.")
 
     # Admission and time

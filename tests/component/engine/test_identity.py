@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
-from vidspec_models.bundled import BUNDLED_TARGET
+from vidspec_models.spec import ModelSpec
+from vidspec_models.stock import StockGenerator
+from vidspec_service.engine.conversion import model_inputs
 from vidspec_service.engine.types import FinishReason, SamplingParams, SpeculationMode, VideoInput
 
 PROMPTS = ("Describe the video.", "How many objects are there?", "What is going on here, in your own words?")
@@ -22,28 +22,10 @@ def video_for(seed: int) -> VideoInput:
     return noise_video(seed) if seed % 4 == 3 else scene_video(seed)
 
 
-class Reference:
-    """Stock transformers on the same frames."""
-
-    def __init__(self) -> None:
-        from transformers import AutoModelForImageTextToText, AutoProcessor
-
-        self._processor = AutoProcessor.from_pretrained(BUNDLED_TARGET)
-        self._model = AutoModelForImageTextToText.from_pretrained(BUNDLED_TARGET, dtype=torch.float32).eval()
-
-    def ids(self, prompt: str, video: VideoInput, max_tokens: int) -> tuple[int, ...]:
-        content: list[dict[str, Any]] = [{"type": "video"}, {"type": "text", "text": prompt}]
-        text = self._processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        inputs = self._processor(text=text, videos=[video.frames], do_sample_frames=False, return_tensors="pt")
-        with torch.inference_mode():
-            out = self._model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
-        return tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
-
-
 def test_greedy_ids_equal_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
-    reference = Reference()
-    expected = [reference.ids(prompt, video_for(seed), 40) for seed, prompt in CASES]
+    stock = StockGenerator(ModelSpec(path="bundled", role="target", dtype="float32"))
     requests = [ask(f"hf-{seed}", prompt, [video_for(seed)], speculation=SpeculationMode.OFF) for seed, prompt in CASES]
+    expected = [stock.ids(*model_inputs(request.messages, request.videos), 40) for request in requests]
     assert [engine.answer(request).ids for request in requests[:4]] == expected[:4]
     assert [answer.ids for answer in engine.answers(requests[:8])] == expected[:8]
     assert [answer.ids for answer in engine.answers(requests[4:])] == expected[4:]
@@ -110,6 +92,12 @@ def test_max_tokens_and_stop_strings_end_an_answer(engine: EngineHarness) -> Non
     assert stopped.text == full.text[: full.text.index(word)]
     assert stopped.finished.finish_reason is FinishReason.STOP
     assert stopped.finished.completion_tokens < full.finished.completion_tokens
+
+
+def test_an_answer_without_a_limit_has_the_engines_default(engine: EngineHarness) -> None:
+    request = replace(ask("default", PROMPTS[0], [noise_video(3)], sampling=SamplingParams(temperature=2.0)), stop=())
+    answer = engine.answer(replace(request, max_tokens=None))
+    assert len(answer.ids) <= PAIR.default_max_tokens
 
 
 def test_a_conversation_without_a_video_is_answered(engine: EngineHarness) -> None:

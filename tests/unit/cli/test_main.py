@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vidspec_models.errors import IncompatiblePair
+from vidspec_models.errors import ModelLoadError
 from vidspec_service import __main__ as process
 from vidspec_service.errors import ConfigError
 
@@ -26,7 +26,7 @@ def _ending_with(outcome: BaseException | int) -> SimpleNamespace:
         (0, 0, ""),
         (1, 1, ""),
         (ConfigError("port 80 is taken"), 2, "vidspec: port 80 is taken\n"),
-        (IncompatiblePair("they share no tokenizer"), 2, "vidspec: they share no tokenizer\n"),
+        (ModelLoadError("they share no tokenizer"), 2, "vidspec: they share no tokenizer\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

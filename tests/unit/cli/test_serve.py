@@ -101,6 +101,27 @@ def test_once_ready_it_says_where_and_how_to_ask(
     assert "curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true http://localhost:" in said
 
 
+@pytest.mark.parametrize(
+    ("started_as", "on_path", "shown"),
+    [
+        (".venv/bin/vidspec", None, "  .venv/bin/vidspec render-clip"),
+        ("/opt/bin/vidspec", "/opt/bin/vidspec", "  vidspec render-clip"),
+        ("/site/vidspec_service/__main__.py", None, "  vidspec render-clip"),
+    ],
+)
+def test_the_first_command_it_suggests_is_one_that_can_be_typed(
+    started_as: str,
+    on_path: str | None,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", [started_as])
+    monkeypatch.setattr("shutil.which", lambda _: on_path)
+    _World(monkeypatch).run("serve", "--port", "0")
+    assert shown in capsys.readouterr().out.splitlines()[2]
+
+
 def test_in_json_the_same_facts_are_one_log_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ MESSAGES: list[Message] = [
         max_running=4,
         prefill_chunk=512,
         max_context=None,
+        default_max_tokens=256,
         kv_tokens=1000,
     ),
     Generate(

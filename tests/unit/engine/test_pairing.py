@@ -1,0 +1,47 @@
+"""Draft and target must speak the same token ids; the refusal says where they part and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from vidspec_service.engine.messages import Ready
+from vidspec_service.engine.pairing import common_tokenizer, engine_info
+from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.errors import ConfigError
+
+
+def ready(folder: Path, name: str, words: list[str]) -> Ready:
+    path = folder / f"{name}.json"
+    Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])).save(str(path))
+    return Ready(
+        context_length=100,
+        default_num_frames=8,
+        device="cpu",
+        dtype="float32",
+        tokenizer_file=str(path),
+        rows_are_invariant=True,
+        versions={},
+    )
+
+
+def test_equal_vocabularies_pair_up(tmp_path: Path) -> None:
+    workers = {role: ready(tmp_path, role, ["a", "b"]) for role in ("target", "draft")}
+    assert common_tokenizer(workers).get_vocab() == {"a": 0, "b": 1}
+
+
+def test_the_first_different_token_is_named(tmp_path: Path) -> None:
+    workers = {"target": ready(tmp_path, "target", ["a", "b"]), "draft": ready(tmp_path, "draft", ["a", "c"])}
+    with pytest.raises(ConfigError, match=r"token 'b', id 1.*speculation off"):
+        common_tokenizer(workers)
+
+
+def test_a_target_alone_needs_no_partner(tmp_path: Path) -> None:
+    assert common_tokenizer({"target": ready(tmp_path, "target", ["a"])}).get_vocab() == {"a": 0}
+
+
+def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) -> None:
+    config = EngineConfig(target=WorkerConfig(model="bundled"), max_context=80, kv_tokens=60)
+    assert engine_info(config, {"target": ready(tmp_path, "target", ["a"])}).context_length == 60
