@@ -94,7 +94,7 @@ def _search(acceptance: float, row: float, draft: float, latency: float, overlap
     alone = 1.0 / costs.verification_s(1)
     best = OFF if least_gain >= 1.0 else Plan(minimum=0, window=0, room=0, speedup=0.0)
     for window in _WINDOWS:
-        minimums = [minimum for minimum in _MINIMUMS if minimum <= window] if overlap else [window]
+        minimums = [*(minimum for minimum in _MINIMUMS if minimum < window), window] if overlap else [window]
         for minimum in minimums:
             rate = tokens_per_second(acceptance, costs, minimum, window, overlap=overlap)
             if rate / alone > max(best.speedup, least_gain):

@@ -8,6 +8,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
+from vidspec_service.engine.messages import Ended
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import Speculation
 
@@ -67,3 +68,14 @@ class Running:
         if pending:
             self.speculation.judged(num_accepted, is_rejected=num_accepted < len(pending))
         return committed, num_accepted
+
+    def ended(self) -> Ended:
+        """What there is to say at the end; the sequence must have one."""
+        chain, reason = self.speculation.chain, self.sequence.finish_reason
+        assert reason is not None
+        return Ended(
+            request_id=self.request_id,
+            finish_reason=reason.value,
+            num_rollbacks=chain.num_rollbacks,
+            num_wasted=chain.num_wasted,
+        )

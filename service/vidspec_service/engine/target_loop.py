@@ -22,7 +22,6 @@ from vidspec_service.engine.messages import (
     Accepted,
     Cancel,
     Configure,
-    Ended,
     Generate,
     Peer,
     Rejected,
@@ -238,14 +237,7 @@ class TargetLoop:
             self._roster.finish(running.request_id)
             self._draft.release(running.request_id)
             self._acceptance = 0.8 * self._acceptance + 0.2 * running.speculation.acceptance
-            self._api.send(
-                Ended(
-                    request_id=running.request_id,
-                    finish_reason=running.sequence.finish_reason.value,
-                    num_rollbacks=running.speculation.chain.num_rollbacks,
-                    num_wasted=running.speculation.chain.num_wasted,
-                )
-            )
+            self._api.send(running.ended())
 
     def _plan(self, running: Running) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""
