@@ -8,7 +8,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.messages import Ended
+from vidspec_service.engine.messages import Ended, Proposal
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import Speculation
 
@@ -41,9 +41,16 @@ class Running:
 
     @property
     def has_enough(self) -> bool:
-        """No reason to wait for the draft."""
+        """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
+        if not self.speculation.is_followed:
+            return True
         minimum = min(self.speculation.plan.minimum, self.sequence.num_left - 1)
         return len(self.pending()) >= minimum
+
+    def take(self, proposal: Proposal) -> None:
+        """A proposal has arrived."""
+        self.speculation.is_followed = True
+        self.speculation.chain.extend(proposal.epoch, proposal.start, proposal.ids, self.sequence.committed)
 
     def rows(self, pending: list[int]) -> StepRows:
         """The last committed token and the proposals after it."""

@@ -25,6 +25,7 @@ class Speculation:
     chain: ProposalChain = field(default_factory=ProposalChain)
     plan: Plan = OFF
     num_told: int = 0  # committed tokens that the draft knows of
+    is_followed: bool = False  # the draft has lately proposed something: worth waiting for
 
     def replan(self, costs: StepCosts) -> None:
         """Choose minimum, window and room for the next forwards."""
@@ -46,6 +47,7 @@ class Speculation:
         self.chain = ProposalChain()
         self.plan = OFF
         self.num_told = 0
+        self.is_followed = False
 
 
 @dataclass(slots=True)

@@ -96,8 +96,7 @@ class TargetLoop:
             self._costs.draft_s = proposal.step_s
             running = self._roster.decoding.get(proposal.request_id)
             if running is not None:
-                chain, committed = running.speculation.chain, running.sequence.committed
-                chain.extend(proposal.epoch, proposal.start, proposal.ids, committed)
+                running.take(proposal)
 
     def _meet(self, draft: Channel) -> None:
         """A new draft: it is told every running request's committed tokens."""
@@ -200,6 +199,8 @@ class TargetLoop:
             self._receive()
             if all(running.has_enough for running in roster.decoding.values()):
                 return
+        for running in roster.decoding.values():
+            running.speculation.is_followed &= running.has_enough  # late: not waited for until it proposes again
 
     def _verify(self) -> None:
         """One forward over the last committed token and the proposals of every decoding request."""
