@@ -8,6 +8,7 @@ query/key norms), SwiGLU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from vidspec_models.decoder_weights import LayerWeights, fuse, require_supported
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.norm import rms_norm
+from vidspec_models.product import Product
 from vidspec_models.row_invariance import RowRule, StepShapes, find_row_rule
 
 
@@ -59,10 +61,11 @@ class Decoder:
         self.embedding: Tensor = language_model.embed_tokens.weight.detach()
         dtype, device = self.embedding.dtype, self.embedding.device
         self._eps = torch.full((1, 1, 1), config.rms_norm_eps, device=device)
-        self._layers = [fuse(layer) for layer in language_model.layers]
         self._final_norm: Tensor = language_model.norm.weight.detach()
-        self._head: Tensor = transposed(lm_head.weight)
-        self.row_rule: RowRule = find_row_rule(self._step_shapes())
+        head = transposed(lm_head.weight)
+        self.row_rule: RowRule = find_row_rule(self._step_shapes(fuse(language_model.layers[0]), head))
+        self._head = Product(head, self.row_rule.max_inner)
+        self._layers = [fuse(layer, self.row_rule.max_inner) for layer in language_model.layers]
         block = self.row_rule.context_block
         group = self.num_heads // self.num_kv_heads
         self._masks = CausalMasks(context_length + block, block, group, dtype, device)
@@ -78,9 +81,9 @@ class Decoder:
             self.rotary_from(language_model.rotary_emb, torch.arange(context_length, device=device)[None]), dim=1
         )  # [positions, 2, 1, D]
 
-    def _step_shapes(self) -> StepShapes:
-        layer = self._layers[0]
-        weights = (layer.qkv, layer.output, layer.gate_up, layer.down, self._head)
+    def _step_shapes(self, layer: LayerWeights, head: Tensor) -> StepShapes:
+        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        weights = (*(product.weights[0] for product in products), head)
         return StepShapes(
             weights=weights, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
         )
@@ -97,12 +100,15 @@ class Decoder:
         cos, sin = self._rotary.index_select(0, positions).unbind(1)
         return cos, sin
 
-    def prompt_rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """cos and signed sin of plain positions 0..num_tokens; raises ContextOverflow if they do not all exist."""
+    def require_room(self, num_tokens: int) -> None:
+        """Raise ContextOverflow for a prompt that leaves no position to an answer."""
         if num_tokens >= self.context_length:
             raise ContextOverflow(
                 f"the prompt has {num_tokens} tokens, the model's context is {self.context_length}; shorten it"
             )
+
+    def prompt_rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """cos and signed sin of plain positions 0..num_tokens."""
         cos, sin = self._rotary[:num_tokens].unbind(1)
         return cos, sin
 
@@ -110,25 +116,30 @@ class Decoder:
         """Token embeddings [n, hidden size] of int64 [n]."""
         return self.embedding.index_select(0, ids)
 
-    def forward(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segments: list[Segment]) -> Tensor:
+    def forward(
+        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segments: list[Segment], additions: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Run all layers. hidden [n, hidden size], rows in the order of the segments; returns the same shape.
 
-        Writes every row's keys and values into its cache; advancing the caches' lengths is the caller's.
+        `additions[i]` [n, hidden size] is added after layer i. Writes every row's keys and values into its cache;
+        advancing the caches' lengths is the caller's.
         """
         num_rows = hidden.shape[0]
         hidden = self._padded(hidden)
         views = self._views(segments)
         for index, layer in enumerate(self._layers):
             mixed = self._attention(index, layer, rms_norm(hidden, layer.attention_norm, self._eps), rotary, views)
-            hidden = torch.addmm(hidden, mixed, layer.output)
-            gate, up = torch.mm(rms_norm(hidden, layer.mlp_norm, self._eps), layer.gate_up).chunk(2, dim=-1)
-            hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down)
+            hidden = layer.output(mixed, hidden)
+            gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, self._eps)).chunk(2, dim=-1)
+            hidden = layer.down(functional.silu(gate).mul_(up), hidden)
+            if index < len(additions):
+                hidden[:num_rows] += additions[index]
         return hidden[:num_rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [n, V] of final hidden rows [n, hidden size]."""
         num_rows = hidden.shape[0]
-        return torch.mm(rms_norm(self._padded(hidden), self._final_norm, self._eps), self._head)[:num_rows]
+        return self._head(rms_norm(self._padded(hidden), self._final_norm, self._eps))[:num_rows]
 
     def _padded(self, rows: Tensor) -> Tensor:
         """Repeat the last row up to the row rule's minimum."""
@@ -158,9 +169,7 @@ class Decoder:
     def _attention(
         self, index: int, layer: LayerWeights, normed: Tensor, rotary: tuple[Tensor, Tensor], views: list[_Views]
     ) -> Tensor:
-        product = (
-            torch.mm(normed, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, normed, layer.qkv)
-        )
+        product = layer.qkv(normed, layer.qkv_bias)
         cos, sin = rotary
         heads = product[: cos.shape[0]].view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         turned, values = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.product import Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,31 +20,31 @@ class LayerWeights:
     """One layer of a Llama-shaped decoder with H query heads, KV key/value heads of width D."""
 
     attention_norm: Tensor
-    qkv: Tensor  # [hidden, (H + 2 KV) * D]
+    qkv: Product  # [hidden, (H + 2 KV) * D]
     qkv_bias: Tensor | None
     query_key_norm: Tensor | None  # [H + KV, D]
     norm_eps: float
-    output: Tensor  # [H * D, hidden]
+    output: Product  # [H * D, hidden]
     mlp_norm: Tensor
-    gate_up: Tensor  # [hidden, 2 * intermediate]
-    down: Tensor  # [intermediate, hidden]
+    gate_up: Product  # [hidden, 2 * intermediate]
+    down: Product  # [intermediate, hidden]
 
 
-def fuse(layer: Any) -> LayerWeights:
-    """The fused weights of a transformers decoder layer."""
+def fuse(layer: Any, max_inner: int | None = None) -> LayerWeights:
+    """The fused weights of a transformers decoder layer; `max_inner` as in `Product`."""
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [projection.bias for projection in projections]
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=transposed(*(projection.weight for projection in projections)),
+        qkv=Product(transposed(*(projection.weight for projection in projections)), max_inner),
         qkv_bias=None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
         query_key_norm=_query_key_norm(attention),
         norm_eps=layer.input_layernorm.variance_epsilon,
-        output=transposed(attention.o_proj.weight),
+        output=Product(transposed(attention.o_proj.weight), max_inner),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=transposed(mlp.gate_proj.weight, mlp.up_proj.weight),
-        down=transposed(mlp.down_proj.weight),
+        gate_up=Product(transposed(mlp.gate_proj.weight, mlp.up_proj.weight), max_inner),
+        down=Product(transposed(mlp.down_proj.weight), max_inner),
     )
 
 
@@ -66,7 +67,9 @@ def require_supported(config: Any, language_model: Any) -> None:
         raise ModelLoadError(f"activation {config.hidden_act!r} is not supported; this decoder computes SwiGLU")
     if not hasattr(language_model.layers[0].mlp, "gate_proj"):
         raise ModelLoadError("mixture-of-experts language models are not supported; choose a dense checkpoint")
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+    kinds = getattr(config, "layer_types", None)
+    slides = getattr(config, "sliding_window", None) is not None if not kinds else set(kinds) != {"full_attention"}
+    if slides:
         raise ModelLoadError("sliding-window layers are not supported; choose a full-attention checkpoint")
     if any(projection.bias is not None for projection in _unbiased(language_model.layers[0])):
         raise ModelLoadError("biases outside the query, key and value projections are not supported")

@@ -2,9 +2,10 @@
 
 Without it a verification forward could pick another token than single-row decoding at a near-tie, and the text
 would depend on how well the draft guesses. Matrix libraries choose kernels and summation orders by shape, so the
-property is not free. Two rules about shapes restore it on every CPU seen so far:
+property is not free. Three rules about shapes restore it on every CPU seen so far:
 
 * never fewer than `min_rows` rows in a matrix product (one row takes another code path than two);
+* no sum longer than `max_inner` in one product (several threads divide a long sum among them, by row count);
 * attend over a context padded to a multiple of `context_block`, so that sums over it split alike.
 
 `find_row_rule` measures, once per load and with the model's own shapes, which rule this machine needs.
@@ -12,13 +13,18 @@ property is not free. Two rules about shapes restore it on every CPU seen so far
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vidspec_models.attention import CausalMasks, attend
+from vidspec_models.product import Product
 
+_MIN_ROWS = (1, 2, 4)
+_MAX_INNER = (None, 512, 256)
+_BLOCKS = (64, 256, 512)
 _ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33)
 _BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kernels were seen to change
 
@@ -28,6 +34,7 @@ class RowRule:
     """The shape rule a decoder follows; `holds` says whether the measurement confirmed it."""
 
     min_rows: int
+    max_inner: int | None  # longest sum in one product; None: any
     context_block: int
     holds: bool
 
@@ -45,25 +52,39 @@ class StepShapes:
 def find_row_rule(shapes: StepShapes) -> RowRule:
     """The cheapest rule under which all sampled row counts and places give equal bits."""
     generator = torch.Generator().manual_seed(0)
-    min_rows = next((n for n in (1, 2, 4, 8) if _products_agree(shapes, n, generator)), None)
-    block = next((b for b in (64, 256, 512) if _attention_agrees(shapes, b, generator)), None)
-    holds = min_rows is not None and block is not None
-    return RowRule(min_rows=min_rows or 8, context_block=block or 512, holds=holds)
+    rules = itertools.product(_MAX_INNER, _MIN_ROWS)
+    found = next(((inner, rows) for inner, rows in rules if _products_agree(shapes, rows, inner, generator)), None)
+    block = next((block for block in _BLOCKS if _attention_agrees(shapes, block, generator)), None)
+    max_inner, min_rows = found or (None, 2)
+    return RowRule(
+        min_rows=min_rows,
+        max_inner=max_inner,
+        context_block=block or _BLOCKS[-1],
+        holds=found is not None and block is not None,
+    )
 
 
 def _random(size: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(size, generator=generator).to(like.device, like.dtype)
 
 
-def _products_agree(shapes: StepShapes, min_rows: int, generator: torch.Generator) -> bool:
+def _products_agree(shapes: StepShapes, min_rows: int, max_inner: int | None, generator: torch.Generator) -> bool:
     most = max(_ROW_COUNTS)
     for weight in shapes.weights:
+        product = Product(weight, max_inner)
         rows = _random((most + min_rows, weight.shape[0]), weight, generator)
-        alone = torch.cat([torch.mm(rows[i : i + min_rows], weight)[:1] for i in range(most)])
-        for n in _ROW_COUNTS:
-            if n >= min_rows and not torch.equal(torch.mm(rows[:n], weight), alone[:n]):
-                return False
+        residual = _random((most + min_rows, weight.shape[1]), weight, generator)
+        for bias in (None, residual):
+            alone = torch.cat([_rows(product, rows, bias, i, min_rows)[:1] for i in range(most)])
+            for n in _ROW_COUNTS:
+                if n >= min_rows and not torch.equal(_rows(product, rows, bias, 0, n), alone[:n]):
+                    return False
     return True
+
+
+def _rows(product: Product, rows: Tensor, bias: Tensor | None, start: int, count: int) -> Tensor:
+    chosen = slice(start, start + count)
+    return product(rows[chosen], None if bias is None else bias[chosen])
 
 
 def _attention_agrees(shapes: StepShapes, block: int, generator: torch.Generator) -> bool:

@@ -16,9 +16,10 @@ import transformers
 from torch import Tensor
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.families.llava_onevision import conversation, metadata
+from vidspec_models.families.encoding import conversation, metadata
 from vidspec_models.inputs import Turn, Video
 from vidspec_models.loading import model_path, resolve_device, resolve_dtype
+from vidspec_models.registry import find_family
 from vidspec_models.spec import ModelSpec
 from vidspec_models.token_sampling import SamplingLaw
 
@@ -63,6 +64,7 @@ class StockGenerator:
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
+        self._family = find_family(model.config.model_type)
 
     def ids(
         self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, law: SamplingLaw = GREEDY
@@ -93,6 +95,7 @@ class StockGenerator:
             video_metadata=[metadata(video) for video in videos] or None,
             do_sample_frames=False,
             return_tensors="pt",
+            **(self._family.video_arguments(self._processor) if videos else {}),
         )
         return inputs.to(self.device, self.dtype)  # casts the pixels only
 

@@ -41,7 +41,7 @@ def sampling_law(request: Generate) -> SamplingLaw:
 
 def answer_limit(request: Generate, prompt: Prompt, context_length: int, default: int) -> int:
     """How long the answer may get; raises ContextOverflow if what the request asks for does not fit."""
-    room = context_length - prompt.num_tokens
+    room = context_length - prompt.context_used
     wanted = request.max_tokens if request.max_tokens is not None else 1
     if room < wanted:
         raise ContextOverflow(

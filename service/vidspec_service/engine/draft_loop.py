@@ -162,7 +162,7 @@ class DraftLoop:
             if isinstance(item.result, Exception):
                 logger.warning("draft cannot follow request %s: %s", request.request_id, item.result)
                 continue
-            room = self._model.context_length - item.result.num_tokens
+            room = self._model.context_length - item.result.context_used
             self._active[request.request_id] = _Drafting(
                 request_id=request.request_id,
                 prompt=item.result,
