@@ -65,7 +65,8 @@ class Phase:
 
 PHASES = (
     Phase(0.0, 8, 96, 176, 2),
-    Phase(0.93, 8, NUM_VISUAL, 160, 2),
+    Phase(0.5, 12, 104, 192, 1),
+    Phase(0.93, 8, NUM_VISUAL, 160, 1),
 )
 
 
