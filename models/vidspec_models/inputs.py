@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+NO_CELL = -1  # in `Prompt.grid`: a video row that is no cell of a frame
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
@@ -42,10 +44,17 @@ class Prompt:
     rotary: tuple[Tensor, Tensor]  # cos and signed sin, each [P, 1, D]
     is_video: Tensor  # bool [P]
     next_position: int
+    grid: Tensor | None = None  # int64 [video rows, 3]: (frame, row, column), frames counted through all videos
+    layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
 
     @property
     def num_tokens(self) -> int:
         return len(self.ids)
+
+    @property
+    def context_used(self) -> int:
+        """What it takes of the context: rows, or positions where time stamps run ahead of the rows."""
+        return max(len(self.ids), self.next_position)
 
     @property
     def num_video_tokens(self) -> int:

@@ -63,11 +63,16 @@ def load_model(spec: ModelSpec) -> VideoLM:
     dtype = resolve_dtype(spec.dtype, spec.role, device)
     transformers.utils.logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision)
+        config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
         family = find_family(config.model_type)
-        processor = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision)
+        processor = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
         model = transformers.AutoModelForImageTextToText.from_pretrained(
-            path, revision=spec.revision, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
+            path,
+            revision=spec.revision,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            trust_remote_code=False,
         )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
         raise ModelLoadError(_load_failure(spec, path, error)) from error

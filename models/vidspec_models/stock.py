@@ -88,7 +88,8 @@ class StockGenerator:
         )
 
     def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
-        text = self._processor.apply_chat_template(conversation(turns), add_generation_prompt=True, tokenize=False)
+        messages = conversation(self._processor, turns)
+        text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         inputs = self._processor(
             text=text,
             videos=[video.frames for video in videos] or None,

@@ -64,10 +64,12 @@ class VideoLM:
         start = cache.length
         stop = min(start + num_rows, prompt.num_tokens)
         cos, sin = prompt.rotary
+        additions = prompt.layer_additions
         hidden = self.decoder.forward(
             prompt.embeddings[start:stop],
             (cos[start:stop], sin[start:stop]),
             [Segment(cache, start, stop - start)],
+            () if additions is None else additions[:, start:stop].unbind(0),
         )
         cache.length = stop
         if stop < prompt.num_tokens:

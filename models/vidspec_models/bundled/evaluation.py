@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from .acceptance import AcceptanceCounter
 from .architecture import VIDEO_TOKENS

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from .options import Stage, TrainOptions
 

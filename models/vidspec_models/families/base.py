@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from vidspec_models.decoder import Decoder
@@ -20,8 +20,12 @@ class Family(Protocol):
         """Frames to sample when the caller names neither fps nor a number."""
         ...
 
+    def video_arguments(self, processor: Any) -> Mapping[str, Any]:
+        """What the video processor must be told besides the frames and their metadata."""
+        ...
+
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        """Prompt rows that one video takes, known before any of its frames is processed."""
+        """Prompt rows that one video takes at least, known before any of its frames is processed."""
         ...
 
     def prepare(

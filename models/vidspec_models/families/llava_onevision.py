@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from vidspec_models.decoder import Decoder
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.families.encoding import cells, encode, plain_prompt
+from vidspec_models.inputs import NO_CELL, Prompt, Turn, Video
 
 _RELEASED_NUM_FRAMES = 32  # what the released checkpoints were trained on
 
@@ -22,63 +23,30 @@ class LlavaOnevision:
     def default_num_frames(self, processor: Any) -> int:
         return int(processor.video_processor.num_frames or _RELEASED_NUM_FRAMES)
 
+    def video_arguments(self, processor: Any) -> Mapping[str, Any]:
+        return {}
+
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        vision = model.config.vision_config
-        side: int = -(-(vision.image_size // vision.patch_size) // 2)
-        return len(video.frames) * side * side + 1
+        return len(video.frames) * _side(model) ** 2 + 1
 
     def prepare(
         self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
     ) -> Prompt:
-        text = processor.apply_chat_template(conversation(turns), add_generation_prompt=True, tokenize=False)
-        inputs = processor(
-            text=text,
-            videos=[video.frames for video in videos] or None,
-            video_metadata=[metadata(video) for video in videos] or None,
-            do_sample_frames=False,
-            return_tensors="pt",
-        )
-        ids = inputs["input_ids"][0].to(decoder.embedding.device)
-        rotary = decoder.prompt_rotary(len(ids))
-        is_video = ids == model.config.video_token_id
-        embeddings = decoder.embedding[ids]
-        if videos:
-            embeddings[is_video] = self._features(model, inputs["pixel_values_videos"], len(videos), is_video)
-        return Prompt(
-            ids=tuple(ids.tolist()),
-            embeddings=embeddings,
-            rotary=rotary,
-            is_video=is_video,
-            next_position=len(ids),
-        )
-
-    def _features(self, model: Any, pixels: Any, num_videos: int, is_video: torch.Tensor) -> torch.Tensor:
-        """Projected features of all videos in prompt order, [rows, hidden size]."""
-        rows: list[torch.Tensor] = []
-        for index in range(num_videos):  # one by one: clips may differ in their number of frames
-            clip = pixels[index][None].to(is_video.device, model.dtype)
-            rows.append(model.get_video_features(clip).pooler_output.flatten(0, 1))
-        return torch.cat(rows)
+        ids, processed = encode(processor, turns, videos, self.video_arguments(processor))
+        decoder.require_room(len(ids))
+        ids = ids.to(decoder.embedding.device)
+        features, grid, side = [], [], _side(model)
+        newline, num_frames = torch.full((1, 3), NO_CELL), 0
+        for outputs in processed:
+            pixels = outputs["pixel_values_videos"].to(ids.device, model.dtype)  # [1, frames, 3, height, width]
+            features.append(model.get_video_features(pixels).pooler_output.flatten(0, 1))
+            grid += [cells(num_frames, pixels.shape[1], side, side), newline]
+            num_frames += pixels.shape[1]
+        return plain_prompt(decoder, ids, ids == model.config.video_token_id, features, grid)
 
 
-def conversation(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns in the structure that transformers' chat templates read: media first, then text."""
-    return [
-        {
-            "role": turn.role,
-            "content": [{"type": "video"}] * turn.num_videos + [{"type": "text", "text": turn.text}],
-        }
-        for turn in turns
-    ]
-
-
-def metadata(video: Video) -> dict[str, Any]:
-    """The source's true facts; processors that stamp times must not guess them from the sampled frames."""
-    return {
-        "total_num_frames": video.source_num_frames,
-        "fps": video.source_fps,
-        "duration": video.duration_s,
-        "frames_indices": list(video.source_indices),
-        "height": video.frames.shape[1],
-        "width": video.frames.shape[2],
-    }
+def _side(model: Any) -> int:
+    """Rows and columns of a frame's pooled cells."""
+    vision = model.config.vision_config
+    side: int = -(-(vision.image_size // vision.patch_size) // 2)
+    return side

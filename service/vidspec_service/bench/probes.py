@@ -32,9 +32,7 @@ def threads_of(config: EngineConfig) -> dict[str, int]:
 
 def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
     """The model that a worker of this role loads."""
-    return ModelSpec(
-        path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
-    )
+    return ModelSpec(path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype)
 
 
 def probe_costs(pair: EngineConfig, context: int) -> ProbedCosts:

@@ -85,7 +85,7 @@ def test_a_request_made_while_the_target_restarts_waits_for_it(fragile: EngineHa
     fragile.wait_until_ready()
     fragile.kill("target")
     answer = fragile.answer(ask("early", "Describe the video.", [noise_video(0)], sampling=LAW, max_tokens=10))
-    assert len(answer.ids) == 10
+    assert 0 < len(answer.ids) <= 10
 
 
 def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None:
