@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.attention import CausalMasks, attend, attend_from_start
-from vidspec_models.decoder_weights import LayerWeights, fuse, require_supported, transposed
+from vidspec_models.decoder_weights import LayerWeights, fuse, fused_weights, require_supported
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.norm import rms_norm
@@ -62,10 +62,10 @@ class Decoder:
         dtype, device = self.embedding.dtype, self.embedding.device
         self._eps = torch.full((1, 1, 1), config.rms_norm_eps, device=device)
         self._final_norm: Tensor = language_model.norm.weight.detach()
-        head = transposed(lm_head.weight)
-        self.row_rule: RowRule = find_row_rule(self._step_shapes(fuse(language_model.layers[0]), head))
-        self._head = Product(head, self.row_rule.max_inner)
-        self._layers = [fuse(layer, self.row_rule.max_inner) for layer in language_model.layers]
+        head = lm_head.weight.detach()
+        self.row_rule: RowRule = find_row_rule(self._step_shapes(language_model.layers, head))
+        self._head = Product(head, self.row_rule.form)
+        self._layers = [fuse(layer, self.row_rule.form) for layer in language_model.layers]
         block = self.row_rule.context_block
         group = self.num_heads // self.num_kv_heads
         self._masks = CausalMasks(context_length + block, block, group, dtype, device)
@@ -81,11 +81,14 @@ class Decoder:
             self.rotary_from(language_model.rotary_emb, torch.arange(context_length, device=device)[None]), dim=1
         )  # [positions, 2, 1, D]
 
-    def _step_shapes(self, layer: LayerWeights, head: Tensor) -> StepShapes:
-        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
-        weights = (*(product.weights[0] for product in products), head)
+    def _step_shapes(self, layers: Any, head: Tensor) -> StepShapes:
+        weights = fused_weights(layers[0])
         return StepShapes(
-            weights=weights, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+            weights=(*weights, head),
+            num_bytes=len(layers) * sum(weight.nbytes for weight in weights) + head.nbytes,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
         )
 
     def rotary_from(self, rotary_emb: Any, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,9 +132,9 @@ class Decoder:
         views = self._views(segments)
         for index, layer in enumerate(self._layers):
             mixed = self._attention(index, layer, rms_norm(hidden, layer.attention_norm, self._eps), rotary, views)
-            hidden = layer.output(mixed, hidden)
+            hidden = layer.output.added_to(hidden, mixed)
             gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, self._eps)).chunk(2, dim=-1)
-            hidden = layer.down(functional.silu(gate).mul_(up), hidden)
+            hidden = layer.down.added_to(hidden, functional.silu(gate).mul_(up))
             if index < len(additions):
                 hidden[:num_rows] += additions[index]
         return hidden[:num_rows]

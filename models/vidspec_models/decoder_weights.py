@@ -1,7 +1,4 @@
-"""A decoder layer's weights, fused and laid out for the matrix products of a step.
-
-Stored transposed ([K, N]): in that layout CPU products are row-invariant and fastest (ADR 0004).
-"""
+"""A decoder layer's weights, fused for the matrix products of a step: query/key/value and gate/up as one."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.product import Product
+from vidspec_models.product import Product, ProductForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +27,34 @@ class LayerWeights:
     down: Product  # [intermediate, hidden]
 
 
-def fuse(layer: Any, max_inner: int | None = None) -> LayerWeights:
-    """The fused weights of a transformers decoder layer; `max_inner` as in `Product`."""
+def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """query/key/value, output, gate/up and down weights of a transformers decoder layer, each [N, K]."""
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    biases = [projection.bias for projection in projections]
-    return LayerWeights(
-        attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=Product(transposed(*(projection.weight for projection in projections)), max_inner),
-        qkv_bias=None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
-        query_key_norm=_query_key_norm(attention),
-        norm_eps=layer.input_layernorm.variance_epsilon,
-        output=Product(transposed(attention.o_proj.weight), max_inner),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=Product(transposed(mlp.gate_proj.weight, mlp.up_proj.weight), max_inner),
-        down=Product(transposed(mlp.down_proj.weight), max_inner),
+    return (
+        torch.cat([projection.weight.detach() for projection in projections]),
+        attention.o_proj.weight.detach(),
+        torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
+        mlp.down_proj.weight.detach(),
     )
 
 
-def transposed(*weights: Tensor) -> Tensor:
-    """Linear weights [N_i, K] as one contiguous [K, sum N_i]."""
-    return torch.cat([weight.detach() for weight in weights]).t().contiguous()
+def fuse(layer: Any, form: ProductForm) -> LayerWeights:
+    """The fused weights of a transformers decoder layer, stored in `form`."""
+    attention = layer.self_attn
+    biases = [projection.bias for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    qkv, output, gate_up, down = (Product(weight, form) for weight in fused_weights(layer))
+    return LayerWeights(
+        attention_norm=layer.input_layernorm.weight.detach(),
+        qkv=qkv,
+        qkv_bias=None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
+        query_key_norm=_query_key_norm(attention),
+        norm_eps=layer.input_layernorm.variance_epsilon,
+        output=output,
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=gate_up,
+        down=down,
+    )
 
 
 def _query_key_norm(attention: Any) -> Tensor | None:

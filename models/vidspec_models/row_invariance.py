@@ -4,8 +4,8 @@ Without it a verification forward could pick another token than single-row decod
 would depend on how well the draft guesses. Matrix libraries choose kernels and summation orders by shape, so the
 property is not free. Three rules about shapes restore it on every CPU seen so far:
 
-* never fewer than `min_rows` rows in a matrix product (one row takes another code path than two);
-* no sum longer than `max_inner` in one product (several threads divide a long sum among them, by row count);
+* the form of the products (see `product`);
+* never fewer than `min_rows` rows in one (a single row may take another code path than two);
 * attend over a context padded to a multiple of `context_block`, so that sums over it split alike.
 
 `find_row_rule` measures, once per load and with the model's own shapes, which rule this machine needs.
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from vidspec_models.attention import CausalMasks, attend
-from vidspec_models.product import Product
+from vidspec_models.product import Product, ProductForm, can_pack
 
 _MIN_ROWS = (1, 2, 4)
-_MAX_INNER = (None, 512, 256)
+_PLAIN = tuple(ProductForm(is_packed=False, max_inner=most) for most in (None, 512, 256))
+_CACHED_BYTES = 16 * 2**20
 _BLOCKS = (64, 256, 512)
 _ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33)
 _BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kernels were seen to change
@@ -33,8 +34,8 @@ _BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kern
 class RowRule:
     """The shape rule a decoder follows; `holds` says whether the measurement confirmed it."""
 
+    form: ProductForm
     min_rows: int
-    max_inner: int | None  # longest sum in one product; None: any
     context_block: int
     holds: bool
 
@@ -43,48 +44,55 @@ class RowRule:
 class StepShapes:
     """The shapes that occur in a decoding step."""
 
-    weights: tuple[Tensor, ...]  # one of each shape, [K, N]
+    weights: tuple[Tensor, ...]  # one of each shape, [N, K]
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    num_bytes: int  # of all the weights that a step reads
 
 
 def find_row_rule(shapes: StepShapes) -> RowRule:
     """The cheapest rule under which all sampled row counts and places give equal bits."""
     generator = torch.Generator().manual_seed(0)
-    rules = itertools.product(_MAX_INNER, _MIN_ROWS)
-    found = next(((inner, rows) for inner, rows in rules if _products_agree(shapes, rows, inner, generator)), None)
+    rules = itertools.product(_forms(shapes), _MIN_ROWS)
+    found = next(((form, rows) for form, rows in rules if _products_agree(shapes, rows, form, generator)), None)
     block = next((block for block in _BLOCKS if _attention_agrees(shapes, block, generator)), None)
-    max_inner, min_rows = found or (None, 2)
+    form, min_rows = found or (_PLAIN[0], 2)
     return RowRule(
+        form=form,
         min_rows=min_rows,
-        max_inner=max_inner,
         context_block=block or _BLOCKS[-1],
         holds=found is not None and block is not None,
     )
+
+
+def _forms(shapes: StepShapes) -> tuple[ProductForm, ...]:
+    """Packing pays where weights are streamed from memory; where they stay in cache its fixed cost does not."""
+    packed = (ProductForm(is_packed=True),) if can_pack(shapes.weights[0]) else ()
+    return (*packed, *_PLAIN) if shapes.num_bytes > _CACHED_BYTES else (*_PLAIN, *packed)
 
 
 def _random(size: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(size, generator=generator).to(like.device, like.dtype)
 
 
-def _products_agree(shapes: StepShapes, min_rows: int, max_inner: int | None, generator: torch.Generator) -> bool:
+def _products_agree(shapes: StepShapes, min_rows: int, form: ProductForm, generator: torch.Generator) -> bool:
     most = max(_ROW_COUNTS)
     for weight in shapes.weights:
-        product = Product(weight, max_inner)
-        rows = _random((most + min_rows, weight.shape[0]), weight, generator)
-        residual = _random((most + min_rows, weight.shape[1]), weight, generator)
-        for bias in (None, residual):
-            alone = torch.cat([_rows(product, rows, bias, i, min_rows)[:1] for i in range(most)])
-            for n in _ROW_COUNTS:
-                if n >= min_rows and not torch.equal(_rows(product, rows, bias, 0, n), alone[:n]):
-                    return False
+        product = Product(weight, form)
+        rows = _random((most + min_rows, weight.shape[1]), weight, generator)
+        residual = _random((most + min_rows, weight.shape[0]), weight, generator)
+        alone = torch.cat([_results(product, rows, residual, i, min_rows)[:1] for i in range(most)])
+        for n in _ROW_COUNTS:
+            if n >= min_rows and not torch.equal(_results(product, rows, residual, 0, n), alone[:n]):
+                return False
     return True
 
 
-def _rows(product: Product, rows: Tensor, bias: Tensor | None, start: int, count: int) -> Tensor:
+def _results(product: Product, rows: Tensor, residual: Tensor, start: int, count: int) -> Tensor:
+    """Both ways in which a step uses a product, side by side."""
     chosen = slice(start, start + count)
-    return product(rows[chosen], None if bias is None else bias[chosen])
+    return torch.cat((product(rows[chosen]), product.added_to(residual[chosen], rows[chosen])), dim=-1)
 
 
 def _attention_agrees(shapes: StepShapes, block: int, generator: torch.Generator) -> bool:
