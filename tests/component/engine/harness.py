@@ -128,11 +128,21 @@ class EngineHarness:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
+    def wait_until_replaced(self, role: str, pid: int | None, timeout_s: float = 90) -> None:
+        """Another process has taken the place of `pid`, and both workers are up."""
+
+        async def poll() -> None:
+            # The engine has no event for this: an operator polls /health/ready as well.
+            while self.engine.worker_pids()[role] == pid:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+        self.run(asyncio.wait_for(poll(), timeout_s))
+        self.wait_until_ready(timeout_s)
+
     def wait_until_ready(self, timeout_s: float = 90) -> None:
         """Both workers are up (again)."""
 
         async def poll() -> None:
-            # The engine has no event for this: an operator polls /health/ready as well.
             while set(self.engine.status().workers.values()) != {WorkerState.READY}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 

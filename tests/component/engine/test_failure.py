@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, collect, noise_video
+from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
 from vidspec_service.engine.types import SamplingParams, SpeculationMode, TextDelta, WorkerConfig, WorkerState
 from vidspec_service.errors import ConfigError, ContextLengthExceeded
 
-LAW = SamplingParams(temperature=1.0, seed=3)
+LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def fragile() -> Iterator[EngineHarness]:
 
 def undisturbed(harness: EngineHarness, count: int) -> list[tuple[int, ...]]:
     requests = [
-        ask(f"u{i}", "Describe the video.", [noise_video(i)], sampling=LAW, max_tokens=120) for i in range(count)
+        ask(f"u{i}", "Describe the video.", [scene_video(i)], sampling=LAW, max_tokens=120) for i in range(count)
     ]
     return [answer.ids for answer in harness.answers(requests)]
 
@@ -41,7 +41,7 @@ def disturbed(harness: EngineHarness, count: int, role: str, sign: signal.Signal
 
         async def stream(i: int) -> tuple[int, ...]:
             ids: tuple[int, ...] = ()
-            request = ask(f"d{i}", "Describe the video.", [noise_video(i)], sampling=LAW, max_tokens=120)
+            request = ask(f"d{i}", "Describe the video.", [scene_video(i)], sampling=LAW, max_tokens=120)
             async for event in harness.engine.generate(request):
                 if isinstance(event, TextDelta):
                     ids += event.ids
@@ -65,18 +65,11 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
     fragile: EngineHarness, role: str, sign: signal.Signals
 ) -> None:
     expected = undisturbed(fragile, 3)
+    lost = fragile.engine.worker_pids()[role]
     assert disturbed(fragile, 3, role, sign) == expected
-    fragile.wait_until_ready()
-    again = fragile.answer(
-        ask(
-            "after",
-            "Describe the video.",
-            [noise_video(0)],
-            sampling=LAW,
-            max_tokens=120,
-            speculation=SpeculationMode.PARALLEL,
-        )
-    )
+    fragile.wait_until_replaced(role, lost)
+    request = ask("after", "Describe the video.", [scene_video(0)], sampling=LAW, max_tokens=120)
+    again = fragile.answer(replace(request, speculation=SpeculationMode.PARALLEL))
     assert again.ids == expected[0]
     assert again.finished.speculation.num_draft_tokens > 0, "the draft did not come back"
 
