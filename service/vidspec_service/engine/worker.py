@@ -17,6 +17,7 @@ from vidspec_service.engine.messages import Configure, LoadFailed, Ready
 
 _CONFIGURE_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
+_NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
     _die_with_parent()
+    os.nice(_NICENESS)
     channel = Channel(socket.socket(fileno=fd))
     try:
         config = _receive_configure(channel)
