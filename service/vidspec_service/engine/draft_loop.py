@@ -207,7 +207,6 @@ class DraftLoop:
         ]
         self._meter.rows(sum(len(row.ids) for row in rows))
         logits = self._model.step(rows)
-        self._meter.rows(sum(len(row.ids) for row in rows))
         proposals = []
         for drafting, scores in zip(batch, logits, strict=True):
             token = drafting.sampler.choose(scores[-1:], len(drafting.sequence.tokens))[0]

@@ -6,16 +6,20 @@ loop goes on decoding meanwhile. Finished prompts wake the loop through a descri
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.conversion import prepare_prompt
 from vidspec_service.engine.messages import Generate
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,10 @@ class Preparer:
         result: Prompt | Exception
         try:
             result = prepare_prompt(self._model, waiting.payload)
-        except Exception as error:  # any: the loop decides what it means; a thread must not die silently
+        except ContextOverflow as error:
             result = error
+        except Exception as error:  # whatever it is, it is this request's: it must not end the worker, again and again
+            logger.exception("request %s could not be prepared", waiting.request.request_id)
+            result = ValueError(f"the prompt could not be prepared ({type(error).__name__})")
         self._done.append(Prepared(waiting, result, started - waiting.received, time.monotonic() - started))
         os.eventfd_write(self._wake, 1)

@@ -7,7 +7,6 @@ while a request has fewer than its plan's minimum and waiting is predicted to pa
 
 from __future__ import annotations
 
-import logging
 import time
 
 from vidspec_models.errors import ContextOverflow
@@ -38,8 +37,6 @@ from vidspec_service.engine.types import SpeculationMode
 _REPLAY_ROWS = 16
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
 _SLACK_S = 0.005
-
-logger = logging.getLogger(__name__)
 
 
 class TargetLoop:
@@ -117,16 +114,13 @@ class TargetLoop:
                 self._enter(request, prepared)
             except ContextOverflow as error:
                 self._api.send(Rejected(request_id=request.request_id, kind="context_length", message=str(error)))
-            except (ValueError, IndexError, KeyError, TypeError) as error:  # this request's input, nobody else's
-                logger.exception("request %s could not be prepared", request.request_id)
-                message = f"the prompt could not be prepared ({type(error).__name__})"
-                self._api.send(Rejected(request_id=request.request_id, kind="failed", message=message))
+            except ValueError as error:  # this request's input, nobody else's
+                self._api.send(Rejected(request_id=request.request_id, kind="failed", message=str(error)))
 
     def _enter(self, request: Generate, prepared: Prepared) -> None:
         """Raises what preparing raised, and ContextOverflow if the answer does not fit."""
-        if isinstance(prepared.result, Exception):
-            raise prepared.result
-        prompt = prepared.result
+        if isinstance(prompt := prepared.result, Exception):
+            raise prompt
         self._roster.enter(
             Running(
                 request_id=request.request_id,
@@ -150,8 +144,7 @@ class TargetLoop:
     def _new_sequence(self, request: Generate, prompt: Prompt) -> TargetSequence:
         most = answer_limit(request, prompt, self.context_length, self._config.default_max_tokens)
         sequence = TargetSequence(self._model.stop_ids, most)
-        if request.committed:
-            sequence.commit(request.committed)
+        sequence.commit(request.committed)
         return sequence
 
     def _prefill(self) -> None:
@@ -165,6 +158,10 @@ class TargetLoop:
         self._meter.rows(num_rows)
         logits = self._model.prefill(running.prompt, running.cache, num_rows)
         if logits is None:
+            return
+        if running.sequence.finish_reason is not None:  # the last target died between the last token and the end
+            self._roster.begin_decoding(running)
+            self._end(running)
             return
         if running.sequence.committed:
             self._replay(running)
@@ -235,10 +232,13 @@ class TargetLoop:
             Tokens(request_id=running.request_id, ids=committed, num_proposed=num_proposed, num_accepted=num_accepted)
         )
         if running.sequence.finish_reason is not None:
-            self._roster.finish(running.request_id)
-            self._draft.release(running.request_id)
-            self._acceptance = 0.8 * self._acceptance + 0.2 * running.speculation.acceptance
-            self._api.send(running.ended())
+            self._end(running)
+
+    def _end(self, running: Running) -> None:
+        self._roster.finish(running.request_id)
+        self._draft.release(running.request_id)
+        self._acceptance = 0.8 * self._acceptance + 0.2 * running.speculation.acceptance
+        self._api.send(running.ended())
 
     def _plan(self, running: Running) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""
