@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.api.test_limits import FORM, part, video
 from tests.api.test_stream import events_of
-from tests.api.world import FILE, URL, World
+from tests.api.world import DATA_URL, FILE, URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.errors import Draining
 
@@ -54,7 +56,7 @@ async def test_a_streamed_answer_keeps_its_place_until_its_last_byte(tmp_path: P
     await until_admitted(world, 1)
     await asyncio.sleep(0.02)
     assert world.admission.num_admitted == 1
-    assert len(world.leftovers) == 1
+    assert (world.leftovers, world.admission.num_bytes) == ([], 0)  # its frames are had: the file is not needed
     gate.set()
     assert (await streamed).status_code == 200
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
@@ -122,3 +124,101 @@ async def test_sixteen_at_once_are_all_answered_and_none_mixed_up(tmp_path: Path
         f"q{index}" for index in range(16)
     )
     assert world.admission.num_admitted == 0
+
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+
+
+def as_(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_a_key_may_have_so_many_requests_under_way_whatever_others_do(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, decoder=FakeDecodePool(gate=gate), keys=[ALICE, BOB], max_requests_per_key=2)
+    body = {"video": DATA_URL, "prompt": "x"}
+    inside = [asyncio.create_task(world.client.post(URL, json=body, headers=as_(ALICE))) for _ in range(2)]
+    await until_admitted(world, 2)
+    refused = await world.client.post(URL, json=body, headers=as_(ALICE))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limited")
+    assert "VIDSPEC_MAX_REQUESTS_PER_KEY" in error["message"]
+    inside.append(asyncio.create_task(world.client.post(URL, json=body, headers=as_(BOB))))
+    await until_admitted(world, 3)
+    gate.set()
+    assert [(await task).status_code for task in inside] == [200] * 3
+    assert (await world.client.post(URL, json=body, headers=as_(ALICE))).status_code == 200
+    assert world.metric("admission_rejections_total", reason="rate_limited") == 1
+
+
+async def test_a_key_may_send_so_many_requests_a_minute_and_is_told_when_to_come_back(tmp_path: Path) -> None:
+    world = World(tmp_path, keys=[ALICE, BOB], requests_per_minute_per_key=2)
+    answers = [await world.client.post(URL, json={"video": DATA_URL, "prompt": "x"}, headers=as_(ALICE)) for _ in "abc"]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert 25 <= int(answers[-1].headers["retry-after"]) <= 30
+    assert (await world.client.post("/v1/videos", files=FILE, headers=as_(ALICE))).status_code == 429
+    assert (await world.client.get("/v1/videos", headers=as_(ALICE))).status_code == 200
+    assert (await world.client.post("/v1/videos", files=FILE, headers=as_(BOB))).status_code == 200
+
+
+async def test_when_it_is_busy_the_callers_are_served_in_rotation(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(
+        tmp_path, decoder=FakeDecodePool(gate=gate), keys=[ALICE, BOB], max_running_requests=1, decode_workers=1
+    )  # fmt: skip
+    asked = []
+    for number, key in enumerate([ALICE] * 6 + [BOB] * 2):
+        body = {"video": DATA_URL, "prompt": "x", "num_frames": number + 1}
+        asked.append(asyncio.create_task(world.client.post(URL, json=body, headers=as_(key))))
+        async with asyncio.timeout(5):  # until it has its turn or waits for it
+            while len(world.decoder.requests) + world.services.turns.num_waiting <= number:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+    gate.set()
+    answers = await asyncio.gather(*asked)
+    assert {answer.status_code for answer in answers} == {200}
+    assert [request.num_frames for request in world.decoder.requests] == [1, 2, 3, 7, 4, 8, 5, 6]
+    assert max(answer.json()["timings"]["queue_s"] for answer in answers) < 5
+
+
+async def test_the_wait_for_a_turn_counts_against_the_deadline_and_can_be_left(tmp_path: Path) -> None:
+    world = World(
+        tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()), max_running_requests=1, decode_workers=1,
+        request_timeout_s=0.3,
+    )  # fmt: skip
+    answers = await asyncio.gather(*(world.ask() for _ in range(4)))
+    assert [answer.status_code for answer in answers] == [504] * 4
+    assert len(world.engine.requests) == 2
+    assert (world.services.turns.num_waiting, world.admission.num_admitted, world.leftovers) == (0, 0, [])
+
+
+async def test_bodies_have_a_budget_together_and_the_declared_length_counts_first(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, decoder=FakeDecodePool(gate=gate), max_queued_bytes=2000)
+    body = part("prompt", b"x") + part("video", video(1200), "a.mp4") + b"--XX--\r\n"
+    first = asyncio.create_task(world.client.post(URL, content=body, headers=FORM))
+    async with asyncio.timeout(5):
+        while not world.decoder.requests:  # noqa: ASYNC110  nothing tells a test
+            await asyncio.sleep(0.001)
+    assert world.admission.num_bytes == len(body)
+    refused = await world.client.post(URL, content=body, headers=FORM)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    assert "VIDSPEC_MAX_QUEUED_BYTES" in refused.json()["error"]["message"]
+
+    async def undeclared() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 100):
+            yield body[start : start + 100]
+
+    assert (await world.client.post(URL, content=undeclared(), headers=FORM)).status_code == 503
+    assert len(world.leftovers) == 1
+    gate.set()
+    assert (await first).status_code == 200
+    assert (world.admission.num_bytes, world.leftovers) == (0, [])
+    assert (await world.client.post(URL, content=undeclared(), headers=FORM)).status_code == 200
+
+
+async def test_one_body_alone_may_be_as_large_as_bodies_may_be(tmp_path: Path) -> None:
+    world = World(tmp_path, max_queued_bytes=10)
+    assert (await world.ask()).status_code == 200
+    assert (await world.ask_form()).status_code == 200
+    assert world.admission.num_bytes == 0

@@ -12,12 +12,25 @@ from openapi_spec_validator import validate
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api.world import World
+from tests.api.world import FILE, World
+from vidspec_service import errors
+from vidspec_service.api import problems
+from vidspec_service.api.answers import Video
+from vidspec_service.api.openai_schemas import ChatCompletion
 from vidspec_service.api.problems import STATUS
 from vidspec_service.api.schemas import VideoChat
 from vidspec_service.telemetry import Metrics
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+ASKING = ("/v1/video-chat", "/v1/chat/completions")
+INTERNAL = (errors.ServiceError, errors.EngineError, errors.VideoError, errors.ConfigError)  # never told by this name
+CLIENT_ERRORS = [
+    kind
+    for module in (errors, problems)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, errors.ServiceError) and kind not in INTERNAL
+]
 
 
 async def document(tmp_path: Path) -> dict[str, Any]:
@@ -37,38 +50,81 @@ async def test_docs_show_it(tmp_path: Path) -> None:
     assert "/openapi.json" in response.text
 
 
-async def test_every_status_a_request_can_get_is_documented(tmp_path: Path) -> None:
-    responses = (await document(tmp_path))["paths"]["/v1/video-chat"]["post"]["responses"]
-    assert {int(status) for status in responses} == set(STATUS.values()) | {200, 415}
+@pytest.mark.parametrize(("path", "missing"), [*((path, set()) for path in ASKING), ("/v1/videos", {404})])
+async def test_every_status_a_request_can_get_is_documented(tmp_path: Path, path: str, missing: set[int]) -> None:
+    responses = (await document(tmp_path))["paths"][path]["post"]["responses"]
+    assert {int(status) for status in responses} == (set(STATUS.values()) | {200, 415}) - missing
     assert "Retry-After" in responses["503"]["headers"]
+    assert "Retry-After" in responses["429"]["headers"]
 
 
-async def test_both_bodies_have_a_schema_and_an_example_that_obeys_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("/v1/video-chat", {"multipart/form-data", "application/json"}),
+        ("/v1/chat/completions", {"application/json"}),
+        ("/v1/videos", {"multipart/form-data", "application/json"}),
+    ],
+)
+async def test_bodies_have_a_schema_and_examples_that_obey_it(tmp_path: Path, path: str, kinds: set[str]) -> None:
     whole = await document(tmp_path)
-    content = whole["paths"]["/v1/video-chat"]["post"]["requestBody"]["content"]
-    assert set(content) == {"multipart/form-data", "application/json"}
+    content = whole["paths"][path]["post"]["requestBody"]["content"]
+    assert set(content) == kinds
     schema = {**content["application/json"]["schema"], "components": whole["components"]}
+    assert content["application/json"]["examples"]
     for example in content["application/json"]["examples"].values():
         jsonschema.validate(example["value"], schema)
-    form = whole["components"]["schemas"]["VideoChatForm"]["properties"]
-    assert form["video"]["format"] == "binary"
-    assert all(field["description"] for field in form.values())
 
 
-async def test_the_example_answer_has_the_shape_of_the_schema(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["VideoChatForm", "VideoUploadForm"])
+async def test_forms_have_a_file_part_and_say_what_each_part_is(tmp_path: Path, form: str) -> None:
+    parts = (await document(tmp_path))["components"]["schemas"][form]["properties"]
+    assert parts["video"]["format"] == "binary"
+    assert all(part["description"] for part in parts.values())
+
+
+@pytest.mark.parametrize("path", ASKING)
+async def test_the_example_answers_have_the_shape_of_the_schema(tmp_path: Path, path: str) -> None:
     whole = await document(tmp_path)
-    content = whole["paths"]["/v1/video-chat"]["post"]["responses"]["200"]["content"]
+    content = whole["paths"][path]["post"]["responses"]["200"]["content"]
     schema = {**content["application/json"]["schema"], "components": whole["components"]}
     jsonschema.validate(content["application/json"]["example"], schema)
-    events = content["text/event-stream"]["example"].split("\n\n")
+
+
+async def test_the_example_stream_ends_as_streams_do(tmp_path: Path) -> None:
+    responses = (await document(tmp_path))["paths"]["/v1/video-chat"]["post"]["responses"]
+    events = responses["200"]["content"]["text/event-stream"]["example"].split("\n\n")
     assert events[-2] == "data: [DONE]"
     assert json.loads(events[-3].removeprefix("data: "))["choices"] == []
 
 
-def test_the_api_page_tells_of_every_field_status_and_metric() -> None:
+async def test_real_answers_obey_the_published_schemas(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    whole = (await world.client.get("/openapi.json")).json()
+    kept = await world.client.post("/v1/videos", files=FILE)
+    part = {"type": "file", "file": {"file_id": kept.json()["id"]}}
+    turn = {"role": "user", "content": [part, {"type": "text", "text": "x"}]}
+    answers = {
+        ("/v1/videos", "post"): kept,
+        ("/v1/videos", "get"): await world.client.get("/v1/videos"),
+        ("/v1/video-chat", "post"): await world.ask(),
+        ("/v1/chat/completions", "post"): await world.client.post("/v1/chat/completions", json={"messages": [turn]}),
+        ("/v1/models", "get"): await world.client.get("/v1/models"),
+        ("/v1/videos/{video_id}", "delete"): await world.client.delete(f"/v1/videos/{kept.json()['id']}"),
+    }
+    for (path, method), answer in answers.items():
+        assert answer.status_code == 200, path
+        schema = whole["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer.json(), {**schema, "components": whole["components"]})
+
+
+def test_the_api_page_tells_of_every_field_route_status_code_and_metric(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
-    assert [name for name in VideoChat.model_fields if f"`{name}`" not in page] == []
+    told = {name for model in (VideoChat, ChatCompletion, Video) for name in model.model_fields}
+    assert [name for name in told if f"`{name}`" not in page] == []
+    assert [path for path in World(tmp_path).app.openapi()["paths"] if f"{path}`" not in page] == []
     assert [status for status in STATUS.values() if f"| {status} |" not in page] == []
+    assert [kind.code for kind in CLIENT_ERRORS if f"`{kind.code}`" not in page] == []
     families = text_string_to_metric_families(Metrics(CollectorRegistry()).exposition().decode())
     ours = [family.name.removeprefix("vidspec:") for family in families if family.name.startswith("vidspec:")]
     assert ours

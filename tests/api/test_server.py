@@ -39,7 +39,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(engine: FakeEngine, upload_dir: Path | None = None, **options: float) -> AsyncIterator[Running]:
+async def running(engine: FakeEngine, upload_dir: Path | None = None, **options: float | str) -> AsyncIterator[Running]:
     """Serve on a free port until the block ends."""
     settings = Settings(port=0, upload_dir=upload_dir, **options)  # type: ignore[arg-type]
     sock = bind(settings)
@@ -124,9 +124,10 @@ def send_all_then_read(port: int, num_bytes: int) -> bytes:
 
 async def test_the_first_signal_drains_and_the_server_ends_when_it_is_idle(tmp_path: Path) -> None:
     gate = asyncio.Event()
-    async with running(FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]), tmp_path) as server:
+    engine = FakeEngine(*ANSWER[:2], gate, *ANSWER[2:])
+    async with running(engine, tmp_path) as server:
         streamed = asyncio.create_task(server.client.post(URL, json=ASKED))
-        await until(lambda: has_files(tmp_path))
+        await until(lambda: len(engine.requests) == 1)
         assert await server.is_ready()
         terminate()
         await asyncio.sleep(0.05)
@@ -169,6 +170,28 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 async def test_what_a_killed_server_left_is_swept_and_a_private_folder_is_removed(tmp_path: Path) -> None:
     async with running(FakeEngine(), tmp_path / "new" / "folder"):
         assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_kept_video_goes_in_its_time_also_when_nobody_asks_for_anything(tmp_path: Path) -> None:
+    async with running(FakeEngine(), tmp_path, video_ttl_s=0.2) as server:
+        assert (await server.client.post("/v1/videos", files=FILE)).status_code == 200
+        assert has_files(tmp_path)
+        await until(lambda: not has_files(tmp_path))
+
+
+async def test_kept_videos_end_with_the_server(tmp_path: Path) -> None:
+    async with running(FakeEngine(), tmp_path) as server:
+        assert (await server.client.post("/v1/videos", files=FILE)).status_code == 200
+        assert has_files(tmp_path)
+    assert not has_files(tmp_path)
+
+
+@pytest.mark.parametrize(("host", "warnings"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
+async def test_a_server_that_others_can_reach_and_that_asks_for_no_key_says_so(
+    host: str, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(FakeEngine(), host=host):
+        assert caplog.text.count("anybody who reaches this address may ask") == warnings
 
 
 async def test_a_taken_port_is_a_config_error() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes import FakeDecodePool, FakeEngine
-from vidspec_service.api.admission import Admission
-from vidspec_service.api.app import create_app, new_admission
+from vidspec_service.api.access import ApiKeys
+from vidspec_service.api.app import create_app
+from vidspec_service.api.building import build_services
+from vidspec_service.api.fetching import Fetcher
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
@@ -30,6 +34,8 @@ class World:
         upload_dir: Path,
         engine: FakeEngine | None = None,
         decoder: FakeDecodePool | None = None,
+        keys: Iterable[str] = (),
+        fetcher: Fetcher | None = None,
         **settings: Any,
     ) -> None:
         self.upload_dir = upload_dir
@@ -37,8 +43,11 @@ class World:
         self.decoder = decoder or FakeDecodePool()
         self.settings = Settings(upload_dir=upload_dir, **settings)
         self.metrics = Metrics(CollectorRegistry())
-        self.admission: Admission = new_admission(self.settings, self.metrics)
-        self.app = create_app(self.settings, self.engine, self.decoder, self.metrics, admission=self.admission)
+        self.services = build_services(self.settings, self.engine, self.decoder, self.metrics)
+        if fetcher is not None:
+            self.services = replace(self.services, fetcher=fetcher)
+        self.admission = self.services.admission
+        self.app = create_app(self.services, ApiKeys(keys))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10)
 
     @property

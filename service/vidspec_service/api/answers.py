@@ -135,6 +135,38 @@ class FinalChunk(Chunk):
     timings: Timings
 
 
+class Video(BaseModel):
+    """A kept upload."""
+
+    id: str = Field(description="Hash of the file's content: the same bytes, the same id.")
+    object: Literal["video"] = "video"
+    bytes: int
+    created_at: int = Field(description="Unix time, in seconds.")
+    expires_at: int = Field(description="When it will be deleted; each question about it moves this on.")
+    duration_s: float
+    width: int = Field(description="Pixels, after rotation.")
+    height: int
+    fps: float = Field(description="Average frame rate.")
+    num_source_frames: int
+    codec: str
+    warnings: list[str]
+
+
+class VideoList(BaseModel):
+    """The caller's videos, most recently used first."""
+
+    object: Literal["list"] = "list"
+    data: list[Video]
+
+
+class VideoDeleted(BaseModel):
+    """It is gone."""
+
+    id: str
+    object: Literal["video"] = "video"
+    deleted: Literal[True] = True
+
+
 class ModelCard(BaseModel):
     """One model of the list, as OpenAI writes it."""
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import logging
-import tempfile
-from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from vidspec_service import __version__
 from vidspec_service.api import documents
-from vidspec_service.api.admission import Admission
+from vidspec_service.api.access import OPEN_PATHS, ApiKeys, Authentication
 from vidspec_service.api.body_limit import BodyLimit
-from vidspec_service.api.deps import Decoder, Services
+from vidspec_service.api.deps import Services
 from vidspec_service.api.guard import ClientGone
 from vidspec_service.api.middleware import RequestContext
 from vidspec_service.api.multipart import OVERHEAD_BYTES
 from vidspec_service.api.problems import answer, answer_http, status_of
+from vidspec_service.api.routes.chat_completions import chat_completions_router
+from vidspec_service.api.routes.docs import docs_router
 from vidspec_service.api.routes.health import health_router
 from vidspec_service.api.routes.models import models_router
 from vidspec_service.api.routes.video_chat import video_chat_router
-from vidspec_service.engine.interface import Engine
+from vidspec_service.api.routes.videos import videos_router
 from vidspec_service.errors import InvalidRequest, ServiceError
-from vidspec_service.settings import Settings
-from vidspec_service.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
 
@@ -34,48 +34,40 @@ _CLIENT_GONE = 499  # nginx's; nobody receives it, the log and the metrics do
 _DESCRIPTION = """Ask a video language model about a video. Parallel speculative decoding makes it fast and
 leaves its text as it is. Errors have OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, with
 string codes; every answer carries `X-Request-Id`."""
+_CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST", "DELETE"],
+    "allow_headers": ["authorization", "content-type", "x-request-id"],
+    "expose_headers": ["x-request-id", "retry-after"],
+}
 
 
-def create_app(
-    settings: Settings,
-    engine: Engine,
-    decode_pool: Decoder,
-    metrics: Metrics,
-    *,
-    admission: Admission | None = None,
-    upload_dir: Path | None = None,
-) -> FastAPI:
-    """Wire the application. Engine and pool are started and closed by whoever made them.
+def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
+    """Wire the application. What is in `services` is started and closed by whoever made it.
 
-    `admission` is the door that a server shuts before it ends; `upload_dir` holds uploads in use.
+    `keys` are those that callers must send one of; none: anybody may ask.
     """
-    services = Services(
-        settings=settings,
-        engine=engine,
-        decoder=decode_pool,
-        metrics=metrics,
-        admission=admission or new_admission(settings, metrics),
-        upload_dir=upload_dir or settings.upload_dir or Path(tempfile.gettempdir()),
-    )
+    settings, keys = services.settings, keys or ApiKeys()
     app = FastAPI(
         title="vidspec",
         version=__version__,
         description=_DESCRIPTION,
+        docs_url=None,
         redoc_url=None,
     )
-    for router in (video_chat_router(services), models_router(services), health_router(services)):
-        app.include_router(router)
+    for make in (video_chat_router, chat_completions_router, videos_router, models_router, health_router):
+        app.include_router(make(services))
+    app.include_router(docs_router("/openapi.json"))
+    # From the inside out. A refused client is still sending: BodyLimit lets it read why, so it is around the keys.
+    open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
+    app.add_middleware(Authentication, keys=keys, open_paths=open_paths)
     max_bytes = max(settings.max_upload_bytes + OVERHEAD_BYTES, settings.max_json_bytes)
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
-    app.add_middleware(RequestContext, metrics=metrics, access_log=settings.access_log)  # added last: outermost
+    if settings.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
+    app.add_middleware(RequestContext, metrics=services.metrics, access_log=settings.access_log)
     _handle_errors(app)
-    documents.describe(app)
+    documents.describe(app, asks_for_keys=bool(keys))
     return app
-
-
-def new_admission(settings: Settings, metrics: Metrics) -> Admission:
-    """The door of one server; whoever shuts it down keeps it."""
-    return Admission(settings.max_running_requests + settings.max_queued_requests, metrics)
 
 
 def _handle_errors(app: FastAPI) -> None:

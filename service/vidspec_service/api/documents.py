@@ -2,137 +2,64 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from vidspec_service.api import examples
 from vidspec_service.api.answers import Completion, ErrorBody
-from vidspec_service.api.schemas import VideoChatForm, VideoChatJson
+from vidspec_service.api.openai_answers import ChatCompletionAnswer
+from vidspec_service.api.openai_schemas import ChatCompletion
+from vidspec_service.api.schemas import VideoChatForm, VideoChatJson, VideoUploadForm, VideoUploadJson
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "A field is missing, malformed, contradictory or unknown, or the prompt does not fit the model.",
-    404: "No such video.",
+    401: "No API key, or not a valid one, where the operator asks for one.",
+    404: "No such video or model.",
     408: "The body did not arrive in time.",
     413: "Over a limit: bytes, duration, pixels or frames. The message names the limit and its setting.",
     415: "Not a video in a container and codec that is decoded here, or another Content-Type.",
-    422: "A video, but no frame can be had from it.",
+    422: "A video, but no frame can be had from it; or `video_url` could not be fetched.",
+    429: "You are over your own limit of requests. See Retry-After.",
     500: "Our fault. The message carries the request id under which the log explains it.",
     503: "Every place is taken, the server is shutting down or the model is not loaded. See Retry-After.",
     504: "The request took longer than its time limit.",
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
-_FACTS: dict[str, Any] = {
-    "usage": {
-        "prompt_tokens": 180,
-        "completion_tokens": 24,
-        "total_tokens": 204,
-        "prompt_tokens_details": {"video_tokens": 144, "cached_tokens": 0},
-        "completion_tokens_details": {"accepted_prediction_tokens": 18, "rejected_prediction_tokens": 3},
-    },
-    "video": {
-        "id": "video-1f0c5d5a9ce84f7d3a1b0e6c2d4f8a90",
-        "duration_s": 4.0,
-        "num_frames": 4,
-        "timestamps_s": [0.0, 1.0, 2.0, 3.0],
-        "warnings": [],
-    },
-    "speculation": {
-        "mode": "parallel",
-        "acceptance_rate": 0.857143,
-        "mean_accepted_tokens": 3.0,
-        "draft_video_tokens": 14,
-    },
-    "timings": {
-        "queue_s": 0.002,
-        "decode_s": 0.041,
-        "prefill_s": 0.088,
-        "time_to_first_token_s": 0.131,
-        "time_per_output_token_s": 0.004,
-    },
-}
-_NAMED = {"id": "vchat-5b2f8a0c9d3e4f6071829304", "created": 1795000000, "model": "vidspec-bundled"}
-_WHOLE = {
-    **_NAMED,
-    "object": "video.chat.completion",
-    "choices": [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "A red square moves left."},
-            "finish_reason": "stop",
+_FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
+_JSONS: tuple[type[BaseModel], ...] = (VideoChatJson, VideoUploadJson, ChatCompletion)
+
+
+def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
+    kinds = {"form": "multipart/form-data", "json": "application/json"}
+    return {
+        "requestBody": {
+            "required": True,
+            "description": f"{description} Unknown fields are refused.",
+            "content": {
+                kinds[kind]: {"schema": {"$ref": _REF.format(model=model.__name__)}, "examples": shown}
+                for kind, (model, shown) in contents.items()
+            },
         }
-    ],
-    **_FACTS,
-}
-
-
-def _event(choices: list[dict[str, Any]], **facts: Any) -> str:
-    chunk = {**_NAMED, "object": "video.chat.completion.chunk", "choices": choices, **facts}
-    return f"data: {json.dumps(chunk)}\n\n"
-
-
-def _delta(delta: dict[str, str], finish_reason: str | None = None) -> list[dict[str, Any]]:
-    return [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
-
-
-_EVENTS = "".join(
-    [
-        _event(_delta({"role": "assistant", "content": ""})),
-        _event(_delta({"content": "A red square"})),
-        _event(_delta({"content": " moves left."})),
-        _event(_delta({}, "stop")),
-        _event([], **_FACTS),
-        "data: [DONE]\n\n",
-    ]
-)
-
-VIDEO_CHAT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "A form with a file part, or JSON with a data URL. Unknown fields are refused.",
-        "content": {
-            "multipart/form-data": {
-                "schema": {"$ref": _REF.format(model="VideoChatForm")},
-                "examples": {
-                    "ask": {
-                        "summary": "curl -F video=@clip.mp4 -F prompt=...",
-                        "value": {"prompt": "Describe the video.", "stream": "true", "num_frames": "8"},
-                    }
-                },
-            },
-            "application/json": {
-                "schema": {"$ref": _REF.format(model="VideoChatJson")},
-                "examples": {
-                    "prompt": {
-                        "summary": "One question",
-                        "value": {
-                            "video": "data:video/mp4;base64,AAAAIGZ0eXBpc29t...",
-                            "prompt": "Describe the video.",
-                            "max_tokens": 64,
-                        },
-                    },
-                    "messages": {
-                        "summary": "A conversation",
-                        "value": {
-                            "video": "data:video/mp4;base64,AAAAIGZ0eXBpc29t...",
-                            "messages": [
-                                {"role": "user", "content": "What moves?"},
-                                {"role": "assistant", "content": "A red square."},
-                                {"role": "user", "content": "Where to?"},
-                            ],
-                            "temperature": 0.7,
-                            "seed": 7,
-                            "stream": True,
-                        },
-                    },
-                },
-            },
-        },
     }
-}
+
+
+VIDEO_CHAT_BODY = _body(
+    "A form with a file part, or JSON with a data URL.",
+    form=(VideoChatForm, examples.VIDEO_CHAT_FORMS),
+    json=(VideoChatJson, examples.VIDEO_CHATS),
+)
+CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.CHAT_COMPLETIONS))
+VIDEO_UPLOAD_BODY = _body(
+    "A form with a file part, or JSON with a data URL.",
+    form=(VideoUploadForm, {}),
+    json=(VideoUploadJson, examples.UPLOADS),
+)
+UPLOAD_STATUSES = tuple(status for status in _ERRORS if status != 404)
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -140,38 +67,45 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     documented: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         documented[status] = {"model": ErrorBody, "description": _ERRORS[status]}
-        if status == 503:
+        if status in (429, 503):
             documented[status]["headers"] = _RETRY_AFTER
     return documented
 
 
-VIDEO_CHAT_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "model": Completion,
-        "description": "The answer; with `stream`, as server-sent events that end with `data: [DONE]`.",
-        "content": {
-            "application/json": {"example": _WHOLE},
-            "text/event-stream": {"schema": {"type": "string"}, "example": _EVENTS},
-        },
-    },
-    **problems(*_ERRORS),
+METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The page.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+    **problems(401),
 }
 
 
-def describe(app: FastAPI) -> None:
-    """Add the two bodies, which the routes parse themselves, to the document that FastAPI generates."""
+def _answers(model: type[BaseModel], whole: dict[str, Any], events: str | None) -> dict[int | str, dict[str, Any]]:
+    stream: dict[str, Any] = {"schema": {"type": "string"}} | ({"example": events} if events else {})
+    description = "The answer; with `stream`, as server-sent events that end with `data: [DONE]`."
+    content = {"application/json": {"example": whole}, "text/event-stream": stream}
+    return {200: {"model": model, "description": description, "content": content}, **problems(*_ERRORS)}
+
+
+VIDEO_CHAT_RESPONSES = _answers(Completion, examples.WHOLE, examples.EVENTS)
+CHAT_COMPLETION_RESPONSES = _answers(ChatCompletionAnswer, examples.CHAT_COMPLETION, None)
+
+
+def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
+    """Add the bodies, which the routes parse themselves, and the keys to the document that FastAPI generates."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        _, definitions = models_json_schema(
-            [(VideoChatForm, "validation"), (VideoChatJson, "validation")], ref_template=_REF
-        )
+        _, definitions = models_json_schema([(model, "validation") for model in (*_FORMS, *_JSONS)], ref_template=_REF)
         schemas = definitions["$defs"]
-        schemas["VideoChatForm"]["properties"] = {
-            name: _as_form_field(name, schema) for name, schema in schemas["VideoChatForm"]["properties"].items()
-        }
+        for form in _FORMS:
+            properties = schemas[form.__name__]["properties"]
+            schemas[form.__name__]["properties"] = {
+                name: _as_form_field(name, schema) for name, schema in properties.items()
+            }
         document["components"]["schemas"].update(schemas)
+        if asks_for_keys:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document

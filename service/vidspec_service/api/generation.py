@@ -1,4 +1,4 @@
-"""One request from decode to last token: its engine stream, its clock and what becomes of it."""
+"""One request from its turn to its last token: its engine stream, its clock and what becomes of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from vidspec_service.api.answers import Summary, VideoFacts
-from vidspec_service.api.body import Asked
+from vidspec_service.api.clips import ClipKey
 from vidspec_service.api.deps import Services
-from vidspec_service.api.engine_request import frame_request, generation_request
+from vidspec_service.api.engine_request import Asked, frame_request, generation_request
 from vidspec_service.api.guard import ClientGone, Guard
+from vidspec_service.api.intake import Intake
 from vidspec_service.api.stopwatch import Stopwatch
 from vidspec_service.api.summary import summarise, video_facts
 from vidspec_service.engine.types import Finished, GenerationEvent, Started, TextDelta
@@ -26,13 +28,15 @@ T = TypeVar("T")
 class Generation:
     """Start it, read its pieces to the end, then ask for the summary. Leaving it cancels what still runs."""
 
-    def __init__(self, services: Services, asked: Asked, guard: Guard) -> None:
-        self.id = f"vchat-{secrets.token_hex(12)}"
+    def __init__(self, services: Services, asked: Asked, intake: Intake, guard: Guard, *, id_prefix: str) -> None:
+        self.id = f"{id_prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.model = services.engine.info.model
         self._services = services
         self._asked = asked
+        self._intake = intake
         self._guard = guard
+        self._held = ExitStack()
         self._watch = Stopwatch(services.metrics)
         self._events: AsyncGenerator[GenerationEvent, None] | None = None
         self._video: VideoFacts | None = None  # not the clip: its frames are large, and the engine has them
@@ -46,8 +50,11 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._events is not None:
-            await self._events.aclose()  # cancels the request on every worker, unless it has ended
+        try:
+            if self._events is not None:
+                await self._events.aclose()  # cancels the request on every worker, unless it has ended
+        finally:
+            self._held.close()
         if self._started is None:
             return
         self._services.metrics.request_ended(self._outcome, self._watch.elapsed_s)
@@ -103,14 +110,21 @@ class Generation:
         return self._video, self._started, self._finished
 
     async def _start(self) -> None:
-        chat, upload, settings = self._asked.chat, self._asked.upload, self._services.settings
-        num_frames = settings.default_num_frames or self._services.engine.info.default_num_frames
-        clip = await self._services.decoder.decode(upload.path, frame_request(chat), num_frames)
-        self._watch.decoded(num_bytes=upload.num_bytes, num_frames=len(clip.timestamps_s))
-        self._video = video_facts(upload.content_id, clip)
-        self._events = self._services.engine.generate(generation_request(self.id, chat, clip, settings))
+        services, intake = self._services, self._intake
+        await services.turns.take(intake.caller)
+        self._held.callback(services.turns.give_back)
+        self._watch.turn_came()
+        key = ClipKey(intake.caller, intake.file.content_id, frame_request(self._asked.options))
+        clip = await services.clips.clip(key, intake.file, services.default_num_frames)
+        self._watch.decoded()
+        self._video = video_facts(intake.file.content_id, clip)
+        intake.close()  # an answer takes longer than its frames
+        request = generation_request(self.id, self._asked, clip, key.digest, services.settings)
+        self._events = services.engine.generate(request)
         first = await anext(self._events, None)
         if not isinstance(first, Started):
             raise GenerationFailed(f"the engine's stream began with {first!r} instead of Started")
         self._started = first
-        self._services.metrics.prompt_accepted(prompt_tokens=first.prompt_tokens, video_tokens=first.video_tokens)
+        services.metrics.prompt_accepted(
+            prompt_tokens=first.prompt_tokens, video_tokens=first.video_tokens, cached_tokens=first.cached_tokens
+        )

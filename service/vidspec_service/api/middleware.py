@@ -23,6 +23,8 @@ _SECURITY_HEADERS = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
 }
 
 
@@ -70,6 +72,8 @@ class RequestContext:
         if self._access_log:
             level = logging.DEBUG if route in _PROBES and status == 200 else logging.INFO
             facts = {"method": scope["method"], "path": scope["path"], "status": status}
+            if caller := scope.get("state", {}).get("caller"):
+                facts["caller"] = caller
             _log.log(level, "answered", extra={**facts, "duration_s": round(seconds, 4)})
 
 

@@ -32,15 +32,41 @@ class UploadTimeout(RequestError):
     code = "upload_timeout"
 
 
+class Unauthorized(RequestError):
+    """No API key, or one that is not known; only HTTP knows callers."""
+
+    code = "invalid_api_key"
+
+
+class TooManyRequests(CapacityError):
+    """This caller's own limit, however idle the server is."""
+
+    code = "rate_limited"
+
+
+class ModelNotFound(NotFound):
+    """Another model than the one that is served."""
+
+    code = "model_not_found"
+
+
+class VideoNotFetched(VideoError):
+    """The server that `video_url` names did not give a video."""
+
+    code = "video_not_fetched"
+
+
 STATUS: Mapping[type[ServiceError], int] = {
     InvalidRequest: 400,
     ContextLengthExceeded: 400,
+    Unauthorized: 401,
     NotFound: 404,
     UploadTimeout: 408,
     VideoTooLarge: 413,
     VideoUnsupported: 415,
     VideoError: 422,
     RequestError: 400,
+    TooManyRequests: 429,
     CapacityError: 503,
     EngineDead: 503,
     EngineError: 500,
@@ -48,7 +74,7 @@ STATUS: Mapping[type[ServiceError], int] = {
     ServiceError: 500,
 }
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
-_TYPES = {503: "service_unavailable_error", 504: "timeout_error"}
+_TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 _RETRY_AFTER_DEAD_S = 10.0  # about what an orchestrator needs to replace the process
 
 
@@ -69,7 +95,7 @@ def body_of(error: ServiceError) -> dict[str, Any]:
 
 def answer(error: ServiceError) -> JSONResponse:
     """The whole HTTP answer for an error decided before the response began."""
-    return JSONResponse(body_of(error), status_of(error), headers=_retry_after(error))
+    return JSONResponse(body_of(error), status_of(error), headers=_headers_of(error))
 
 
 def answer_http(error: HTTPException) -> JSONResponse:
@@ -80,11 +106,13 @@ def answer_http(error: HTTPException) -> JSONResponse:
 
 
 def _body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else _TYPES.get(status, "server_error")
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _retry_after(error: ServiceError) -> dict[str, str]:
+def _headers_of(error: ServiceError) -> dict[str, str]:
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, CapacityError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return {"Retry-After": str(int(_RETRY_AFTER_DEAD_S))} if isinstance(error, EngineDead) else {}

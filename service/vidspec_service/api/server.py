@@ -9,27 +9,33 @@ see a refused connection instead of a 503.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import resource
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import uvicorn
 
+from vidspec_service.api.access import ApiKeys
 from vidspec_service.api.admission import Admission
-from vidspec_service.api.app import create_app, new_admission
-from vidspec_service.api.deps import Decoder
+from vidspec_service.api.app import create_app
+from vidspec_service.api.building import build_services
+from vidspec_service.api.clips import Decoder
+from vidspec_service.api.deps import Services
 from vidspec_service.decoding.source import sweep
 from vidspec_service.engine.interface import Engine
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import Settings
+from vidspec_service.settings import Settings, api_keys
 from vidspec_service.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_EXPIRY_CHECK_S = 30.0
 _LAST_WORDS_S = 2.0  # for error events to be written and connections to be closed
 
 
@@ -85,11 +91,12 @@ async def serve(
     listener: socket.socket | None = None,
 ) -> None:
     """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
-    admission = new_admission(settings, metrics)
+    keys = ApiKeys(api_keys(settings))
+    _allow_descriptors()
     with listener or bind(settings) as sock, _upload_folder(settings) as upload_dir:
-        app = create_app(settings, engine, decode_pool, metrics, admission=admission, upload_dir=upload_dir)
+        services = build_services(settings, engine, decode_pool, metrics, upload_dir)
         config = uvicorn.Config(
-            app,
+            create_app(services, keys),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -98,8 +105,12 @@ async def serve(
         )
         server = _Server(config)
         _log.info("listening", extra={"address": _url(sock)})
-        with _signals_to(Shutdown(server, admission, settings.drain_timeout_s)):
-            await server.serve(sockets=[sock])
+        if not keys and not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
+            _log.warning("no API keys are set: anybody who reaches this address may ask")
+        shutdown = Shutdown(server, services.admission, settings.drain_timeout_s)
+        with _signals_to(shutdown), closing(services.videos):
+            async with _expiring(services):
+                await server.serve(sockets=[sock])
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -118,6 +129,12 @@ def bind(settings: Settings) -> socket.socket:
     return sock
 
 
+def _allow_descriptors() -> None:
+    """As many open files as this process may have: each connection, decoder and cached clip needs one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _url(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -133,6 +150,24 @@ def _signals_to(shutdown: Shutdown) -> Iterator[None]:
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def _expiring(services: Services) -> AsyncIterator[None]:
+    """Old videos and frames go, also while nobody asks for anything."""
+
+    async def expire() -> None:
+        while True:
+            await asyncio.sleep(min(_EXPIRY_CHECK_S, services.settings.video_ttl_s))
+            services.videos.expire()
+            services.clips.expire()
+
+    task = asyncio.create_task(expire())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ class Stopwatch:
         self._first: float | None = None
         self._last = self._began
         self._num_tokens = 0
+        self.turn_s = 0.0
         self.decode_s = 0.0
 
     @property
@@ -34,10 +35,13 @@ class Stopwatch:
         """Mean over the tokens after the first; 0 if there are none."""
         return self._answering_s / (self._num_tokens - 1) if self._num_tokens > 1 else 0.0
 
-    def decoded(self, *, num_bytes: int, num_frames: int) -> None:
-        """The frames are there; decoding is the first thing that happens."""
-        self.decode_s = self.elapsed_s
-        self._metrics.video_decoded(seconds=self.decode_s, num_bytes=num_bytes, num_frames=num_frames)
+    def turn_came(self) -> None:
+        """The request has waited for its turn; waiting is the first thing that happens."""
+        self.turn_s = self.elapsed_s
+
+    def decoded(self) -> None:
+        """The frames are there, out of the file or out of memory."""
+        self.decode_s = self.elapsed_s - self.turn_s
 
     def tokens(self, count: int) -> None:
         """`count` tokens arrived together."""
@@ -56,7 +60,7 @@ class Stopwatch:
     def finished(self, event: Finished) -> None:
         """The answer is complete."""
         self._metrics.request_phases(
-            queue_s=event.queue_s,
+            queue_s=self.turn_s + event.queue_s,
             prefill_s=event.prefill_s,
             decode_s=self._answering_s,
             per_token_s=self.time_per_output_token_s if self._num_tokens > 1 else None,

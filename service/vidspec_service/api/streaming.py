@@ -9,15 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vidspec_service.api.answers import (
-    AnswerMessage,
-    Choice,
-    Chunk,
-    ChunkChoice,
-    Completion,
-    Delta,
-    FinalChunk,
-)
+from vidspec_service.api.dialects import Dialect
 from vidspec_service.api.generation import Generation
 from vidspec_service.api.guard import ClientGone
 from vidspec_service.api.problems import body_of
@@ -29,17 +21,10 @@ LAST_WORDS_S = 2.0  # a client that does not read must not hold its place beyond
 _log = logging.getLogger(__name__)
 
 
-async def whole_answer(generation: Generation) -> Response:
+async def whole_answer(generation: Generation, dialect: Dialect) -> Response:
     """Wait for the last token."""
     text = await generation.guarded(_text_of(generation))
-    completion = Completion(
-        id=generation.id,
-        created=generation.created,
-        model=generation.model,
-        choices=[Choice(message=AnswerMessage(content=text), finish_reason=generation.finish_reason)],
-        **dict(generation.summary()),
-    )
-    return Response(completion.model_dump_json(), media_type="application/json")
+    return Response(dialect.whole(generation, text).model_dump_json(), media_type="application/json")
 
 
 class StreamedAnswer(Response):
@@ -49,9 +34,10 @@ class StreamedAnswer(Response):
     into an event.
     """
 
-    def __init__(self, generation: Generation, held: AsyncExitStack, keep_alive_s: float) -> None:
+    def __init__(self, generation: Generation, dialect: Dialect, held: AsyncExitStack, keep_alive_s: float) -> None:
         super().__init__()
         self._generation = generation
+        self._dialect = dialect
         self._held = held
         self._keep_alive_s = keep_alive_s
 
@@ -83,25 +69,15 @@ class StreamedAnswer(Response):
         return None
 
     async def _write_events(self, writer: EventWriter) -> None:
-        generation = self._generation
-        await writer.event(self._chunk({"role": "assistant", "content": ""}))
+        generation, dialect = self._generation, self._dialect
+        await writer.event(dialect.chunk(generation, {"role": "assistant", "content": ""}))
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
-                await writer.event(self._chunk({"content": piece}))
-        await writer.event(self._chunk({}, generation.finish_reason))
-        final = FinalChunk(
-            id=generation.id,
-            created=generation.created,
-            model=generation.model,
-            choices=[],
-            **dict(generation.summary()),
-        )
-        await writer.event(final)
-
-    def _chunk(self, delta: Delta, finish_reason: str | None = None) -> Chunk:
-        generation = self._generation
-        choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
-        return Chunk(id=generation.id, created=generation.created, model=generation.model, choices=[choice])
+                await writer.event(dialect.chunk(generation, {"content": piece}))
+        await writer.event(dialect.chunk(generation, {}, generation.finish_reason))
+        final = dialect.final(generation)
+        if final is not None:
+            await writer.event(final)
 
 
 async def _text_of(generation: Generation) -> str:

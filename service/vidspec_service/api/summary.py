@@ -25,7 +25,7 @@ def summarise(video: VideoFacts, started: Started, finished: Finished, watch: St
         video=video,
         speculation=_speculation(finished.speculation),
         timings=Timings(
-            queue_s=round(finished.queue_s, _DIGITS),
+            queue_s=round(watch.turn_s + finished.queue_s, _DIGITS),
             decode_s=round(watch.decode_s, _DIGITS),
             prefill_s=round(finished.prefill_s, _DIGITS),
             time_to_first_token_s=round(watch.time_to_first_token_s, _DIGITS),

@@ -1,7 +1,17 @@
 """Configuration: the fields, their three sources, and what the other parts are built from."""
 
 from vidspec_service.settings.derived import decoding_limits, engine_config
-from vidspec_service.settings.fields import ENV_PREFIX, Settings
+from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
+from vidspec_service.settings.keys import api_keys
 from vidspec_service.settings.sources import CONFIG_VARIABLE, load_settings
 
-__all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "Settings", "decoding_limits", "engine_config", "load_settings"]
+__all__ = [
+    "CONFIG_VARIABLE",
+    "ENV_PREFIX",
+    "SECRETS",
+    "Settings",
+    "api_keys",
+    "decoding_limits",
+    "engine_config",
+    "load_settings",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.engine.types import EngineConfig, SpeculationMode, WorkerConfig
+from vidspec_service.engine.types import DyCoke, EngineConfig, SpeculationMode, WorkerConfig
 from vidspec_service.settings.fields import Settings
 
 BUNDLED = "bundled"
@@ -15,6 +15,7 @@ def decoding_limits(settings: Settings) -> DecodingLimits:
         max_bytes=settings.max_upload_bytes,
         max_duration_s=settings.max_duration_s,
         max_pixels=settings.max_pixels,
+        max_frame_pixels=settings.max_frame_pixels,
         max_source_frames=settings.max_source_frames,
         max_frames=settings.max_frames,
         max_decoded_bytes=settings.max_decoded_bytes,
@@ -40,6 +41,13 @@ def engine_config(settings: Settings) -> EngineConfig:
         kv_tokens=settings.kv_cache_tokens,
         default_max_tokens=settings.default_max_tokens,
         prefill_chunk=settings.prefill_chunk,
+        preservation=settings.preservation,
+        prune_ratio=settings.prune_ratio,
+        dycoke=DyCoke(
+            merge_ratio=settings.dycoke_merge_ratio,
+            layer=settings.dycoke_layer,
+            hide_ratio=settings.dycoke_hide_ratio,
+        ),
         start_timeout_s=settings.start_timeout_s,
     )
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.engine.types import SpeculationMode
+from vidspec_service.engine.types import Compression, DyCoke, Preservation, SpeculationMode
 
 ENV_PREFIX = "VIDSPEC_"
+
+
+def _split(value: object) -> object:
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
 def _lower(value: object) -> object:
@@ -22,12 +26,15 @@ Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+Ratio = Annotated[float, Field(ge=0, le=0.99)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+File = Annotated[Path, AfterValidator(Path.expanduser)]
 Lowercase = BeforeValidator(_lower)
+Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
 
-_DECODING = DecodingLimits()  # the library's own defaults, stated once
+_DECODING, _DYCOKE = DecodingLimits(), DyCoke()  # their own defaults, stated once
 
 
 class Settings(BaseSettings):
@@ -60,6 +67,25 @@ class Settings(BaseSettings):
     speculation: SpeculationMode = Field(
         default=SpeculationMode.AUTO, description="How draft and target work: auto, parallel, serial or off."
     )
+    preservation: Preservation = Field(
+        default=Preservation.HIPPO,
+        description=f"Which video tokens the draft sees: {', '.join(Preservation)}; speed only.",
+    )
+    prune_ratio: Ratio = Field(
+        default=0.9, description="Share of the video's tokens that the draft does not see, 0 to 0.99; speed only."
+    )
+    compression: Compression = Field(
+        default=Compression.NONE, description="Of requests that do not say: none or dycoke; dycoke may change the text."
+    )
+    dycoke_merge_ratio: Ratio = Field(
+        default=_DYCOKE.merge_ratio, description="K: share of a frame's tokens that an earlier frame stands for."
+    )
+    dycoke_layer: Count = Field(
+        default=_DYCOKE.layer, description="L: first layer, from 0, that attends to fewer video tokens in decoding."
+    )
+    dycoke_hide_ratio: Ratio = Field(
+        default=_DYCOKE.hide_ratio, description="P: share of the video tokens left that it leaves out; 0: merging only."
+    )
     default_max_tokens: Count = Field(default=256, description="Answer tokens of requests without max_tokens.")
     max_context: Count | None = Field(default=None, description="Tokens of prompt plus answer; unset: the model's.")
     kv_cache_tokens: Count = Field(
@@ -72,7 +98,16 @@ class Settings(BaseSettings):
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
         default=64, description="Requests beyond those that may upload, decode or wait; more get 503."
     )
-    request_timeout_s: Seconds = Field(default=120, description="Decode, queue, prefill and answer of a request.")
+    max_queued_bytes: Count = Field(
+        default=1024 * 1024 * 1024, description="Bytes that bodies of all requests may hold until they are decoded."
+    )
+    max_requests_per_key: Count | None = Field(
+        default=None, description="Requests that one API key may have under way; more get 429; unset: any number."
+    )
+    requests_per_minute_per_key: Count | None = Field(
+        default=None, description="Requests that one API key may send in a minute; more get 429; unset: any number."
+    )
+    request_timeout_s: Seconds = Field(default=120, description="Queue, decode, prefill and answer of a request.")
     upload_timeout_s: Seconds = Field(default=120, description="Longest time a request body may take to arrive.")
     start_timeout_s: Seconds = Field(default=300, description="Longest time workers may take to load.")
     drain_timeout_s: Seconds = Field(default=30, description="After SIGTERM, time for running requests to end.")
@@ -82,8 +117,22 @@ class Settings(BaseSettings):
     max_upload_bytes: Count = Field(default=_DECODING.max_bytes, description="Largest video file.")
     max_json_bytes: Count = Field(default=32 * 1024 * 1024, description="Largest JSON body; held in memory.")
     upload_dir: Folder | None = Field(default=None, description="For uploads in use; unset: a private one.")
+    max_stored_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=2 * 1024 * 1024 * 1024, description="Bytes of the videos kept by /v1/videos; the least used go first."
+    )
+    video_ttl_s: Seconds = Field(default=3600, description="Time that a kept video stays after its last use.")
+    max_cached_frame_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=256 * 1024 * 1024, description="Memory for decoded frames that may be asked about again."
+    )
+    video_url_hosts: Names = Field(
+        default=None, description="Hosts, or host:port, that video_url may be fetched from, by https; unset: none."
+    )
+    video_url_timeout_s: Seconds = Field(default=30, description="Longest time that fetching a video_url may take.")
     max_duration_s: Seconds = Field(default=_DECODING.max_duration_s, description="Longest video.")
     max_pixels: Count = Field(default=_DECODING.max_pixels, description="Largest frame of a video, width x height.")
+    max_frame_pixels: Count = Field(
+        default=_DECODING.max_frame_pixels, description="Larger frames are scaled down to so many pixels."
+    )
     max_source_frames: Count = Field(default=_DECODING.max_source_frames, description="Most frames of a source.")
     max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames given to the model.")
     max_decoded_bytes: Count = Field(default=_DECODING.max_decoded_bytes, description="Most bytes of the RGB frames.")
@@ -92,6 +141,16 @@ class Settings(BaseSettings):
     default_num_frames: Count | None = Field(
         default=None, description="Frames of requests without fps and num_frames; unset: the model's."
     )
+
+    # Access
+    api_keys: SecretStr | None = Field(
+        default=None, description="Keys of which callers must send one, separated by commas; has no flag."
+    )
+    api_key_file: File | None = Field(default=None, description="File of such keys, one in a line; unset: no keys.")
+    cors_origins: Names = Field(
+        default=None, description="Web origins whose pages may ask, separated by commas, or *; unset: none."
+    )
+    metrics_open: bool = Field(default=False, description="Serve /metrics without a key where keys are asked for.")
 
     # Operation
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Lowercase] = Field(
@@ -118,3 +177,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments only: a `Settings()` in a test never depends on the shell that started it."""
         return (init_settings,)
+
+
+SECRETS = frozenset(name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None)
+"""Settings that are no flags, since a command line is no secret, and whose values are never repeated."""

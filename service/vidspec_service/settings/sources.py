@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings.fields import ENV_PREFIX, Settings
+from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
 _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
@@ -94,5 +94,7 @@ def _first_problem(
         where = ENV_PREFIX + name.upper()
     else:
         where = f"{name} in {config}"
+    if name in SECRETS:
+        return f"{where}: {message}"
     link = _LINK_HINT if str(problem["input"]).startswith("tcp://") else ""
     return f"{where}: {message}, not {problem['input']!r}{link}"

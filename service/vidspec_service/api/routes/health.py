@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from vidspec_service.api import documents
 from vidspec_service.api.answers import Health
 from vidspec_service.api.deps import Services
 from vidspec_service.engine.types import WorkerState
@@ -34,7 +35,7 @@ def health_router(services: Services) -> APIRouter:
 
     if services.settings.metrics:
 
-        @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+        @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
         async def metrics() -> Response:
             """The text format, whatever the scraper prefers."""
             _read_gauges(services)
@@ -55,5 +56,7 @@ def _read_gauges(services: Services) -> None:
     status = services.engine.status()
     num_inside = services.admission.num_admitted
     services.metrics.load(num_running=status.num_running, num_waiting=max(0, num_inside - status.num_running))
+    num_videos, num_bytes = services.videos.load
+    services.metrics.kept_videos(count=num_videos, num_bytes=num_bytes)
     for role, state in status.workers.items():
         services.metrics.worker_ready(role, state is WorkerState.READY)

@@ -16,7 +16,7 @@ def models_router(services: Services) -> APIRouter:
     router = APIRouter(tags=["models"])
     created = int(time.time())
 
-    @router.get("/v1/models", summary="List the model", responses=documents.problems(503))
+    @router.get("/v1/models", summary="List the model", responses=documents.problems(401, 503))
     async def models() -> ModelList:
         """The target model; 503 until it is loaded."""
         return ModelList(data=[ModelCard(id=services.engine.info.model, created=created)])

@@ -1,18 +1,15 @@
-"""POST /v1/video-chat: admit, read, decode, submit; then stream the answer, or send it whole."""
+"""POST /v1/video-chat: one video and a question or conversation, one answer."""
 
 from __future__ import annotations
-
-from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
 
 from vidspec_service.api import documents
-from vidspec_service.api.body import Asked, BodyReader
+from vidspec_service.api.answering import Spoken, answered
+from vidspec_service.api.body import BodyReader
 from vidspec_service.api.deps import Services
-from vidspec_service.api.generation import Generation
-from vidspec_service.api.guard import Guard
-from vidspec_service.api.problems import UploadTimeout
-from vidspec_service.api.streaming import StreamedAnswer, whole_answer
+from vidspec_service.api.dialects import NativeDialect
+from vidspec_service.api.schemas import VideoChatForm, VideoChatJson
 
 
 def video_chat_router(services: Services) -> APIRouter:
@@ -27,23 +24,10 @@ def video_chat_router(services: Services) -> APIRouter:
     )
     async def video_chat(request: Request) -> Response:
         """Send one video and a question; get the answer whole or, with `stream`, as it is generated."""
-        async with AsyncExitStack() as held:
-            held.enter_context(services.admission.slot())
-            _ = services.engine.info  # raises EngineDead before a byte is uploaded
-            asked = await _read(request, services, held)
-            guard = Guard(request.receive, services.admission.closing, services.settings.request_timeout_s)
-            generation = await held.enter_async_context(Generation(services, asked, guard))
-            await generation.start()
-            if asked.chat.stream:
-                return StreamedAnswer(generation, held.pop_all(), services.settings.keep_alive_s)
-            return await whole_answer(generation)
+        return await answered(request, services, _read)
 
     return router
 
 
-async def _read(request: Request, services: Services, held: AsyncExitStack) -> Asked:
-    limit_s = services.settings.upload_timeout_s
-    late = UploadTimeout(f"The body took longer than {limit_s:g} s to arrive (VIDSPEC_UPLOAD_TIMEOUT_S).")
-    reader = BodyReader(request, services.settings, services.upload_dir)
-    held.enter_context(reader.cleaning_up())
-    return await Guard(None, services.admission.closing, limit_s, late).run(reader.read())
+async def _read(reader: BodyReader) -> Spoken:
+    return await reader.form_or_json(VideoChatForm, VideoChatJson), NativeDialect()

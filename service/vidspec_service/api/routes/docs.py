@@ -1,0 +1,44 @@
+"""GET /docs: Swagger UI on the OpenAPI document, served from here. A browser behind a firewall sees it too."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse
+
+_ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+_FAVICON = "data:,"  # none
+# The page starts Swagger UI by a script inside it, and Swagger UI styles its elements one by one.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+)
+
+
+def docs_router(openapi_url: str) -> APIRouter:
+    """The page and its two files."""
+    router = APIRouter(include_in_schema=False)
+    folder = Path(str(resources.files("fastapi_swagger.resources")))
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        page = get_swagger_ui_html(
+            openapi_url=openapi_url,
+            title="vidspec",
+            swagger_js_url="/docs/swagger-ui-bundle.js",
+            swagger_css_url="/docs/swagger-ui.css",
+            swagger_favicon_url=_FAVICON,
+        )
+        page.headers["content-security-policy"] = _POLICY
+        return page
+
+    @router.get("/docs/{name}")
+    async def asset(name: str) -> Response:
+        if name not in _ASSETS:
+            raise HTTPException(404, "Not Found")
+        return FileResponse(folder / name, media_type=_ASSETS[name], headers={"cache-control": "max-age=86400"})
+
+    return router

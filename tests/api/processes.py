@@ -1,0 +1,118 @@
+"""`vidspec serve` in a process of its own, with the real decoders and an engine that plays a script.
+
+Run as a module it is that process. The engine does as the question says: `wait` never ends, all else is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+from unittest.mock import patch
+
+from tests.fakes import ANSWER, FakeEngine
+from vidspec_service.__main__ import main
+from vidspec_service.cli import serve
+from vidspec_service.engine.types import GenerationEvent, GenerationRequest
+
+ROOT = Path(__file__).parents[2]
+
+
+class ScriptedEngine(FakeEngine):
+    """Stands for EngineClient."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Play the script, or stop in the middle of it for ever."""
+        script = ANSWER
+        if request.messages[-1].text == "wait":
+            script = (*ANSWER[:2], asyncio.Event())
+        for step in script:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif not isinstance(step, Exception):
+                yield step
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.url = ""
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.lines.append(line)
+            facts: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+            if facts.get("event") == "ready":
+                self.url = facts["url"]
+                break
+        self._drain = threading.Thread(target=self._keep_lines, daemon=True)
+        self._drain.start()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = 20) -> int:
+        """The exit code; every line it wrote is here then."""
+        code = self.process.wait(timeout_s)
+        self._drain.join(timeout_s)
+        return code
+
+    def family(self) -> set[int]:
+        """Its process id and those of all its descendants that run now."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            if fields[0] != "Z":
+                parents[int(stat.parent.name)] = int(fields[1])
+        family = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in family} - family:
+            family |= more
+        return family & set(parents)
+
+    def _keep_lines(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(self.process.stderr)
+
+
+def command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "tests.api.processes", "serve", "--port", "0", "--log-format", "json", *flags]
+
+
+@contextmanager
+def served(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[Served]:
+    """A server that is ready; killed at the end of the block if it still runs."""
+    with subprocess.Popen(
+        command(*flags), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env
+    ) as process:
+        try:
+            server = Served(process)
+            assert server.url, server.lines
+            yield server
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    with patch.object(serve, "EngineClient", ScriptedEngine):
+        sys.exit(main())

@@ -1,0 +1,256 @@
+"""/v1/chat/completions on the wire: OpenAI's shapes exactly, and a clear no to what is not done here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.test_stream import events_of
+from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
+from tests.fakes import ANSWER, FakeEngine
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.engine.types import ChatMessage, SpeculationMode
+from vidspec_service.errors import GenerationFailed
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+URL = "/v1/chat/completions"
+VIDEO = {"type": "video_url", "video_url": {"url": DATA_URL}}
+ASK = {"type": "text", "text": "What moves?"}
+USAGE = {
+    "prompt_tokens": 40,
+    "completion_tokens": 5,
+    "total_tokens": 45,
+    "prompt_tokens_details": {"video_tokens": 30, "cached_tokens": 2},
+    "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1},
+}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+async def ask(world: World, **fields: Any) -> httpx.Response:
+    """A valid request, with `fields` changed."""
+    body = {"model": "fake-target", "messages": [user(VIDEO, ASK)], **fields}
+    return await world.client.post(URL, json=body)
+
+
+async def test_a_whole_answer_is_a_chat_completion_and_nothing_else(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    response = await ask(world)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer.pop("id").startswith("chatcmpl-")
+    assert answer.pop("created") > 1_700_000_000
+    assert answer == {
+        "object": "chat.completion",
+        "model": "fake-target",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "A red squäre.", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE,
+    }
+    assert world.decoder.contents == [CLIP_BYTES]
+    assert world.leftovers == []
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {}])
+async def test_a_stream_has_openais_chunks_and_no_usage_unless_asked(tmp_path: Path, options: Any) -> None:
+    events = events_of((await ask(World(tmp_path), stream=True, stream_options=options)).text)
+    assert events[-1] == "[DONE]"
+    assert len({(event["id"], event["created"]) for event in events[:-1]}) == 1
+    assert {(event["object"], event["model"]) for event in events[:-1]} == {("chat.completion.chunk", "fake-target")}
+    assert all(set(event) == {"id", "object", "created", "model", "choices"} for event in events[:-1])
+    assert [event["choices"] for event in events[:-1]] == [
+        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "A red"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": " squäre."}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}],
+    ]
+
+
+async def test_with_include_usage_the_last_chunk_has_it_and_the_others_null(tmp_path: Path) -> None:
+    response = await ask(World(tmp_path), stream=True, stream_options={"include_usage": True})
+    events = events_of(response.text)
+    assert [event["usage"] for event in events[:-2]] == [None] * 4
+    assert (events[-2]["choices"], events[-2]["usage"]) == ([], USAGE)
+
+
+async def test_pauses_are_filled_and_failures_are_events(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, FakeEngine(ANSWER[0], gate, GenerationFailed("at 0xdeadbeef")), keep_alive_s=0.02)
+    asyncio.get_running_loop().call_later(0.1, gate.set)
+    body = (await ask(world, stream=True)).text
+    assert ": keep-alive\n\n" in body
+    events = events_of(body)
+    assert (events[-2]["error"]["code"], events[-1]) == ("generation_failed", "[DONE]")
+    assert "0xdeadbeef" not in body
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        VIDEO,
+        {"type": "input_video", "input_video": {"data": base64.b64encode(CLIP_BYTES).decode()}},
+        {"type": "input_video", "input_video": {"data": DATA_URL}},
+        {"type": "input_video", "input_video": {"url": DATA_URL}},
+    ],
+)
+async def test_each_way_to_send_a_video_is_taken(tmp_path: Path, part: Any) -> None:
+    world = World(tmp_path)
+    assert (await ask(world, messages=[user(ASK, part)])).status_code == 200
+    assert world.decoder.contents == [CLIP_BYTES]
+    assert world.engine.requests[0].messages == (ChatMessage(role="user", text="What moves?", num_videos=1),)
+
+
+async def test_an_uploaded_video_is_a_file_part(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    kept = (await world.client.post("/v1/videos", files=FILE)).json()
+    part = {"type": "file", "file": {"file_id": kept["id"]}}
+    assert (await ask(world, messages=[user(part, ASK)])).status_code == 200
+    assert len(world.decoder.requests) == 1
+    part = {"type": "file", "file": {"file_id": "video-none"}}
+    assert (await ask(world, messages=[user(part, ASK)])).status_code == 404
+
+
+async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi.", "refusal": None},
+        user(ASK, VIDEO, {"type": "text", "text": "And why?"}),
+        {"role": "assistant", "content": [{"type": "text", "text": "A square."}]},
+        {"role": "user", "content": "Where to?"},
+    ]
+    assert (await ask(world, messages=turns)).status_code == 200
+    assert world.engine.requests[0].messages == (
+        ChatMessage(role="system", text="Be brief."),
+        ChatMessage(role="user", text="Hello"),
+        ChatMessage(role="assistant", text="Hi."),
+        ChatMessage(role="user", text="What moves?\nAnd why?", num_videos=1),
+        ChatMessage(role="assistant", text="A square."),
+        ChatMessage(role="user", text="Where to?"),
+    )
+
+
+async def test_every_option_reaches_the_engine_or_the_decoder(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    response = await ask(
+        world, max_completion_tokens=7, temperature=0.5, top_p=0.9, top_k=40, seed=3, stop="END", fps=2.5,
+        max_frames=6, start_s=1, end_s=2.5, speculation="serial", compression="none",
+    )  # fmt: skip
+    assert response.status_code == 200, response.text
+    asked = world.engine.requests[0]
+    assert (asked.max_tokens, asked.stop, asked.speculation) == (7, ("END",), SpeculationMode.SERIAL)
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (0.5, 0.9, 40)
+    assert asked.sampling.seed == 3
+    assert world.decoder.requests == [FrameRequest(fps=2.5, max_frames=6, start_s=1.0, end_s=2.5)]
+
+
+async def test_what_means_not_wanted_is_taken(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    response = await ask(
+        world, n=1, logprobs=False, top_logprobs=0, presence_penalty=0, frequency_penalty=0.0, stop=None, seed=None,
+        response_format={"type": "text"}, temperature=None, top_p=None, max_tokens=5, max_completion_tokens=5,
+        stream=None, stream_options=None,
+    )  # fmt: skip
+    assert response.status_code == 200, response.text
+    sampling = world.engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"n": 2}, "n", "one answer per request"),
+        ({"n": 0}, "n", "one answer per request"),
+        ({"logprobs": True}, "logprobs", "no log probabilities"),
+        ({"top_logprobs": 3}, "top_logprobs", "no log probabilities"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "no penalties"),
+        ({"frequency_penalty": -1}, "frequency_penalty", "no penalties"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "plain text only"),
+        ({"tools": []}, "tools", "Unknown field 'tools'"),
+        ({"user": "me"}, "user", "Unknown field 'user'"),
+        ({"num_frame": 3}, "num_frame", "Did you mean num_frames?"),
+        ({"prompt": "x"}, "prompt", "Unknown field"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
+        ({"stream": True, "stream_options": {"include_use": True}}, "stream_options.include_use", "include_usage?"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "not both"),
+        ({"fps": 1, "num_frames": 2}, "fps", "not both"),
+        ({"temperature": 3}, "temperature", ""),
+        ({"messages": None}, "messages", ""),
+        ({"messages": []}, "messages", ""),
+        ({"messages": [user(ASK)]}, "messages", "exactly one video"),
+        ({"messages": [user(VIDEO, ASK, VIDEO)]}, "messages", "exactly one video"),
+        ({"messages": [user(VIDEO, ASK), user(VIDEO, ASK)]}, "messages", "exactly one video"),
+        ({"messages": [user(VIDEO)]}, "messages.0", "must say something"),
+        ({"messages": [{**user(VIDEO, ASK), "role": "system"}, user(ASK)]}, "messages.0.role", "in a user turn"),
+        ({"messages": [user(VIDEO, ASK), {"role": "assistant", "content": "x"}]}, "messages.1.role", "the user's"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", ""),
+        ({"messages": [{**user(VIDEO, ASK), "name": "me"}]}, "messages.0.name", "Unknown field"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", ""),
+        ({"messages": [user(VIDEO, {"type": "text", "text": " "})]}, "messages.0.content.1.text", ""),
+        ({"messages": [user(VIDEO, {"type": "image_url", "image_url": {}})]}, "messages.0.content.1", "no images"),
+        ({"messages": [user(VIDEO, {"type": "input_audio"})]}, "messages.0.content.1", "no audio"),
+        ({"messages": [user(VIDEO, {"text": "x"})]}, "messages.0.content.1", ""),
+        ({"messages": [user({"type": "video_url", "video_url": "x"})]}, "messages.0.content.0.video_url", ""),
+        (
+            {"messages": [user({"type": "video_url", "video_url": {"url": DATA_URL, "fps": 2}}, ASK)]},
+            "messages.0.content.0.video_url.fps", "Unknown field",
+        ),
+        ({"messages": [user({"type": "input_video", "input_video": {}}, ASK)]}, "messages", "exactly one of data"),
+        ({"messages": [user({"type": "video_url", "video_url": {"url": "data:,x"}}, ASK)]}, "video", "data:video/"),
+        (
+            {"messages": [user({"type": "video_url", "video_url": {"url": "https://a.example/b"}}, ASK)]},
+            "video_url", "does not fetch URLs",
+        ),
+        (
+            {"messages": [user({"type": "video_url", "video_url": {"url": "file:///etc/passwd"}}, ASK)]},
+            "video_url", "does not fetch URLs",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_is_not_done_here_is_a_400_that_says_so(
+    tmp_path: Path, fields: dict[str, Any], param: str, words: str
+) -> None:
+    world = World(tmp_path)
+    response = await ask(world, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_request")
+    assert error["param"] == param
+    assert words in error["message"]
+    assert (world.decoder.requests, world.leftovers) == ([], [])
+
+
+async def test_another_model_is_a_404(tmp_path: Path) -> None:
+    error = await ask(World(tmp_path), model="gpt-4o")
+    assert (error.status_code, error.json()["error"]["code"]) == (404, "model_not_found")
+    assert "'fake-target'" in error.json()["error"]["message"]
+    assert (await ask(World(tmp_path), model=None)).status_code == 200
+
+
+async def test_only_json_is_taken(tmp_path: Path) -> None:
+    response = await World(tmp_path).client.post(URL, files=FILE, data={"messages": "[]"})
+    assert response.status_code == 415
+
+
+async def test_its_bytes_have_the_same_limits_as_those_of_any_other_body(tmp_path: Path) -> None:
+    assert (await ask(World(tmp_path, max_upload_bytes=10))).status_code == 413
+    assert (await ask(World(tmp_path, max_json_bytes=100))).status_code == 413
+    assert (await ask(World(tmp_path, FakeEngine(is_ready=False)))).status_code == 503
+    world = World(tmp_path, max_running_requests=1, max_queued_requests=0)
+    with world.admission.place(""):
+        assert (await ask(world)).status_code == 503

@@ -1,0 +1,65 @@
+"""What the OpenAPI document says, tried out at random against a server process: no 5xx, nothing undocumented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.api.processes import Served, served
+
+pytestmark = [pytest.mark.api, pytest.mark.slow]
+
+KEY = "the-key-0123456789abcdef"
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module", params=["open", "closed"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Once for anybody, once with keys that nobody sends."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(KEY)
+    flags = ("--api-key-file", str(keys)) if request.param == "closed" else ()
+    with served("--no-access-log", "--upload-timeout-s", "5", *flags) as server:
+        yield server
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_every_operation_does_what_its_document_says(server: Served, mode: GenerationMode) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=headers)
+    tried = set()
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
+        operation = result.ok()
+
+        @hypothesis.settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+        def call(case: Any) -> None:
+            case.call_and_validate(checks=CHECKS)
+
+        try:
+            call()
+        except hypothesis.errors.Unsatisfiable:  # nothing about this operation can be wrong
+            assert mode is GenerationMode.NEGATIVE
+        tried.add(operation.label)
+    assert len(tried) >= 10

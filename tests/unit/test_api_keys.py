@@ -1,0 +1,79 @@
+"""API keys as settings: from both sources, checked, and never repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import SECRETS, Settings, api_keys, load_settings
+
+pytestmark = pytest.mark.unit
+
+ONE, TWO, THREE = (f"{word}-0123456789abcdef" for word in ("one", "two", "three"))
+
+
+def test_without_a_source_nobody_is_asked_for_a_key() -> None:
+    assert api_keys(Settings()) == frozenset()
+
+
+def test_both_sources_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# for the web page\n{ONE}\r\n\n  {TWO}\n")
+    monkeypatch.setenv("VIDSPEC_API_KEYS", f"{THREE}, {ONE}")
+    assert api_keys(load_settings({"api_key_file": str(file)})) == {ONE, TWO, THREE}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file or directory"),
+        (b"", "has no API key"),
+        (b"# nothing\n\n", "has no API key"),
+        (b"short-key\n", "16 to 256 printable ASCII characters"),
+        (b"sixteen characters with spaces\n", "no spaces"),
+        ("schlüssel-0123456789\n".encode(), "printable ASCII"),
+        (b"x" * 257, "16 to 256"),
+        (b"\xff\xfe", "it is not UTF-8 text"),
+    ],
+)
+def test_a_bad_file_is_an_error_that_repeats_none_of_it(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        api_keys(Settings(api_key_file=file))
+    assert str(file) in caught.value.message
+    assert not content or content.decode(errors="replace").strip() not in caught.value.message.replace("16", "")
+
+
+@pytest.mark.parametrize("given", [",", " , ", "short", f"{ONE},short"])
+def test_a_bad_variable_is_an_error_that_repeats_none_of_it(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("VIDSPEC_API_KEYS", given)
+    with pytest.raises(ConfigError, match="VIDSPEC_API_KEYS") as caught:
+        api_keys(load_settings({}))
+    assert "short" not in caught.value.message
+
+
+def test_a_secret_of_the_wrong_type_is_not_repeated_either(tmp_path: Path) -> None:
+    config = tmp_path / "vidspec.yaml"
+    config.write_text(f"api_keys: [{ONE}, {TWO}]\n")
+    with pytest.raises(ConfigError, match="api_keys in ") as caught:
+        load_settings({}, config)
+    assert ONE not in caught.value.message
+
+
+def test_secrets_are_not_shown_with_the_other_settings() -> None:
+    assert sorted(SECRETS) == ["api_keys"]
+    assert ONE not in repr(Settings(api_keys=ONE))  # type: ignore[arg-type]  # as every source gives it
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("a.example", ("a.example",)), ("a.example, b.example:8443", ("a.example", "b.example:8443"))]
+)
+def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch, given: str, meant: tuple[str, ...]) -> None:
+    monkeypatch.setenv("VIDSPEC_VIDEO_URL_HOSTS", given)
+    assert load_settings({"cors_origins": given}).video_url_hosts == meant
+    assert load_settings({"cors_origins": given}).cors_origins == meant
+    assert load_settings({}).cors_origins is None
