@@ -1,0 +1,162 @@
+"""Register tiles: rows times a strip of 32 columns, query heads times a key, exponentials, the gated activation.
+
+Each sum is one chain of fused multiply-adds in ascending order, whatever the number of rows in the tile: that makes
+a step row-invariant by construction, where libraries choose their order by shape.
+
+Operands are addresses as integers and strides in elements, so that a tile works on any slice of any array.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+
+from vidspec_models.cpu_kernels.vectors import F32, I16, LANES, Emitter, index, splat
+
+STRIP = 2 * LANES  # columns of a strip
+MAX_ROWS = 12  # rows of a tile: 24 accumulators, of the 32 registers that AVX-512 has
+
+
+@intrinsic
+def strip_tile(
+    _typing: Any, like: Any, rows: Any, x: Any, x_stride: Any, w: Any, w_stride: Any,
+    out: Any, out_stride: Any, count: Any,
+) -> Any:  # fmt: skip
+    """out[r, :32] += sum over k < count of x[r, k] * w[k, :32] for r < rows <= MAX_ROWS.
+
+    `like` is an array of w's type, float32 or uint16 (the bits of a bfloat16); x and out are float32.
+    """
+    element, size = (I16, 2) if like.dtype == types.uint16 else (F32, 4)
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        _, rows, x, x_stride, w, w_stride, out, out_stride, count = arguments
+        emitter = Emitter(builder)
+        halves = range(0, STRIP, LANES)
+
+        def emit(num_rows: int) -> None:
+            lines = [emitter.address(x, index(r), x_stride, 4) for r in range(num_rows)]
+            outs = [emitter.address(out, index(r), out_stride, 4) for r in range(num_rows)]
+            places = [emitter.beyond(line, half * 4) for line in outs for half in halves]
+
+            def body(k: Any, sums: list[Any]) -> list[Any]:
+                strip = emitter.address(w, k, w_stride, size)
+                columns = [emitter.load(emitter.beyond(strip, half * size), element) for half in halves]
+                factors = [emitter.load_spread(emitter.address(line, k, index(1), 4)) for line in lines]
+                pairs = [(factor, column) for factor in factors for column in columns]
+                return [emitter.fma(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
+
+            sums = emitter.loop(count, [emitter.load(place) for place in places], body)
+            for place, total in zip(places, sums, strict=True):
+                emitter.store(total, place)
+
+        emitter.select_rows(rows, MAX_ROWS, emit)
+        return context.get_dummy_value()
+
+    return types.none(like, rows, x, x_stride, w, w_stride, out, out_stride, count), generate
+
+
+@intrinsic
+def dot_tile(
+    _typing: Any, rows: Any, queries: Any, query_stride: Any, key: Any, out: Any, out_stride: Any, count: Any
+) -> Any:  # fmt: skip
+    """out[r * out_stride] = queries[r] . key over count * 16 elements, for r < rows <= MAX_ROWS."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        rows, queries, query_stride, key, out, out_stride, count = arguments
+        emitter = Emitter(builder)
+
+        def emit(num_rows: int) -> None:
+            lines = [emitter.address(queries, index(r), query_stride, 4) for r in range(num_rows)]
+
+            def body(k: Any, sums: list[Any]) -> list[Any]:
+                part = emitter.load(emitter.address(key, k, index(LANES), 4))
+                parts = [emitter.load(emitter.address(line, k, index(LANES), 4)) for line in lines]
+                return [emitter.fma(query, part, before) for query, before in zip(parts, sums, strict=True)]
+
+            for r, sums in enumerate(emitter.loop(count, [splat(0.0)] * num_rows, body)):
+                emitter.store(emitter.total(sums), emitter.address(out, index(r), out_stride, 4))
+
+        emitter.select_rows(rows, MAX_ROWS, emit)
+        return context.get_dummy_value()
+
+    return types.none(rows, queries, query_stride, key, out, out_stride, count), generate
+
+
+@intrinsic
+def exponentials(_typing: Any, numbers: Any, scale: Any, shift: Any, count: Any) -> Any:
+    """In place exp(scale * x - shift) over count * 16 float32; returns their sum."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers, scale, shift, count = arguments
+        emitter = Emitter(builder)
+        factor, most = emitter.spread(scale), emitter.spread(shift)
+
+        def body(k: Any, sums: list[Any]) -> list[Any]:
+            place = emitter.address(numbers, k, index(LANES), 4)
+            value = emitter.exp(builder.fsub(builder.fmul(emitter.load(place), factor), most))
+            emitter.store(value, place)
+            return [builder.fadd(sums[0], value)]
+
+        return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
+
+    return types.float32(numbers, types.float32, types.float32, count), generate
+
+
+@intrinsic
+def gated(_typing: Any, gate: Any, up: Any, count: Any) -> Any:
+    """In place gate = silu(gate) * up over count * 16 float32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        gate, up, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, _: list[Any]) -> list[Any]:
+            place = emitter.address(gate, k, index(LANES), 4)
+            value = emitter.load(place)
+            decay = emitter.exp(builder.fsub(splat(0.0), value))
+            activated = builder.fdiv(value, builder.fadd(splat(1.0), decay))
+            emitter.store(builder.fmul(activated, emitter.load(emitter.address(up, k, index(LANES), 4))), place)
+            return []
+
+        emitter.loop(count, [], body)
+        return context.get_dummy_value()
+
+    return types.none(gate, up, count), generate
+
+
+@intrinsic
+def sum_of_squares(_typing: Any, numbers: Any, count: Any) -> Any:
+    """Of count * 16 float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, sums: list[Any]) -> list[Any]:
+            part = emitter.load(emitter.address(numbers, k, index(LANES), 4))
+            return [emitter.fma(part, part, sums[0])]
+
+        return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
+
+    return types.float32(numbers, count), generate
+
+
+@intrinsic
+def copy_line(_typing: Any, source: Any, target: Any, count: Any) -> Any:
+    """Copy count * 16 float32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        source, target, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, _: list[Any]) -> list[Any]:
+            value = emitter.load(emitter.address(source, k, index(LANES), 4))
+            emitter.store(value, emitter.address(target, k, index(LANES), 4))
+            return []
+
+        emitter.loop(count, [], body)
+        return context.get_dummy_value()
+
+    return types.none(source, target, count), generate

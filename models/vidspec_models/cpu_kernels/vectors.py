@@ -1,0 +1,128 @@
+"""LLVM vectors for numba: the handful of instructions that the kernels' tiles are made of.
+
+LLVM maps the 16-lane vectors to what the machine has: one AVX-512 register, two of AVX2, four of NEON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 16
+
+F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+VECTOR = ir.VectorType(F32, LANES)
+_INTEGERS = ir.VectorType(I32, LANES)
+_LOG2_E = 1.4426950408889634
+# 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
+_EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
+_LEAST_EXPONENT, _MOST_EXPONENT = -126.0, 127.0
+
+
+def index(value: int) -> Any:
+    """An int64 constant."""
+    return ir.Constant(I64, value)
+
+
+def splat(value: float) -> Any:
+    """A vector constant."""
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+class Emitter:
+    """Emits into one builder; addresses are int64, strides count elements."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def _call(self, name: str, result: Any, arguments: list[Any], **flags: Any) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments, **flags)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self._call("llvm.fma.v16f32", VECTOR, [a, b, c])
+
+    def total(self, vector: Any) -> Any:
+        """Sum of the lanes, always by the same tree."""
+        arguments = [ir.Constant(F32, 0.0), vector]
+        return self._call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
+
+    def exp(self, x: Any) -> Any:
+        """e**x as 2**round(y) * 2**(y - round(y)) with y = x log2 e, held within what a float32 can be."""
+        builder = self.builder
+        power = builder.fmul(x, splat(_LOG2_E))
+        power = self._call("llvm.maxnum.v16f32", VECTOR, [power, splat(_LEAST_EXPONENT)])
+        power = self._call("llvm.minnum.v16f32", VECTOR, [power, splat(_MOST_EXPONENT)])
+        whole = self._call("llvm.rint.v16f32", VECTOR, [power])
+        rest = builder.fsub(power, whole)
+        value = splat(_EXP2[-1])
+        for factor in reversed(_EXP2[:-1]):
+            value = self.fma(value, rest, splat(factor))
+        exponent = builder.add(builder.fptosi(whole, _INTEGERS), ir.Constant(_INTEGERS, [127] * LANES))
+        scale = builder.bitcast(builder.shl(exponent, ir.Constant(_INTEGERS, [23] * LANES)), VECTOR)
+        return builder.fmul(value, scale)
+
+    def address(self, base: Any, position: Any, stride: Any, size: int) -> Any:
+        """base + position * stride elements of `size` bytes."""
+        builder = self.builder
+        return builder.add(base, builder.mul(builder.mul(position, stride), index(size)))
+
+    def beyond(self, base: Any, num_bytes: int) -> Any:
+        return self.builder.add(base, index(num_bytes)) if num_bytes else base
+
+    def load(self, address: Any, element: Any = F32) -> Any:
+        """One vector as float32; a bfloat16 is the upper half of a float32."""
+        kind = ir.VectorType(element, LANES)
+        loaded = self.builder.load(self.builder.inttoptr(address, kind.as_pointer()))
+        loaded.align = 2
+        if element is F32:
+            return loaded
+        raised = self.builder.shl(self.builder.zext(loaded, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES))
+        return self.builder.bitcast(raised, VECTOR)
+
+    def spread(self, scalar: Any) -> Any:
+        """One float32 in all lanes."""
+        one = self.builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(one, one, ir.Constant(_INTEGERS, [0] * LANES))
+
+    def load_spread(self, address: Any) -> Any:
+        return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())))
+
+    def store(self, value: Any, address: Any) -> None:
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = 4
+
+    def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+        """`for k in range(count)` with vectors carried in registers; count is at least 1."""
+        builder = self.builder
+        before, inside = builder.block, builder.append_basic_block("loop")
+        after = builder.append_basic_block("after")
+        builder.branch(inside)
+        builder.position_at_end(inside)
+        position = builder.phi(I64)
+        carried = [builder.phi(VECTOR) for _ in initial]
+        results = body(position, carried)
+        following = builder.add(position, index(1))
+        position.add_incoming(index(0), before)
+        position.add_incoming(following, inside)
+        for phi, first, result in zip(carried, initial, results, strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(result, inside)
+        builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+        builder.position_at_end(after)
+        return results
+
+    def select_rows(self, rows: Any, most: int, emit: Callable[[int], None]) -> None:
+        """Run the code emitted for the number of rows, 1..most; anything else does nothing."""
+        builder = self.builder
+        end = builder.append_basic_block("rows.end")
+        switch = builder.switch(rows, end)
+        for count in range(1, most + 1):
+            case = builder.append_basic_block(f"rows.{count}")
+            switch.add_case(index(count), case)
+            builder.position_at_end(case)
+            emit(count)
+            builder.branch(end)
+        builder.position_at_end(end)

@@ -1,0 +1,148 @@
+"""CpuStep: a model's decoding step on a CPU through compiled kernels, for Llama-shaped decoders in float32 arithmetic.
+
+A step reads every weight once, so its time is the weights' bytes. They stay in the narrowest type that holds them
+exactly: a checkpoint stored in bfloat16 is streamed as bfloat16 and widened in registers, which halves a step's time
+and changes no bit of its result. Prefill, with hundreds of rows, is bound by arithmetic and stays with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vidspec_models.cpu_kernels.kernels import SEGMENT_FIELDS, StepWeights, decode
+from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
+from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.decoder_weights import fused_weights, query_key_norm, query_key_value_bias
+from vidspec_models.kv_cache import KVCache
+
+_LOW_HALF = 0xFFFF
+
+
+class CpuStep:
+    """Weights in kernel form; keeps no state between calls."""
+
+    def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._embedding = _array(decoder.embedding)
+        self._tables = _array(decoder.rotary_tables)
+        self._vocabulary = lm_head.weight.shape[0]
+        self._eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
+        self._weights = _step_weights(language_model, lm_head, decoder.head_dim)
+        self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])  # compiles, or fetches what an earlier start did
+
+    @property
+    def num_bytes(self) -> int:
+        """Weights that a step reads."""
+        return sum(array.nbytes for array in self._weights if array.shape[-1] == STRIP)
+
+    def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
+        """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.
+
+        Writes every row's keys and values; advancing the caches' lengths is the caller's.
+        """
+        decoder = self._decoder
+        described = np.empty((len(segments), SEGMENT_FIELDS), np.int64)
+        row = 0
+        for i, segment in enumerate(segments):
+            cache = segment.cache
+            described[i] = (
+                row,
+                segment.num_rows,
+                segment.start,
+                cache.keys.data_ptr(),
+                cache.values.data_ptr(),
+                cache.capacity,
+                *((0, 0) if cache.hidden is None else (cache.hidden.count, cache.hidden.first_layer)),
+            )
+            row += segment.num_rows
+        logits = decode(
+            self._embedding[list(ids)],
+            self._tables[list(positions)],
+            _described(segments),
+            decoder.num_heads,
+            decoder.num_kv_heads,
+            self._eps,
+            decoder.scale,
+            self._weights,
+        )
+        return torch.from_numpy(logits)[:, : self._vocabulary]
+
+
+def supports(language_model: Any) -> bool:
+    """Whether the kernels compute this model: float32 on a CPU, in sizes that fill whole vectors."""
+    config, embedding = language_model.config, language_model.embed_tokens.weight
+    head_dim = language_model.layers[0].self_attn.head_dim
+    group = config.num_attention_heads // config.num_key_value_heads
+    fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
+    return fits and group <= MAX_ROWS and embedding.device.type == "cpu" and embedding.dtype is torch.float32
+
+
+def _described(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """Segments as the kernels take them, [n, SEGMENT_FIELDS]."""
+    table = np.empty((len(segments), SEGMENT_FIELDS), np.int64)
+    row = 0
+    for i, segment in enumerate(segments):
+        cache, hidden = segment.cache, segment.cache.hidden
+        table[i] = (
+            row,
+            segment.num_rows,
+            segment.start,
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            cache.capacity,
+            0 if hidden is None else hidden.count,
+            0 if hidden is None else hidden.first_layer,
+        )
+        row += segment.num_rows
+    return table
+
+
+def _step_weights(language_model: Any, lm_head: Any, head_dim: int) -> StepWeights:
+    layers = language_model.layers
+    qkv, output, gate_up, down = (
+        _strips(weights) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
+    )
+    head_norms = [query_key_norm(layer.self_attn) for layer in layers]
+    return StepWeights(
+        attention_norm=_stacked([layer.input_layernorm.weight for layer in layers]),
+        qkv=qkv,
+        qkv_bias=_stacked([_bias(layer.self_attn, qkv) for layer in layers]),
+        head_norm=_stacked([torch.empty(0, head_dim) if norm is None else norm for norm in head_norms]),
+        output=output,
+        mlp_norm=_stacked([layer.post_attention_layernorm.weight for layer in layers]),
+        gate_up=gate_up,
+        down=down,
+        final_norm=_array(language_model.norm.weight),
+        head=_strips([lm_head.weight.detach()])[0],
+    )
+
+
+def _strips(weights: Sequence[Tensor]) -> NDArray[Any]:
+    """Linear weights [N, K] of every layer as [layers, N / 32, K, 32], in the narrowest type that is exact."""
+    stacked = np.stack([_array(weight) for weight in weights])
+    num_layers, columns, inner = stacked.shape
+    padded = np.zeros((num_layers, -(-columns // STRIP) * STRIP, inner), np.float32)
+    padded[:, :columns] = stacked
+    strips = np.ascontiguousarray(padded.reshape(num_layers, -1, STRIP, inner).transpose(0, 1, 3, 2))
+    bits = strips.view(np.uint32)
+    return strips if (bits & _LOW_HALF).any() else (bits >> 16).astype(np.uint16)
+
+
+def _bias(attention: Any, qkv: NDArray[Any]) -> Tensor:
+    bias = query_key_value_bias(attention)
+    return torch.zeros(qkv.shape[1] * STRIP) if bias is None else bias
+
+
+def _stacked(vectors: Sequence[Tensor]) -> NDArray[Any]:
+    return np.stack([_array(vector) for vector in vectors])
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    found: NDArray[Any] = tensor.detach().float().contiguous().numpy()
+    return found

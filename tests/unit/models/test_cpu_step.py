@@ -1,0 +1,153 @@
+"""The compiled step against transformers' modules and against itself: same logits, and bits that no company changes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from vidspec_models.cpu_kernels.kernels import product
+from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
+from vidspec_models.cpu_step import CpuStep, supports
+from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.row_invariance import PREFILL_RULE
+
+pytestmark = pytest.mark.unit
+
+CONTEXT = 512
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+}
+FAMILIES = ["qwen2", "qwen3", "llama"]
+
+
+def build(family: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {**SIZES, **changes}
+    if family == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**sizes))
+        for layer in model.model.layers:  # biases start as zeros, which would hide a mistake
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                torch.nn.init.normal_(projection.bias, std=0.5)
+    elif family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=32))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters={"rope_type": "linear", "factor": 2.0}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4.0)  # initial weights are so small that every logit would look alike
+    return model.eval()
+
+
+class Stepper:
+    """A model whose every row goes through the compiled step."""
+
+    def __init__(self, model: Any) -> None:
+        with torch.inference_mode():
+            self.decoder = Decoder(model.model, model.lm_head, CONTEXT, row_rule=PREFILL_RULE)
+        self.step = CpuStep(model.model, model.lm_head, self.decoder)
+
+    def cache(self) -> KVCache:
+        return KVCache(self.decoder.geometry, CONTEXT)
+
+    def run(self, *batch: tuple[KVCache, list[int]]) -> Tensor:
+        segments = [Segment(cache, cache.length, len(ids)) for cache, ids in batch]
+        positions = [segment.start + i for segment in segments for i in range(segment.num_rows)]
+        logits = self.step([token for _, ids in batch for token in ids], positions, segments)
+        for cache, ids in batch:
+            cache.length += len(ids)
+        return logits
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    found: list[int] = torch.randint(0, 97, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pace", [1, 7, 30])
+def test_logits_equal_the_reference(family: str, pace: int) -> None:
+    model = build(family)
+    stepper = Stepper(model)
+    ids = tokens(90, 1)
+    with torch.inference_mode():
+        reference = model(torch.tensor([ids])).logits[0]
+    cache = stepper.cache()
+    pieces = torch.cat([stepper.run((cache, ids[at : at + pace])) for at in range(0, 90, pace)])
+    assert torch.allclose(pieces, reference, atol=5e-4)
+
+
+def test_the_decoder_and_the_step_share_a_cache() -> None:
+    model = build("qwen2")
+    stepper = Stepper(model)
+    ids = tokens(60, 2)
+    cache = stepper.cache()
+    decoder = stepper.decoder
+    with torch.inference_mode():
+        reference = model(torch.tensor([ids])).logits[0]
+        first = torch.tensor(ids[:40])
+        decoder.forward(decoder.embed(first), decoder.rotary(torch.arange(40)), [Segment(cache, 0, 40)])
+    cache.length = 40
+    assert torch.allclose(stepper.run((cache, ids[40:])), reference[40:], atol=5e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_scored_together_have_the_bits_they_have_alone(family: str) -> None:
+    stepper = Stepper(build(family))
+    prompt, text = tokens(250, 3), tokens(2 * MAX_ROWS + 5, 4)
+    cache = stepper.cache()
+    stepper.run((cache, prompt))
+    alone = torch.cat([stepper.run((cache, [token])) for token in text])
+    for count in range(1, len(text) + 1):
+        cache.truncate(250)
+        assert torch.equal(stepper.run((cache, text[:count])), alone[:count]), f"{count} rows"
+
+
+def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone() -> None:
+    stepper = Stepper(build("qwen2"))
+    prompts = [tokens(count, 5) for count in (5, 200, 61)]
+    rows = [tokens(count, 6) for count in (4, 2, 9)]
+    caches = [[stepper.cache() for _ in prompts] for _ in range(2)]
+    for copies in caches:
+        for cache, prompt in zip(copies, prompts, strict=True):
+            stepper.run((cache, prompt))
+    alone = torch.cat([stepper.run(pair) for pair in zip(caches[0], rows, strict=True)])
+    assert torch.equal(stepper.run(*zip(caches[1], rows, strict=True)), alone)
+
+
+def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
+    generator = np.random.default_rng(7)
+    bits = generator.standard_normal((3, 128, STRIP)).astype(np.float32).view(np.uint32) >> 16
+    narrow, wide = bits.astype(np.uint16), (bits << 16).view(np.float32)
+    rows = generator.standard_normal((9, 128)).astype(np.float32)
+    first, second = (np.zeros((9, 3 * STRIP), np.float32) for _ in range(2))
+    product(rows, narrow, first)
+    product(rows, wide, second)
+    assert np.array_equal(first, second)
+    flat = wide.transpose(1, 0, 2).reshape(128, -1)
+    assert np.allclose(first, rows @ flat, atol=1e-4)
+
+
+def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
+    model = build("llama")
+    wide = Stepper(model).step.num_bytes
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    assert Stepper(model).step.num_bytes * 2 == wide
+
+
+def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
+    assert supports(build("llama").model)
+    assert not supports(build("llama", hidden_size=64).model)  # heads of 16
+    assert not supports(build("llama").bfloat16().model)
