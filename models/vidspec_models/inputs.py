@@ -29,6 +29,36 @@ class Video:
     source_fps: float
     source_num_frames: int
     duration_s: float
+    key: str | None = None  # equal keys mean equal videos; None: unlike any other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedVideo:
+    """All that a prompt needs of a video: the costly part of preparing one, and the same in every conversation."""
+
+    words: str  # what stands for it in the templated text
+    features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
+    grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
+    additions: tuple[Tensor, ...] = ()  # [rows, hidden size] each, for the decoder's first layers
+    patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, where positions depend on them
+    seconds_per_patch: float | None = None  # of time, where positions depend on it
+    key: str | None = None
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.grid[:, 0].max()) + 1
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.features, *self.additions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptIdentity:
+    """What the rows are made of: prompts of the same videos whose first `rows` are equal begin with equal rows."""
+
+    video_keys: tuple[str, ...]
+    rows: NDArray[np.int64]  # [P]: token ids, and at the videos' rows numbers of their own below zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +76,7 @@ class Prompt:
     next_position: int
     grid: Tensor | None = None  # int64 [video rows, 3]: (frame, row, column), frames counted through all videos
     layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
+    identity: PromptIdentity | None = None  # None: nothing computed for it may serve another prompt
 
     @property
     def num_tokens(self) -> int:

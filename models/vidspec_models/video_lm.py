@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.cuda_stream import SideStream
+from vidspec_models.decoder import Decoder, QueryObserver, Segment
+from vidspec_models.encoded_videos import EncodedVideos
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.kv_cache import KVCache
+
+StepLogits = Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]  # as `Decoder.step`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +28,29 @@ class StepRows:
     cache: KVCache
     ids: Sequence[int]
     position: int
+    pruner: KVPruner | None = None  # DyCoke on the target; `ids` then stay within what its `num_rows_left` says
 
 
 class VideoLM:
     """One model on one device. Not thread-safe; keeps no state between calls but its weights."""
 
-    def __init__(self, model: Any, processor: Any, family: Family, decoder: Decoder, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        family: Family,
+        decoder: Decoder,
+        stop_ids: frozenset[int],
+        step: StepLogits | None = None,
+    ) -> None:
+        """`step` computes decoding steps in the decoder's place."""
         self._model = model
         self._processor = processor
         self._family = family
         self.decoder = decoder
+        self._step = step or decoder.step
         self.stop_ids = stop_ids
+        self._side = SideStream(decoder.embedding.device)
 
     @property
     def context_length(self) -> int:
@@ -44,8 +61,10 @@ class VideoLM:
         return self._family.default_num_frames(self._processor)
 
     @torch.inference_mode()
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Prompt:
-        """Template, tokenise, run the vision tower. The costly part is the tower, once per video.
+    def prepare(
+        self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos | None = None
+    ) -> Prompt:
+        """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
         Raises ContextOverflow, before that cost where the videos alone are too much.
         """
@@ -56,10 +75,15 @@ class VideoLM:
                 f"the video takes {num_video_tokens} tokens, the model's context is {self.context_length}; "
                 "ask for fewer frames"
             )
-        return family.prepare(model, processor, self.decoder, turns, videos)
+        known = encoded or EncodedVideos(0)
+        with self._side.use():
+            features = [known.get(video, lambda each: family.encode(model, processor, each)) for video in videos]
+            return family.prepare(model, processor, self.decoder, turns, features)
 
     @torch.inference_mode()
-    def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int) -> Tensor | None:
+    def prefill(
+        self, prompt: Prompt, cache: KVCache, num_rows: int, observer: QueryObserver | None = None
+    ) -> Tensor | None:
         """Append the prompt's next `num_rows` rows; on the last chunk return the logits [V] after the prompt."""
         start = cache.length
         stop = min(start + num_rows, prompt.num_tokens)
@@ -70,6 +94,7 @@ class VideoLM:
             (cos[start:stop], sin[start:stop]),
             [Segment(cache, start, stop - start)],
             () if additions is None else additions[:, start:stop].unbind(0),
+            observer,
         )
         cache.length = stop
         if stop < prompt.num_tokens:
@@ -79,14 +104,14 @@ class VideoLM:
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
         """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence."""
+        for rows in batch:
+            if rows.pruner is not None:
+                rows.pruner.refresh(self.decoder, rows.cache, rows.ids[0], rows.position)
         counts = [len(rows.ids) for rows in batch]
         ids = [token for rows in batch for token in rows.ids]
         positions = [rows.position + i for rows, count in zip(batch, counts, strict=True) for i in range(count)]
-        ids_and_positions = torch.tensor((ids, positions), device=self.decoder.embedding.device)
         segments = [Segment(rows.cache, rows.cache.length, count) for rows, count in zip(batch, counts, strict=True)]
-        hidden = self.decoder.forward(
-            self.decoder.embed(ids_and_positions[0]), self.decoder.rotary(ids_and_positions[1]), segments
-        )
+        logits = self._step(ids, positions, segments)
         for rows, count in zip(batch, counts, strict=True):
             rows.cache.length += count
-        return list(self.decoder.logits(hidden).split(counts))
+        return list(logits.split(counts))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from vidspec_models.decoder import Decoder
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.inputs import EncodedVideo, Prompt, Turn, Video
 
 
 class Family(Protocol):
@@ -28,8 +28,12 @@ class Family(Protocol):
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
         ...
 
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        """Process the frames and run the vision tower: what is the same in every conversation about the video."""
+        ...
+
     def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
+        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
     ) -> Prompt:
-        """Template, tokenise, encode the videos and merge their features into the prompt's embeddings."""
+        """Template, tokenise and merge the videos' features into the prompt's embeddings."""
         ...

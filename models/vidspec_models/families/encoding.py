@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vidspec_models.decoder import Decoder
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.inputs import NO_CELL, EncodedVideo, Prompt, PromptIdentity, Turn, Video
 
 
 def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -43,56 +44,76 @@ def metadata(video: Video) -> dict[str, Any]:
     }
 
 
-def encode(
-    processor: Any, turns: Sequence[Turn], videos: Sequence[Video], arguments: Mapping[str, Any]
-) -> tuple[Tensor, list[Any]]:
-    """Token ids [P] with expanded placeholders, and the video processor's outputs for each video.
-
-    The steps of the processor's own call, but one video at a time: in one request clips differ in size and length.
-    """
-    text = processor.apply_chat_template(conversation(processor, turns), add_generation_prompt=True, tokenize=False)
-    processed = [
-        processor.video_processor(
-            [video.frames],
-            video_metadata=[metadata(video)],
-            do_sample_frames=False,
-            return_metadata=True,
-            return_tensors="pt",
-            **arguments,
-        )
-        for video in videos
-    ]
-    expanded = [processor.replace_video_token(outputs, video_idx=0) for outputs in processed]
-    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=expanded)
-    bos = processor.tokenizer.bos_token
-    has_bos = bos is not None and text.startswith(bos)
-    ids = processor.tokenizer(text, add_special_tokens=not has_bos, return_tensors="pt")["input_ids"][0]
-    return ids, processed
-
-
-def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, features: Sequence[Tensor]) -> Tensor:
-    """The ids' embeddings, video features [rows, hidden size] in their places."""
-    embeddings = decoder.embedding[ids]
-    if features:
-        embeddings[is_video] = torch.cat(list(features)).to(embeddings.dtype)
-    return embeddings
-
-
-def plain_prompt(
-    decoder: Decoder, ids: Tensor, is_video: Tensor, features: Sequence[Tensor], grid: Sequence[Tensor]
-) -> Prompt:
-    """A prompt with 1-D positions; call after `Decoder.require_room`."""
-    return Prompt(
-        ids=tuple(ids.tolist()),
-        embeddings=merged(decoder, ids, is_video, features),
-        rotary=decoder.prompt_rotary(len(ids)),
-        is_video=is_video,
-        next_position=len(ids),
-        grid=torch.cat(list(grid)).to(ids.device) if grid else None,
+def processed(processor: Any, video: Video, arguments: Mapping[str, Any]) -> Any:
+    """The video processor's outputs; one video at a time, since in one request clips differ in size and length."""
+    return processor.video_processor(
+        [video.frames],
+        video_metadata=[metadata(video)],
+        do_sample_frames=False,
+        return_metadata=True,
+        return_tensors="pt",
+        **arguments,
     )
 
 
-def cells(first_frame: int, num_frames: int, num_rows: int, num_columns: int) -> Tensor:
+def words_for(processor: Any, outputs: Any) -> str:
+    """The placeholders, and what may stand between them, of one processed video."""
+    words: str = processor.replace_video_token(outputs, video_idx=0)
+    return words
+
+
+def tokenised(processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo]) -> Tensor:
+    """Token ids [P] of a conversation, each video's words in its place."""
+    text = processor.apply_chat_template(conversation(processor, turns), add_generation_prompt=True, tokenize=False)
+    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
+    bos = processor.tokenizer.bos_token
+    has_bos = bos is not None and text.startswith(bos)
+    ids: Tensor = processor.tokenizer(text, add_special_tokens=not has_bos, return_tensors="pt")["input_ids"][0]
+    return ids
+
+
+def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
+    """The ids' embeddings [P, hidden size], the videos' features in their places."""
+    embeddings = decoder.embedding[ids]
+    if videos:
+        embeddings[is_video] = torch.cat([video.features for video in videos]).to(embeddings.dtype)
+    return embeddings
+
+
+def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor | None:
+    """The videos' grids one after the other, frames counted through all of them."""
+    grids, num_frames = [], 0
+    for video in videos:
+        first = torch.tensor((num_frames, 0, 0)).where(video.grid != NO_CELL, 0)
+        grids.append(video.grid + first)
+        num_frames += video.num_frames
+    return torch.cat(grids).to(device) if grids else None
+
+
+def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
+    """None for a prompt without videos or with one that has no key."""
+    keys = tuple(video.key for video in videos if video.key is not None)
+    if not keys or len(keys) < len(videos):
+        return None
+    rows = ids.cpu().numpy().copy()
+    rows[is_video.cpu().numpy()] = np.arange(-1, -1 - int(is_video.sum()), -1)
+    return PromptIdentity(video_keys=keys, rows=rows)
+
+
+def plain_prompt(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Prompt:
+    """A prompt with 1-D positions. Raises ContextOverflow."""
+    decoder.require_room(len(ids))
+    return Prompt(
+        ids=tuple(ids.tolist()),
+        embeddings=merged(decoder, ids, is_video, videos),
+        rotary=decoder.prompt_rotary(len(ids)),
+        is_video=is_video,
+        next_position=len(ids),
+        grid=joined_grid(videos, ids.device),
+        identity=identity(ids, is_video, videos),
+    )
+
+
+def cells(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
     """(frame, row, column) of every cell in reading order, int64 [cells, 3]."""
-    frames = torch.arange(first_frame, first_frame + num_frames)
-    return torch.cartesian_prod(frames, torch.arange(num_rows), torch.arange(num_columns))
+    return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))

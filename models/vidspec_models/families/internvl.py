@@ -7,8 +7,8 @@ from math import isqrt
 from typing import Any
 
 from vidspec_models.decoder import Decoder
-from vidspec_models.families.encoding import cells, encode, plain_prompt
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.families.encoding import cells, plain_prompt, processed, tokenised, words_for
+from vidspec_models.inputs import EncodedVideo, Prompt, Turn, Video
 
 _NUM_FRAMES = 32
 _FRAME_MARKS = 2  # <img> and </img>; the words before them are counted once they are tokenised
@@ -29,17 +29,18 @@ class InternVL:
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return len(video.frames) * (int(processor.image_seq_length) + _FRAME_MARKS)
 
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        outputs, side = processed(processor, video, self.video_arguments(processor)), isqrt(processor.image_seq_length)
+        pixels = outputs["pixel_values_videos"].to(model.device, model.dtype).flatten(0, 1)  # frames as images
+        return EncodedVideo(
+            words=words_for(processor, outputs),
+            features=model.get_image_features(pixels).pooler_output.flatten(0, 1),
+            grid=cells(len(pixels), side, side),
+            key=video.key,
+        )
+
     def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
+        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
     ) -> Prompt:
-        ids, processed = encode(processor, turns, videos, self.video_arguments(processor))
-        decoder.require_room(len(ids))
-        ids = ids.to(decoder.embedding.device)
-        features, grid, num_frames = [], [], 0
-        side = isqrt(processor.image_seq_length)
-        for outputs in processed:
-            pixels = outputs["pixel_values_videos"].to(ids.device, model.dtype).flatten(0, 1)  # frames as images
-            features.append(model.get_image_features(pixels).pooler_output.flatten(0, 1))
-            grid.append(cells(num_frames, len(pixels), side, side))
-            num_frames += len(pixels)
-        return plain_prompt(decoder, ids, ids == model.config.image_token_id, features, grid)
+        ids = tokenised(processor, turns, videos).to(decoder.embedding.device)
+        return plain_prompt(decoder, ids, ids == model.config.image_token_id, videos)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vidspec_models.decoder import Decoder
-from vidspec_models.families.encoding import cells, encode, plain_prompt
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.families.encoding import cells, plain_prompt, processed, tokenised, words_for
+from vidspec_models.inputs import EncodedVideo, Prompt, Turn, Video
 
 _NUM_FRAMES = 8  # 144 tokens each; the released 7B has a context of 4096
 
@@ -27,19 +27,21 @@ class LlavaNextVideo:
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return len(video.frames) * _side(model) ** 2
 
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        outputs, side = processed(processor, video, self.video_arguments(processor)), _side(model)
+        pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)  # [1, frames, 3, height, width]
+        return EncodedVideo(
+            words=words_for(processor, outputs),
+            features=model.get_video_features(pixels).pooler_output.flatten(0, 1),
+            grid=cells(pixels.shape[1], side, side),
+            key=video.key,
+        )
+
     def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
+        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
     ) -> Prompt:
-        ids, processed = encode(processor, turns, videos, self.video_arguments(processor))
-        decoder.require_room(len(ids))
-        ids = ids.to(decoder.embedding.device)
-        features, grid, num_frames = [], [], 0
-        for outputs in processed:
-            pixels = outputs["pixel_values_videos"].to(ids.device, model.dtype)  # [1, frames, 3, height, width]
-            features.append(model.get_video_features(pixels).pooler_output.flatten(0, 1))
-            grid.append(cells(num_frames, pixels.shape[1], _side(model), _side(model)))
-            num_frames += pixels.shape[1]
-        return plain_prompt(decoder, ids, ids == model.config.video_token_id, features, grid)
+        ids = tokenised(processor, turns, videos).to(decoder.embedding.device)
+        return plain_prompt(decoder, ids, ids == model.config.video_token_id, videos)
 
 
 def _side(model: Any) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from vidspec_models.decoder import Decoder
-from vidspec_models.families.encoding import cells, encode, plain_prompt
-from vidspec_models.inputs import NO_CELL, Prompt, Turn, Video
+from vidspec_models.families.encoding import cells, plain_prompt, processed, tokenised, words_for
+from vidspec_models.inputs import NO_CELL, EncodedVideo, Prompt, Turn, Video
 
 _RELEASED_NUM_FRAMES = 32  # what the released checkpoints were trained on
 
@@ -29,20 +29,21 @@ class LlavaOnevision:
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return len(video.frames) * _side(model) ** 2 + 1
 
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        outputs, side = processed(processor, video, self.video_arguments(processor)), _side(model)
+        pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)  # [1, frames, 3, height, width]
+        return EncodedVideo(
+            words=words_for(processor, outputs),
+            features=model.get_video_features(pixels).pooler_output.flatten(0, 1),
+            grid=torch.cat((cells(pixels.shape[1], side, side), torch.full((1, 3), NO_CELL))),  # the newline
+            key=video.key,
+        )
+
     def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
+        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
     ) -> Prompt:
-        ids, processed = encode(processor, turns, videos, self.video_arguments(processor))
-        decoder.require_room(len(ids))
-        ids = ids.to(decoder.embedding.device)
-        features, grid, side = [], [], _side(model)
-        newline, num_frames = torch.full((1, 3), NO_CELL), 0
-        for outputs in processed:
-            pixels = outputs["pixel_values_videos"].to(ids.device, model.dtype)  # [1, frames, 3, height, width]
-            features.append(model.get_video_features(pixels).pooler_output.flatten(0, 1))
-            grid += [cells(num_frames, pixels.shape[1], side, side), newline]
-            num_frames += pixels.shape[1]
-        return plain_prompt(decoder, ids, ids == model.config.video_token_id, features, grid)
+        ids = tokenised(processor, turns, videos).to(decoder.embedding.device)
+        return plain_prompt(decoder, ids, ids == model.config.video_token_id, videos)
 
 
 def _side(model: Any) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from vidspec_models.decoder import Decoder
 from vidspec_models.families.qwen_vl import Qwen2VL
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.inputs import EncodedVideo, Video
 
 _PAIR_MARKS = 2  # the start and end of vision; the words of the time are counted once they are tokenised
 
@@ -27,13 +26,11 @@ class Qwen3VL(Qwen2VL):
         pairs = -(-len(video.frames) // int(processor.video_processor.temporal_patch_size))
         return super().num_video_tokens(model, processor, video) + _PAIR_MARKS * pairs
 
-    def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
-    ) -> Prompt:
-        return super().prepare(model, processor, decoder, turns, [_at_least_a_pair(video) for video in videos])
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        return super().encode(model, processor, _at_least_a_pair(video))
 
-    def _additions(self, encoded: Any) -> list[Tensor]:
-        return [videos[0] for videos in encoded.deepstack_features]
+    def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
+        return tuple(videos[0] for videos in encoded.deepstack_features)
 
 
 def _at_least_a_pair(video: Video) -> Video:

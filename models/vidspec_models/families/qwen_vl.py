@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vidspec_models.decoder import Decoder
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.encoding import cells, encode, merged
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.families.encoding import cells, identity, joined_grid, merged, processed, tokenised, words_for
+from vidspec_models.inputs import EncodedVideo, Prompt, Turn, Video
 
 _NUM_FRAMES = 32
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the cap would be the far larger one of images
@@ -37,20 +37,34 @@ class Qwen2VL:
         patches: int = ours.get_num_of_video_patches(*video.frames.shape[:3], self.video_arguments(processor))
         return patches // int(ours.merge_size) ** 2
 
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        outputs = processed(processor, video, self.video_arguments(processor))
+        pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
+        encoded = model.get_video_features(pixels, patches.to(model.device))
+        (num_frames, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
+        return EncodedVideo(
+            words=words_for(processor, outputs),
+            features=torch.cat(encoded.pooler_output),
+            grid=cells(num_frames, num_rows // merge, num_columns // merge),
+            additions=self._additions(encoded),
+            patches=patches,
+            seconds_per_patch=self._seconds_per_patch(processor, video),
+            key=video.key,
+        )
+
     def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[Video]
+        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
     ) -> Prompt:
-        ids, processed = encode(processor, turns, videos, self.video_arguments(processor))
+        ids = tokenised(processor, turns, videos)
+        decoder.require_room(len(ids))
         is_video = ids == model.config.video_token_id
-        grids = torch.cat([outputs["video_grid_thw"] for outputs in processed]) if videos else None
         positions, _ = model.model.get_rope_index(
             ids[None],
             mm_token_type_ids=2 * is_video.int()[None] if videos else torch.zeros_like(ids)[None],
-            video_grid_thw=grids,
-            **self._times(processor, videos),
+            video_grid_thw=_patches(videos),
+            **_times(videos),
         )  # asked for every request; the positions that the module keeps are another request's
         next_position = int(positions.max()) + 1
-        decoder.require_room(len(ids))
         if next_position >= decoder.context_length:
             raise ContextOverflow(
                 f"the video's time reaches position {next_position}, the model's context is {decoder.context_length}; "
@@ -58,37 +72,42 @@ class Qwen2VL:
             )
         device = decoder.embedding.device
         ids, is_video = ids.to(device), is_video.to(device)
-        features, additions = [], []
-        for outputs in processed:
-            pixels = outputs["pixel_values_videos"].to(device, model.dtype)
-            encoded = model.get_video_features(pixels, outputs["video_grid_thw"].to(device))
-            features.append(torch.cat(encoded.pooler_output))
-            additions.append(self._additions(encoded))
         return Prompt(
             ids=tuple(ids.tolist()),
-            embeddings=merged(decoder, ids, is_video, features),
+            embeddings=merged(decoder, ids, is_video, videos),
             rotary=decoder.rotary_from(self.language_model(model).rotary_emb, positions.to(device)),
             is_video=is_video,
             next_position=next_position,
-            grid=_cells(grids, processor.video_processor.merge_size).to(device) if grids is not None else None,
-            layer_additions=_spread(additions, is_video) if additions and additions[0] else None,
+            grid=joined_grid(videos, device),
+            layer_additions=_spread([video.additions for video in videos], is_video),
+            identity=identity(ids, is_video, videos),
         )
 
-    def _times(self, processor: Any, videos: Sequence[Video]) -> dict[str, Any]:
-        """What the model's positions depend on besides the grid."""
-        return {}
+    def _seconds_per_patch(self, processor: Any, video: Video) -> float | None:
+        """Of time, where the model's positions depend on it."""
+        return None
 
-    def _additions(self, encoded: Any) -> list[Tensor]:
+    def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
         """Features [rows, hidden size] of one video for the decoder's first layers."""
-        return []
+        return ()
 
 
 class Qwen25VL(Qwen2VL):
     """`Qwen2_5_VLForConditionalGeneration`: temporal positions follow the seconds between frames."""
 
-    def _times(self, processor: Any, videos: Sequence[Video]) -> dict[str, Any]:
-        pair = processor.video_processor.temporal_patch_size
-        return {"second_per_grid_ts": [pair / sampled_fps(video) for video in videos]}
+    def _seconds_per_patch(self, processor: Any, video: Video) -> float | None:
+        return float(processor.video_processor.temporal_patch_size) / sampled_fps(video)
+
+
+def _patches(videos: Sequence[EncodedVideo]) -> Tensor | None:
+    patches = [video.patches for video in videos if video.patches is not None]
+    return torch.cat(patches) if patches else None
+
+
+def _times(videos: Sequence[EncodedVideo]) -> dict[str, Any]:
+    """What positions depend on besides the patches."""
+    seconds = [video.seconds_per_patch for video in videos if video.seconds_per_patch is not None]
+    return {"second_per_grid_ts": seconds} if seconds else {}
 
 
 def sampled_fps(video: Video) -> float:
@@ -101,16 +120,10 @@ def sampled_fps(video: Video) -> float:
     return video.source_fps / max(spacing, 1.0)
 
 
-def _cells(grids: Tensor, merge_size: int) -> Tensor:
-    parts, num_frames = [], 0
-    for frames, rows, columns in grids.tolist():
-        parts.append(cells(num_frames, frames, rows // merge_size, columns // merge_size))
-        num_frames += frames
-    return torch.cat(parts)
-
-
-def _spread(additions: Sequence[Sequence[Tensor]], is_video: Tensor) -> Tensor:
-    """Per video and layer, to [layers, prompt rows, hidden size] with zeros at text."""
+def _spread(additions: Sequence[Sequence[Tensor]], is_video: Tensor) -> Tensor | None:
+    """Per video and layer, to [layers, prompt rows, hidden size] with zeros at text; None where there are none."""
+    if not additions or not additions[0]:
+        return None
     layers = torch.stack([torch.cat(layer) for layer in zip(*additions, strict=True)])
     spread = layers.new_zeros(layers.shape[0], len(is_video), layers.shape[2])
     spread[:, is_video] = layers

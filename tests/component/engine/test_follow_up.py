@@ -1,0 +1,38 @@
+"""A second question about a video: less to compute, the same text, and never another video's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from vidspec_service.engine.types import SpeculationMode
+
+pytestmark = pytest.mark.component
+
+QUESTIONS = ("Describe the video.", "How many objects are there?", "What colour is the background?")
+
+
+@pytest.mark.parametrize("mode", [SpeculationMode.OFF, SpeculationMode.PARALLEL])
+def test_follow_ups_reuse_the_prompt_and_say_what_a_first_question_would(
+    engine: EngineHarness, mode: SpeculationMode
+) -> None:
+    video = scene_video(31)
+    known = replace(video, key=f"follow-up-{mode}")
+    for number, question in enumerate(QUESTIONS):
+        fresh = engine.answer(ask(f"fresh-{mode}-{number}", question, [video], speculation=mode))
+        again = engine.answer(ask(f"again-{mode}-{number}", question, [known], speculation=mode))
+        assert again.ids == fresh.ids
+        assert fresh.started.cached_tokens == 0
+        assert again.started.cached_tokens == (512 if number else 0)
+
+
+def test_a_video_with_the_same_tokens_gets_nothing_of_another(engine: EngineHarness) -> None:
+    mine, yours = scene_video(32), noise_video(33)
+    engine.answer(ask("mine", QUESTIONS[0], [replace(mine, key="mine")]))
+    fresh = engine.answer(ask("fresh", QUESTIONS[0], [yours]))
+    found = engine.answer(ask("yours", QUESTIONS[0], [replace(yours, key="yours")]))
+    assert found.started.cached_tokens == 0
+    assert found.started.prompt_tokens == fresh.started.prompt_tokens
+    assert found.ids == fresh.ids
