@@ -1,0 +1,73 @@
+"""Temporal token merging, DyCoke's first stage: where frames repeat, the earlier tokens stand for the later.
+
+Windows of four frames. The second frame is compared with the first and the fourth with the third, place by place;
+then the third with the first. Of a compared frame the tokens least like their counterparts stay. Nothing is averaged:
+merging is deletion. A last window may be shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vidspec_models.compression.dycoke import num_left
+from vidspec_models.inputs import Prompt
+from vidspec_models.preservation import cell_rows, pruned
+
+_COMPARED_WITH = (0, 1, 2, 1)  # by place in the window: how many frames back; the first stays whole
+
+_DECIMALS = 5  # beyond them similarities of equal tokens differ by rounding, on every machine otherwise
+
+
+def merge_frames(features: Tensor, merge_ratio: float) -> Tensor:
+    """Which tokens of a video stay: bool [F, M] for projected features [F, M, hidden size].
+
+    Of every compared frame floor((1 - K) * M) tokens stay, those of least cosine similarity; of equals the first.
+    """
+    num_frames, num_tokens = features.shape[:2]
+    kept = torch.ones(num_frames, num_tokens, dtype=torch.bool, device=features.device)
+    count = num_left(num_tokens, merge_ratio)
+    for frame in range(num_frames):
+        back = _COMPARED_WITH[frame % len(_COMPARED_WITH)]
+        if back:
+            alike = functional.cosine_similarity(features[frame].float(), features[frame - back].float(), dim=-1)
+            kept[frame, alike.round(decimals=_DECIMALS).argsort(stable=True)[count:]] = False
+    return kept
+
+
+def merge_prompt(prompt: Prompt, merge_ratio: float) -> Prompt:
+    """The prompt without the merged rows; text and rows that are no cell of a frame (newlines) all stay.
+
+    A prompt without video, or at ratio 0, is returned as it is. A new window begins where the frames' size
+    changes or a newline row stands between two frames: there another video begins.
+    """
+    if prompt.grid is None or merge_ratio == 0:
+        return prompt
+    features, cells = prompt.embeddings[prompt.is_video], cell_rows(prompt)
+    kept = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    for num_frames, part in _videos(prompt.grid, cells):
+        frames = features[part].unflatten(0, (num_frames, -1))
+        kept[part] = merge_frames(frames, merge_ratio).flatten()
+    return pruned(prompt, kept.nonzero()[:, 0])
+
+
+def _videos(grid: Tensor, cells: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Runs of frames of one size with nothing between them: how many frames, and their rows of `grid` [V, 3]."""
+    places = grid[cells]
+    _, sizes = places[:, 0].unique_consecutive(return_counts=True)
+    counts = sizes.tolist()
+    if not counts:
+        return
+    columns = [int(part[:, 2].max()) for part in places.split(counts)]
+    rows_between = [
+        int(part[0]) - i for part, i in zip(cells.split(counts), accumulate(counts, initial=0), strict=False)
+    ]
+    start = 0
+    for (size, *_), run in groupby(zip(counts, columns, rows_between, strict=True)):
+        num_frames = len(list(run))
+        yield num_frames, cells[start : start + num_frames * size]
+        start += num_frames * size

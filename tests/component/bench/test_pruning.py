@@ -1,0 +1,59 @@
+"""The bundled pair judged on one clip, offline, and what the engine makes of the same strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vidspec_service.bench.pruning.asking import asked_about
+from vidspec_service.bench.pruning.judging import LoadedPair, Setting, answered, judged, laws_of
+from vidspec_service.bench.pruning.options import PruningOptions, Task
+from vidspec_service.bench.pruning.run import Outputs, measure_pruning
+from vidspec_service.engine.types import EngineConfig, Preservation, WorkerConfig
+
+PAIR = EngineConfig(
+    target=WorkerConfig(model="bundled", dtype="float32"), draft=WorkerConfig(model="bundled", dtype="float32")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_measures_everything_that_it_reports(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = PruningOptions(
+        num_clips=2,
+        strategies=(Preservation.HIPPO, Preservation.NONE, Preservation.BLIND),
+        ratios=(0.9,),
+        tasks=(Task.CAPTION,),
+        max_tokens=24,
+        long_frames=12,
+        follow_every=8,
+        use_engine=True,
+    )
+    report = measure_pruning(options, PAIR, Outputs(command="test", overlay=tmp_path / "drawn"), lambda *_: None)
+    hippo = report.of("hippo", 0.9, "caption")
+    assert hippo is not None
+    assert hippo.video_tokens == 52
+    assert hippo.tokens_per_s_from == "engine"
+    assert hippo.tokens_per_s > 0
+    assert [third.third for third in report.following] == ["first", "middle", "last"]
+    assert report.long_clip.video_tokens == 12 * 64 + 1
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == [
+        "blind-1.png",
+        "hippo-0.9.png",
+        "none-0.png",
+    ]
+
+
+@pytest.mark.slow
+def test_a_target_that_is_its_own_draft_agrees_with_itself() -> None:
+    """The harness is right if identical models match at every token; blind, they do not."""
+    models = LoadedPair(PAIR)
+    models.draft = models.target
+    settings = [Setting(Preservation.NONE, 0.0), Setting(Preservation.BLIND, 1.0)]
+    asked = next(iter(asked_about(1, (Task.CAPTION,))))
+    answer = answered(models, asked, laws_of(settings), 40)
+    whole, blind = judged(models, asked, answer, settings, seed=0)
+    assert all(whole.hits)
+    assert not all(blind.hits)

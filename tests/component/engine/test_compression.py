@@ -1,0 +1,113 @@
+"""DyCoke on the target: another text perhaps, but one and the same in every mode, and none of it where nobody asked."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.component.engine.conftest import PAIR
+from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from vidspec_models.compression.dycoke import REFRESH_TOKENS
+from vidspec_service.engine.types import (
+    Compression,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    TextDelta,
+    VideoInput,
+)
+
+MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
+WARM = SamplingParams(temperature=1.0, seed=7)
+HOT = SamplingParams(temperature=2.0, seed=7)  # rambles on
+CELLS = 64  # tokens of a frame
+
+
+def compressed(
+    name: str,
+    video: VideoInput,
+    *,
+    sampling: SamplingParams = WARM,
+    speculation: SpeculationMode = SpeculationMode.AUTO,
+    max_tokens: int = 70,
+) -> GenerationRequest:
+    request = ask(name, "Describe the video.", [video], sampling=sampling, speculation=speculation)
+    return replace(request, max_tokens=max_tokens, compression=Compression.DYCOKE)
+
+
+def plain(request: GenerationRequest) -> GenerationRequest:
+    return replace(request, request_id=f"plain-{request.request_id}", compression=Compression.NONE)
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "sampling"), [(8, SamplingParams()), (17, WARM)], ids=["8 frames, greedy", "17 frames, sampled"]
+)
+def test_every_mode_gives_the_compressed_targets_own_ids(
+    engine: EngineHarness, num_frames: int, sampling: SamplingParams
+) -> None:
+    video = noise_video(num_frames, num_frames)
+    answers = {
+        mode: engine.answer(compressed(f"{mode}-{num_frames}", video, sampling=sampling, speculation=mode))
+        for mode in MODES
+    }
+    assert len({answer.ids for answer in answers.values()}) == 1, answers
+    stats = answers[SpeculationMode.PARALLEL].finished.speculation
+    assert stats.num_accepted_tokens > 0
+
+
+def test_compressed_and_plain_requests_at_once_get_what_they_get_alone(engine: EngineHarness) -> None:
+    requests = [compressed(f"alone-{i}", noise_video(i), speculation=MODES[i]) for i in range(3)]
+    requests += [plain(request) for request in requests]
+    alone = [engine.answer(request).ids for request in requests]
+    again = [replace(request, request_id=f"again-{request.request_id}") for request in requests]
+    assert [answer.ids for answer in engine.answers(again)] == alone
+    assert alone[:3] != alone[3:]
+
+
+def test_the_target_sees_fewer_video_tokens_only_if_asked(engine: EngineHarness) -> None:
+    request = compressed("fewer", scene_video(1), max_tokens=2)
+    fewer, all_of_them = engine.answer(request).started, engine.answer(plain(request)).started
+    assert all_of_them.video_tokens == 8 * CELLS + 1
+    assert fewer.video_tokens == 2 * (CELLS + 3 * CELLS // 2) + 1
+    assert all_of_them.prompt_tokens - fewer.prompt_tokens == all_of_them.video_tokens - fewer.video_tokens
+
+
+def test_a_conversation_without_a_video_and_a_video_of_one_frame_are_answered(engine: EngineHarness) -> None:
+    for name, videos, expected in (("none", [], 0), ("one", [noise_video(1, 1)], CELLS + 1)):
+        request = replace(ask(f"little-{name}", "Hello.", videos, max_tokens=4), compression=Compression.DYCOKE)
+        assert engine.answer(request).started.video_tokens == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_paused_requests_and_those_of_a_killed_target_come_back_to_the_same_text(engine: EngineHarness) -> None:
+    requests = [compressed(f"p{seed}", noise_video(seed), sampling=HOT, max_tokens=120) for seed in range(4)]
+    expected = [answer.ids for answer in engine.answers(requests)]
+    tight = EngineHarness(replace(PAIR, kv_tokens=1024 + 256))
+    try:
+        assert [answer.ids for answer in tight.answers(requests)] == expected
+        assert tight.run(answered_across_a_death(tight, requests), timeout_s=180) == expected
+    finally:
+        tight.close()
+
+
+async def answered_across_a_death(harness: EngineHarness, requests: list[GenerationRequest]) -> list[tuple[int, ...]]:
+    """The target is killed when the first request has some tokens, well beyond its first selection of rows."""
+    has_some = asyncio.Event()
+
+    async def stream(request: GenerationRequest) -> tuple[int, ...]:
+        ids: tuple[int, ...] = ()
+        async for event in harness.engine.generate(request):
+            if isinstance(event, TextDelta):
+                ids += event.ids
+            if len(ids) > 2 * REFRESH_TOKENS:
+                has_some.set()
+        has_some.set()  # however short the answers: never wait for ever
+        return ids
+
+    streams = [asyncio.ensure_future(stream(request)) for request in requests]
+    await has_some.wait()
+    harness.kill("target")
+    return await asyncio.gather(*streams)

@@ -1,0 +1,143 @@
+"""Temporal token merging: right windows, right order, any number of frames, nothing lost but what is named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from tests.unit.models.compression.prompts import video_prompt
+from vidspec_models.compression.dycoke import DyCoke, num_left
+from vidspec_models.compression.merging import merge_frames, merge_prompt
+
+RATIOS = st.one_of(st.sampled_from((0.0, 0.3, 0.5, 0.7)), st.floats(0, 0.99))
+SIZES = st.tuples(st.integers(1, 13), st.integers(1, 9))  # frames, tokens of a frame
+
+
+def features(num_frames: int, num_tokens: int, seed: int = 0) -> Tensor:
+    return torch.randn(num_frames, num_tokens, 6, generator=torch.Generator().manual_seed(seed))
+
+
+@given(size=SIZES, ratio=RATIOS)
+def test_first_frames_of_windows_stay_whole_and_the_others_keep_their_share(
+    size: tuple[int, int], ratio: float
+) -> None:
+    kept = merge_frames(features(*size), ratio)
+    for frame, tokens in enumerate(kept):
+        expected = size[1] if frame % 4 == 0 else num_left(size[1], ratio)
+        assert int(tokens.sum()) == expected
+
+
+@given(size=SIZES, ratio=RATIOS, seed=st.integers(0, 99))
+def test_what_stays_is_least_like_the_same_place_of_the_frame_compared_with(
+    size: tuple[int, int], ratio: float, seed: int
+) -> None:
+    found = features(*size, seed)
+    kept = merge_frames(found, ratio)
+    for frame in range(size[0]):
+        if back := (0, 1, 2, 1)[frame % 4]:
+            alike = functional.cosine_similarity(found[frame], found[frame - back], dim=-1)
+            stays, goes = alike[kept[frame]], alike[~kept[frame]]
+            assert not len(stays) or not len(goes) or stays.max() <= goes.min()
+
+
+@given(size=SIZES, ratio=RATIOS, changed=st.integers(0, 12))
+def test_a_frame_changes_nothing_outside_its_own_window(size: tuple[int, int], ratio: float, changed: int) -> None:
+    before = features(*size)
+    after = before.clone()
+    changed %= size[0]
+    after[changed] = torch.randn(size[1], 6, generator=torch.Generator().manual_seed(7))
+    same = (merge_frames(before, ratio) == merge_frames(after, ratio)).all(1)
+    assert all(same[frame] for frame in range(size[0]) if frame // 4 != changed // 4)
+
+
+@given(size=SIZES, ratio=RATIOS)
+def test_of_identical_frames_the_first_places_stay(size: tuple[int, int], ratio: float) -> None:
+    kept = merge_frames(features(1, size[1]).expand(size[0], -1, -1), ratio)
+    count = num_left(size[1], ratio)
+    for frame in range(size[0]):
+        assert kept[frame].tolist() == [frame % 4 == 0 or place < count for place in range(size[1])]
+
+
+def test_a_full_clip_keeps_what_the_paper_says() -> None:
+    kept = merge_frames(features(32, 196), 0.7)
+    assert int(kept.sum()) == 8 * 196 + 24 * 58
+    assert kept.float().mean() == pytest.approx(1 - 0.75 * 0.7, abs=0.01)
+
+
+def test_places_that_changed_stay_and_repeated_ones_go() -> None:
+    found = features(1, 5).repeat(4, 1, 1)
+    found[2, 3] *= -1  # the third frame shows something new in place 3 ...
+    found[3] = found[2]  # ... and the fourth repeats it
+    kept = merge_frames(found, 0.8)
+    assert kept.tolist() == [[True] * 5, [True] + [False] * 4, [False] * 3 + [True, False], [True] + [False] * 4]
+
+
+@given(num_frames=st.integers(1, 9), ratio=RATIOS, has_newline=st.booleans())
+def test_a_merged_prompt_is_a_part_of_the_prompt_in_its_order(num_frames: int, ratio: float, has_newline: bool) -> None:
+    prompt = video_prompt(num_frames, 2, 3, has_newline=has_newline)
+    merged = merge_prompt(prompt, ratio)
+    places = [prompt.ids.index(token) for token in merged.ids]
+    assert places == sorted(places)
+    assert set(range(prompt.num_tokens)) - set(places) <= set(prompt.is_video.nonzero()[:, 0].tolist())
+    assert torch.equal(merged.embeddings, prompt.embeddings[places])
+    assert torch.equal(merged.rotary[0], prompt.rotary[0][places])
+    assert torch.equal(merged.rotary[1], prompt.rotary[1][places])
+    assert torch.equal(merged.is_video, prompt.is_video[places])
+    assert merged.next_position == prompt.next_position
+    assert prompt.grid is not None
+    assert merged.grid is not None
+    video_places = [int(prompt.is_video[:place].sum()) for place in places if prompt.is_video[place]]
+    assert torch.equal(merged.grid, prompt.grid[video_places])
+    assert merged.layer_additions is not None
+    assert prompt.layer_additions is not None
+    assert torch.equal(merged.layer_additions, prompt.layer_additions[:, places])
+    assert has_newline is bool((merged.grid == -1).any())
+
+
+def test_ratio_zero_and_a_prompt_without_video_change_nothing() -> None:
+    prompt = video_prompt(5, 2, 2)
+    assert merge_prompt(prompt, 0.0) is prompt
+    text = dataclasses.replace(prompt, grid=None)
+    assert merge_prompt(text, 0.5) is text
+
+
+def test_one_frame_stays_whole() -> None:
+    prompt = video_prompt(1, 2, 2)
+    assert merge_prompt(prompt, 0.9).num_tokens == prompt.num_tokens
+
+
+def test_a_video_of_another_size_begins_a_new_window() -> None:
+    prompt = video_prompt(2, 2, 2, then=(3, 2, 3))
+    merged = merge_prompt(prompt, 0.5)
+    assert merged.grid is not None
+    counts = [int((merged.grid[:, 0] == frame).sum()) for frame in range(5)]
+    assert counts == [4, 2, 6, 3, 3]
+
+
+def test_a_video_behind_a_newline_begins_a_new_window() -> None:
+    one, two = video_prompt(2, 2, 2, has_newline=True), video_prompt(2, 2, 2, has_newline=True, then=(3, 2, 2))
+    assert one.grid is not None
+    assert two.grid is not None
+    grid = torch.cat((one.grid, two.grid[8:-1]))  # frames 0 and 1, a newline, frames 2, 3 and 4
+    prompt = dataclasses.replace(two, grid=grid)
+    merged = merge_prompt(prompt, 0.5)
+    assert merged.grid is not None
+    assert [int((merged.grid[:, 0] == frame).sum()) for frame in range(5)] == [4, 2, 4, 2, 2]
+
+
+@pytest.mark.parametrize("wrong", [{"merge_ratio": 1.0}, {"merge_ratio": -0.1}, {"hide_ratio": 1.5}, {"layer": 0}])
+def test_parameters_out_of_range_are_errors_that_name_them(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DyCoke(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_share_is_rounded_down_but_not_by_the_binary_representation() -> None:
+    assert num_left(10, 0.9) == 1
+    assert num_left(196, 0.7) == 58
+    assert num_left(3, 0.99) == 0
