@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 
 class CausalMasks:
@@ -30,19 +31,41 @@ class CausalMasks:
         context = self.padded(start + num_rows)
         last = self._zeros - (start + num_rows)  # where the line of the last row begins
         if num_rows == 1:
-            return self._line[last : last + context][None]
+            line = self._line[last : last + context][None]
+            return line.clone() if line.is_cuda else line  # kernels there read masks in aligned pieces
         lines = self._line[last : last + context + num_rows - 1].unfold(0, context, 1).flip(0)
         return lines.repeat_interleave(self._group, 0)
 
+    def num_skipped(self, num_hidden: int) -> int:
+        """Of so many hidden rows at the front, those that fill whole blocks: attention starts behind them."""
+        return num_hidden // self._block * self._block
 
-def attend_from_start(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Causal attention of a sequence's first n rows among themselves; half the work of a masked square.
+    def beyond(self, mask: Tensor, num_hidden: int) -> Tensor:
+        """A mask of `rows` for a context without its skipped rows; the other hidden ones are closed.
 
-    queries [n, H, D]; keys and values [1, KV, n, D]. Returns [n, H * D].
+        By a large number instead of -inf: a kernel that meets nothing but -inf in its first part would make a NaN.
+        """
+        skipped = self.num_skipped(num_hidden)
+        closed = mask[:, skipped:].clone()
+        closed[:, : num_hidden - skipped] = torch.finfo(mask.dtype).min / 4
+        return closed
+
+
+def attend_causally(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Causal attention of a sequence's last n rows, without a mask in memory; on CUDA torch's flash kernel.
+
+    queries [n, H, D]; keys and values [1, KV, context, D], context n or more. Returns [n, H * D].
     """
     num_rows, num_heads, head_dim = queries.shape
+    is_whole = keys.shape[2] == num_rows
     out = functional.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None], keys, values, is_causal=True, enable_gqa=True, scale=scale
+        queries.transpose(0, 1)[None],
+        keys,
+        values,
+        attn_mask=None if is_whole else causal_lower_right(num_rows, keys.shape[2]),
+        is_causal=is_whole,
+        enable_gqa=True,
+        scale=scale,
     )
     return out[0].transpose(0, 1).reshape(num_rows, num_heads * head_dim)
 

@@ -8,7 +8,7 @@ query/key norms), SwiGLU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.attention import CausalMasks, attend, attend_from_start
-from vidspec_models.decoder_weights import LayerWeights, fuse, fused_weights, require_supported
+from vidspec_models.attention import CausalMasks, attend, attend_causally
+from vidspec_models.decoder_weights import LayerWeights, WalkWeights, fuse_all, fused_weights, require_supported
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.kv_cache import CacheGeometry, HiddenRows, KVCache
 from vidspec_models.norm import rms_norm
 from vidspec_models.product import Product
 from vidspec_models.row_invariance import RowRule, StepShapes, find_row_rule
+
+_MOST_STEP_ROWS = 64  # beyond, rows are a prompt's: no mask needed, as nobody compares their bits
+QueryObserver = Callable[[int, Tensor], None]  # layer index, its rotated queries [n, H, D]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,23 @@ class _Views:
     new_values: tuple[Tensor, ...]
     keys: tuple[Tensor, ...]  # [1, KV, context, D]
     values: tuple[Tensor, ...]
-    mask: Tensor | None  # None: the sequence's first rows, which see each other alone
+    masks: tuple[Tensor | None, ...]  # None: plainly causal, as a sequence's first rows are
 
 
 class Decoder:
     """Stateless apart from its weights; every call is under `torch.inference_mode` of the caller."""
 
-    def __init__(self, language_model: Any, lm_head: Any, context_length: int) -> None:
+    def __init__(
+        self,
+        language_model: Any,
+        lm_head: Any,
+        context_length: int,
+        *,
+        row_rule: RowRule | None = None,
+        releases_layers: bool = False,
+    ) -> None:
+        """`row_rule` is measured where none is given. `releases_layers` takes each layer out of the language model
+        once it is fused: no weight is held twice."""
         config = language_model.config
         require_supported(config, language_model)
         attention = language_model.layers[0].self_attn
@@ -60,12 +73,13 @@ class Decoder:
         self.context_length = context_length
         self.embedding: Tensor = language_model.embed_tokens.weight.detach()
         dtype, device = self.embedding.dtype, self.embedding.device
-        self._eps = torch.full((1, 1, 1), config.rms_norm_eps, device=device)
+        self._eps = torch.full((1, 1, 1), config.rms_norm_eps)  # on the CPU: a kernel's argument, never waited for
         self._final_norm: Tensor = language_model.norm.weight.detach()
         head = lm_head.weight.detach()
-        self.row_rule: RowRule = find_row_rule(self._step_shapes(language_model.layers, head))
+        self.row_rule = row_rule or find_row_rule(self._step_shapes(language_model.layers, head))
         self._head = Product(head, self.row_rule.form)
-        self._layers = [fuse(layer, self.row_rule.form) for layer in language_model.layers]
+        self._layers = list(fuse_all(language_model.layers, self.row_rule.form, releases=releases_layers))
+        self.weights = WalkWeights(self._layers, self._final_norm, self._head, config.rms_norm_eps)  # for other walks
         block = self.row_rule.context_block
         group = self.num_heads // self.num_kv_heads
         self._masks = CausalMasks(context_length + block, block, group, dtype, device)
@@ -98,6 +112,11 @@ class Decoder:
         signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)  # rotate_half(x)*sin = roll(x)*signed
         return cos.reshape(-1, 1, self.head_dim), signed.reshape(-1, 1, self.head_dim)
 
+    @property
+    def rotary_tables(self) -> Tensor:
+        """cos and signed sin [positions, 2, D] of every plain text position."""
+        return self._rotary.squeeze(2)
+
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [n, 1, D] for plain text positions (int64 [n])."""
         cos, sin = self._rotary.index_select(0, positions).unbind(1)
@@ -120,18 +139,25 @@ class Decoder:
         return self.embedding.index_select(0, ids)
 
     def forward(
-        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segments: list[Segment], additions: Sequence[Tensor] = ()
+        self,
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        segments: list[Segment],
+        additions: Sequence[Tensor] = (),
+        observer: QueryObserver | None = None,
+        num_layers: int | None = None,
     ) -> Tensor:
-        """Run all layers. hidden [n, hidden size], rows in the order of the segments; returns the same shape.
+        """Run all layers, or the first `num_layers`. hidden [n, hidden size], rows as in the segments; same back.
 
         `additions[i]` [n, hidden size] is added after layer i. Writes every row's keys and values into its cache;
-        advancing the caches' lengths is the caller's.
+        advancing the caches' lengths is the caller's. `observer` is shown every layer's queries.
         """
         num_rows = hidden.shape[0]
         hidden = self._padded(hidden)
         views = self._views(segments)
-        for index, layer in enumerate(self._layers):
-            mixed = self._attention(index, layer, rms_norm(hidden, layer.attention_norm, self._eps), rotary, views)
+        for index, layer in enumerate(self._layers[:num_layers]):
+            normed = rms_norm(hidden, layer.attention_norm, self._eps)
+            mixed = self._attention(index, layer, normed, rotary, views, observer)
             hidden = layer.output.added_to(hidden, mixed)
             gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, self._eps)).chunk(2, dim=-1)
             hidden = layer.down.added_to(hidden, functional.silu(gate).mul_(up))
@@ -139,38 +165,65 @@ class Decoder:
                 hidden[:num_rows] += additions[index]
         return hidden[:num_rows]
 
+    def step(self, ids: Sequence[int], positions: Sequence[int], segments: list[Segment]) -> Tensor:
+        """Logits [n, V] after `ids` at plain rotary `positions`, rows in the order of the segments."""
+        ids_and_positions = torch.tensor((ids, positions), device=self.embedding.device)
+        return self.logits(self.forward(self.embed(ids_and_positions[0]), self.rotary(ids_and_positions[1]), segments))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [n, V] of final hidden rows [n, hidden size]."""
         num_rows = hidden.shape[0]
         return self._head(rms_norm(self._padded(hidden), self._final_norm, self._eps))[:num_rows]
 
     def _padded(self, rows: Tensor) -> Tensor:
-        """Repeat the last row up to the row rule's minimum."""
-        missing = self.row_rule.min_rows - rows.shape[0]
+        """Repeat the last row up to what the row rule wants."""
+        missing = self.row_rule.padded(rows.shape[0]) - rows.shape[0]
         return rows if missing <= 0 else torch.cat((rows, rows[-1:].expand(missing, -1)))
 
     def _views(self, segments: list[Segment]) -> list[_Views]:
         views, row = [], 0
         for segment in segments:
             start, stop = segment.start, segment.start + segment.num_rows
-            is_beginning = start == 0 and stop > 1
-            context = stop if is_beginning else self._masks.padded(stop)
-            keys, values = segment.cache.keys, segment.cache.values
+            keys, values, hidden = segment.cache.keys, segment.cache.values, segment.cache.hidden
+            is_chunk = keys.is_cuda and hidden is None and segment.num_rows > _MOST_STEP_ROWS
+            is_unmasked = is_chunk or (start == 0 and stop > 1)
+            context = stop if is_unmasked else self._masks.padded(stop)
+            mask = None if is_unmasked else self._masks.rows(start, segment.num_rows)
             views.append(
                 _Views(
                     rows=slice(row, row + segment.num_rows),
                     new_keys=keys[:, 0, :, start:stop].unbind(0),
                     new_values=values[:, 0, :, start:stop].unbind(0),
-                    keys=keys[:, :, :, :context].unbind(0),
-                    values=values[:, :, :, :context].unbind(0),
-                    mask=None if is_beginning else self._masks.rows(start, segment.num_rows),
+                    keys=self._attended(keys, context, hidden),
+                    values=self._attended(values, context, hidden),
+                    masks=self._layer_masks(mask, hidden),
                 )
             )
             row += segment.num_rows
         return views
 
+    def _attended(self, stored: Tensor, context: int, hidden: HiddenRows | None) -> tuple[Tensor, ...]:
+        """What each layer reads of a cache: all of its context, or, where rows are hidden, what lies behind them."""
+        if hidden is None:
+            return stored[:, :, :, :context].unbind(0)
+        skipped, first = self._masks.num_skipped(hidden.count), hidden.first_layer
+        return (*stored[:first, :, :, :context].unbind(0), *stored[first:, :, :, skipped:context].unbind(0))
+
+    def _layer_masks(self, mask: Tensor | None, hidden: HiddenRows | None) -> tuple[Tensor | None, ...]:
+        num_layers = len(self._layers)
+        if mask is None or hidden is None:
+            return (mask,) * num_layers
+        closed = self._masks.beyond(mask, hidden.count)
+        return (mask,) * hidden.first_layer + (closed,) * (num_layers - hidden.first_layer)
+
     def _attention(
-        self, index: int, layer: LayerWeights, normed: Tensor, rotary: tuple[Tensor, Tensor], views: list[_Views]
+        self,
+        index: int,
+        layer: LayerWeights,
+        normed: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        views: list[_Views],
+        observer: QueryObserver | None,
     ) -> Tensor:
         product = layer.qkv(normed, layer.qkv_bias)
         cos, sin = rotary
@@ -180,14 +233,16 @@ class Decoder:
             turned = functional.rms_norm(turned, (self.head_dim,), None, layer.norm_eps) * layer.query_key_norm
         turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
         queries, keys = turned.split((self.num_heads, self.num_kv_heads), dim=1)
+        if observer is not None:
+            observer(index, queries)
         outputs = []
         for view in views:
             view.new_keys[index].copy_(keys[view.rows].transpose(0, 1))
             view.new_values[index].copy_(values[view.rows].transpose(0, 1))
-            outputs.append(self._attend(queries[view.rows], view.keys[index], view.values[index], view.mask))
+            outputs.append(self._attend(queries[view.rows], view.keys[index], view.values[index], view.masks[index]))
         return self._padded(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None:
-            return attend_from_start(queries, keys, values, self.scale)
+            return attend_causally(queries, keys, values, self.scale)
         return attend(queries, keys, values, mask, self.scale)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.product import Product, ProductForm
@@ -27,6 +28,16 @@ class LayerWeights:
     down: Product  # [intermediate, hidden]
 
 
+@dataclass(frozen=True, slots=True)
+class WalkWeights:
+    """A whole decoder, after the embedding."""
+
+    layers: list[LayerWeights]
+    final_norm: Tensor
+    head: Product
+    eps: float
+
+
 def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """query/key/value, output, gate/up and down weights of a transformers decoder layer, each [N, K]."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -42,13 +53,12 @@ def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def fuse(layer: Any, form: ProductForm) -> LayerWeights:
     """The fused weights of a transformers decoder layer, stored in `form`."""
     attention = layer.self_attn
-    biases = [projection.bias for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
     qkv, output, gate_up, down = (Product(weight, form) for weight in fused_weights(layer))
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight.detach(),
         qkv=qkv,
-        qkv_bias=None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
-        query_key_norm=_query_key_norm(attention),
+        qkv_bias=query_key_value_bias(attention),
+        query_key_norm=query_key_norm(attention),
         norm_eps=layer.input_layernorm.variance_epsilon,
         output=output,
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
@@ -57,7 +67,22 @@ def fuse(layer: Any, form: ProductForm) -> LayerWeights:
     )
 
 
-def _query_key_norm(attention: Any) -> Tensor | None:
+def fuse_all(layers: Any, form: ProductForm, *, releases: bool) -> Iterator[LayerWeights]:
+    """Every layer fused; with `releases` each one's own weights are let go before the next is fused."""
+    for index in range(len(layers)):
+        yield fuse(layers[index], form)
+        if releases:
+            layers[index] = nn.Identity()
+
+
+def query_key_value_bias(attention: Any) -> Tensor | None:
+    """[(H + 2 KV) * D], where the projections have one."""
+    biases = [projection.bias for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    return None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+
+
+def query_key_norm(attention: Any) -> Tensor | None:
+    """[H + KV, D], where heads are normalised before they are turned."""
     if not hasattr(attention, "q_norm"):
         return None
     heads = attention.config.num_attention_heads, attention.config.num_key_value_heads

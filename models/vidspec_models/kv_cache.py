@@ -28,6 +28,19 @@ class CacheGeometry:
         return -(-num_tokens // self.context_block) * self.context_block
 
 
+@dataclass(slots=True)
+class HiddenRows:
+    """Rows that the later layers store and do not attend to: those layers keep them in their first `count` places.
+
+    `order` says which row lies in each of the first R places of those layers; from R on every row is in its own.
+    """
+
+    first_layer: int
+    count: int
+    order: Tensor  # int64 [R]
+    attention: Tensor  # float32 [candidates]: what the choice was made by
+
+
 class KVCache:
     """Contiguous keys and values of one sequence, [layers, 1, KV heads, capacity, head dim] each.
 
@@ -38,6 +51,7 @@ class KVCache:
     def __init__(self, geometry: CacheGeometry, num_tokens: int) -> None:
         self._geometry = geometry
         self.length = 0
+        self.hidden: HiddenRows | None = None
         self.keys, self.values = self._zeros(num_tokens), self._zeros(num_tokens)
 
     @property
@@ -50,6 +64,10 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} rows to {length}")
         self.length = length
+        if self.hidden is not None and length < len(self.hidden.order):
+            if length:
+                raise ValueError(f"the first {len(self.hidden.order)} rows are out of order: only all can be forgotten")
+            self.hidden = None
 
     def resize(self, num_tokens: int) -> None:
         """Move to storage of another size; the rows up to `length` come along."""
@@ -59,6 +77,14 @@ class KVCache:
             fresh = self._zeros(num_tokens)
             fresh[:, :, :, : self.length] = getattr(self, name)[:, :, :, : self.length]
             setattr(self, name, fresh)
+
+    def copy_rows(self, other: KVCache, num_rows: int) -> None:
+        """Begin an empty cache with the first rows of another one; raises ValueError without room for them."""
+        if self.length or num_rows > min(self.capacity, other.length):
+            raise ValueError(f"cannot begin a cache of {self.length} rows with {num_rows} rows of {other.length}")
+        self.keys[:, :, :, :num_rows] = other.keys[:, :, :, :num_rows]
+        self.values[:, :, :, :num_rows] = other.values[:, :, :, :num_rows]
+        self.length = num_rows
 
     def _zeros(self, num_tokens: int) -> Tensor:
         geometry = self._geometry
@@ -94,8 +120,13 @@ class KVPool:
                 return True
         return False
 
+    def shrink(self, cache: KVCache, num_tokens: int) -> None:
+        """Keep the first rows and give back the rest."""
+        self.num_used -= cache.capacity
+        cache.truncate(num_tokens)
+        cache.resize(num_tokens)
+        self.num_used += cache.capacity
+
     def release(self, cache: KVCache) -> None:
         """Give back everything; the cache is empty afterwards."""
-        self.num_used -= cache.capacity
-        cache.truncate(0)
-        cache.resize(0)
+        self.shrink(cache, 0)

@@ -228,6 +228,7 @@ class EngineClient:
             top_k=request.sampling.top_k,
             seed=request.sampling.seed,
             speculation=mode.value,
+            compression=request.compression.value,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vidspec_models.encoded_videos import EncodedVideos
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.token_sampling import SamplingLaw
@@ -13,9 +14,9 @@ from vidspec_service.engine.payload import read_payload
 from vidspec_service.engine.types import ChatMessage, VideoInput
 
 
-def prepare_prompt(model: VideoLM, payload_fd: int) -> Prompt:
+def prepare_prompt(model: VideoLM, payload_fd: int, encoded: EncodedVideos) -> Prompt:
     """Read a request's payload (closing it) and let the model turn it into prompt rows."""
-    return model.prepare(*model_inputs(*read_payload(payload_fd)))
+    return model.prepare(*model_inputs(*read_payload(payload_fd)), encoded)
 
 
 def model_inputs(messages: Sequence[ChatMessage], videos: Sequence[VideoInput]) -> tuple[list[Turn], list[Video]]:
@@ -28,6 +29,7 @@ def model_inputs(messages: Sequence[ChatMessage], videos: Sequence[VideoInput]) 
             source_fps=video.source_fps,
             source_num_frames=video.source_num_frames,
             duration_s=video.duration_s,
+            key=video.key,
         )
         for video in videos
     ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull
-from vidspec_service.engine.messages import Proposal, Release, Verdict
+from vidspec_service.engine.messages import Proposal, Release, Relevance, Verdict
 from vidspec_service.engine.running import Running
 
 logger = logging.getLogger(__name__)
@@ -48,17 +49,18 @@ class DraftLink:
             room=speculation.plan.room,
         )
         speculation.num_told = len(committed)
-        self._send(verdict)
+        self.send(verdict)
 
     def release(self, request_id: str) -> None:
         """The request needs no more proposals."""
-        self._send(Release(request_id=request_id))
+        self.send(Release(request_id=request_id))
 
-    def _send(self, message: Verdict | Release) -> None:
+    def send(self, message: Verdict | Relevance | Release, fds: Sequence[int] = ()) -> None:
+        """At once, or the draft is lost."""
         if self.channel is None:
             return
         try:
-            self.channel.send(message)
+            self.channel.send(message, fds)
         except (ChannelClosed, ChannelFull) as error:
             self._lose(type(error).__name__)
 

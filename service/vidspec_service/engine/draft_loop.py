@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
 
-from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache, KVPool
-from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.kv_cache import KVPool
+from vidspec_models.preservation import find_strategy
+from vidspec_models.token_sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.cell_scores import CellScores, read_scores
 from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
 from vidspec_service.engine.conversion import sampling_law
+from vidspec_service.engine.drafting import Drafting, View
 from vidspec_service.engine.messages import (
     Cancel,
     Configure,
@@ -23,41 +24,15 @@ from vidspec_service.engine.messages import (
     Peer,
     Proposal,
     Release,
+    Relevance,
     Verdict,
 )
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.preparing import Preparer, Waiting
-from vidspec_service.engine.proposals import DraftSequence
 
 _PACE_MEMORY = 0.95
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Drafting:
-    request_id: str
-    prompt: Prompt
-    cache: KVCache
-    sampler: CoupledSampler
-    max_tokens: int
-    sequence: DraftSequence = field(default_factory=DraftSequence)
-    room: int = 0
-
-    @property
-    def is_prefilled(self) -> bool:
-        return self.cache.length >= self.prompt.num_tokens
-
-    @property
-    def missing(self) -> list[int]:
-        """Tokens that are not in the cache yet."""
-        return self.sequence.tokens[self.cache.length - self.prompt.num_tokens :]
-
-    @property
-    def can_run(self) -> bool:
-        """Something is committed to build on, there is room, and the answer is not complete."""
-        sequence = self.sequence
-        return bool(sequence.tokens) and sequence.num_ahead < self.room and len(sequence.tokens) < self.max_tokens
 
 
 class DraftLoop:
@@ -69,9 +44,10 @@ class DraftLoop:
         self._config = config
         self._pool = KVPool(model.decoder.geometry, config.kv_tokens)
         self._target: Channel | None = None
-        self._preparer = Preparer(model)
-        self._early: dict[str, list[Verdict]] = {}  # of requests in preparation: what the target already said
-        self._active: dict[str, _Drafting] = {}  # oldest first
+        self._preparer = Preparer(model, config.encoded_bytes)
+        self._strategy = find_strategy(config.preservation)
+        self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests in preparation: what the target said
+        self._active: dict[str, Drafting] = {}  # oldest first
         self._meter = WorkMeter(is_traced=config.trace)
         self._pace_s = 0.0
 
@@ -101,16 +77,18 @@ class DraftLoop:
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        self._receive_verdicts()
+        self._receive_from_target()
 
-    def _receive_verdicts(self) -> None:
+    def _receive_from_target(self) -> None:
         if self._target is None:
             return
         try:
             while (received := self._target.receive()) is not None:
-                message, _ = received
+                message, fds = received
                 if isinstance(message, Verdict):
-                    self._learn(message)
+                    self._hear(message)
+                elif isinstance(message, Relevance):
+                    self._hear(read_scores(message, fds[0]))
                 elif isinstance(message, Release):
                     self._forget(message.request_id)
         except ChannelClosed:
@@ -123,19 +101,13 @@ class DraftLoop:
         self._target = target
         self._early = {request_id: [] for request_id in self._early}
         for drafting in self._active.values():
-            drafting.sequence = DraftSequence()
-            drafting.cache.truncate(min(drafting.cache.length, drafting.prompt.num_tokens))
+            drafting.restart()
 
-    def _learn(self, verdict: Verdict) -> None:
-        if verdict.request_id in self._early:
-            self._early[verdict.request_id].append(verdict)
-            return
-        drafting = self._active.get(verdict.request_id)
-        if drafting is None:
-            return  # it failed here, was cancelled or given up
-        standing = drafting.sequence.learn(verdict.start, verdict.ids)
-        drafting.room = verdict.room
-        drafting.cache.truncate(min(drafting.cache.length, drafting.prompt.num_tokens + standing))
+    def _hear(self, said: Verdict | CellScores) -> None:
+        if said.request_id in self._early:
+            self._early[said.request_id].append(said)
+        elif said.request_id in self._active:  # else it failed here, was cancelled or given up
+            self._active[said.request_id].hear(said)
 
     def _forget(self, request_id: str) -> None:
         self._early.pop(request_id, None)
@@ -143,7 +115,7 @@ class DraftLoop:
         if drafting is not None:
             self._pool.release(drafting.cache)
 
-    def _secure(self, drafting: _Drafting, num_rows: int) -> bool:
+    def _secure(self, drafting: Drafting, num_rows: int) -> bool:
         """Room for more rows; where there is none the youngest request is given up, which costs its speed only."""
         while not self._pool.grow(drafting.cache, drafting.cache.length + num_rows):
             youngest = next(reversed(self._active))
@@ -156,22 +128,22 @@ class DraftLoop:
         prepared = self._preparer.finished()
         for item in prepared:
             request = item.waiting.request
-            verdicts = self._early.pop(request.request_id, None)
-            if verdicts is None:
+            early = self._early.pop(request.request_id, None)
+            if early is None:
                 continue  # cancelled meanwhile
             if isinstance(item.result, Exception):
                 logger.warning("draft cannot follow request %s: %s", request.request_id, item.result)
                 continue
             room = self._model.context_length - item.result.context_used
-            self._active[request.request_id] = _Drafting(
+            self._active[request.request_id] = Drafting(
                 request_id=request.request_id,
-                prompt=item.result,
+                view=View(item.result, self._strategy, self._config.prune_ratio, request.seed),
                 cache=self._pool.new_cache(),
                 sampler=CoupledSampler(sampling_law(request)),
                 max_tokens=min(request.max_tokens or room, room),
             )
-            for verdict in verdicts:
-                self._learn(verdict)
+            for said in early:
+                self._hear(said)
         return bool(prepared)
 
     def _prefill(self) -> bool:
@@ -208,22 +180,34 @@ class DraftLoop:
         self._meter.rows(sum(len(row.ids) for row in rows))
         logits = self._model.step(rows)
         proposals = []
-        for drafting, scores in zip(batch, logits, strict=True):
-            token = drafting.sampler.choose(scores[-1:], len(drafting.sequence.tokens))[0]
+        chosen = choose_all(
+            [
+                (drafting.sampler, scores[-1:], len(drafting.sequence.tokens))
+                for drafting, scores in zip(batch, logits, strict=True)
+            ]
+        )
+        for drafting, (token,) in zip(batch, chosen, strict=True):
             epoch, start = drafting.sequence.propose(token)
-            proposals.append((drafting.request_id, epoch, start, token))
+            proposals.append(
+                Proposal(
+                    request_id=drafting.request_id,
+                    epoch=epoch,
+                    start=start,
+                    ids=(token,),
+                    step_s=self._pace_s,
+                    video_tokens=drafting.view.num_video_tokens,
+                )
+            )
         self._send(proposals)
         took = time.monotonic() - started
         self._pace_s = took if not self._pace_s else _PACE_MEMORY * self._pace_s + (1 - _PACE_MEMORY) * took
         return True
 
-    def _send(self, proposals: list[tuple[str, int, int, int]]) -> None:
+    def _send(self, proposals: list[Proposal]) -> None:
         if self._target is None:
             return
         try:
-            for request_id, epoch, start, token in proposals:
-                self._target.send(
-                    Proposal(request_id=request_id, epoch=epoch, start=start, ids=(token,), step_s=self._pace_s)
-                )
+            for proposal in proposals:
+                self._target.send(proposal)
         except (ChannelClosed, ChannelFull):
             self._target = None  # a target that does not read is lost; the API sends a new Peer

@@ -18,6 +18,7 @@
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
 | draft  | target | Proposal   | the draft has run one token further                                   |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
+| target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
 | target | draft  | Release    | the request has ended                                                 |
 """
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vidspec_models.compression.dycoke import DyCoke
 from vidspec_models.spec import ModelSpec
 
 
@@ -40,6 +42,10 @@ class Configure:
     max_context: int | None
     default_max_tokens: int  # of requests that name no limit
     kv_tokens: int  # cached tokens of all requests together
+    encoded_bytes: int  # features kept of videos that may be asked about again
+    preservation: str  # which video tokens the draft sees; both must know: the target measures for it
+    prune_ratio: float
+    dycoke: DyCoke  # of requests that ask the target for it
     trace: bool = False  # report every forward in Trace messages
 
 
@@ -54,6 +60,7 @@ class Generate:
     top_k: int
     seed: int
     speculation: str
+    compression: str
     committed: tuple[int, ...] = ()  # what clients have seen already, when a new target takes over
 
 
@@ -111,6 +118,7 @@ class Accepted:
     request_id: str
     prompt_tokens: int
     video_tokens: int
+    cached_tokens: int  # of the prompt, whose keys and values were there already
     queue_s: float
     prepare_s: float
 
@@ -132,6 +140,7 @@ class Tokens:
     ids: tuple[int, ...]
     num_proposed: int = 0
     num_accepted: int = 0
+    draft_video_tokens: int = 0  # that the draft saw when it last proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +167,7 @@ class Proposal:
     start: int
     ids: tuple[int, ...]
     step_s: float  # the draft's mean time per token, for the target's plan
+    video_tokens: int  # that the draft sees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +181,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Relevance:
+    """What the target's text pays attention to; the scores come in shared memory, in the order of the grid's cells."""
+
+    request_id: str
+    grid_checksum: int  # of the cells' places: the draft's may differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """The target is done with the request."""
 
@@ -179,5 +197,5 @@ class Release:
 
 ApiToWorker = Configure | Generate | Cancel | Peer
 WorkerToApi = Ready | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
-BetweenWorkers = Proposal | Verdict | Release
+BetweenWorkers = Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

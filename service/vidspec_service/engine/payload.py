@@ -26,6 +26,7 @@ class _VideoHeader:
     source_fps: float
     source_num_frames: int
     duration_s: float
+    key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ def write_payload(messages: tuple[ChatMessage, ...], videos: tuple[VideoInput, .
             source_fps=video.source_fps,
             source_num_frames=video.source_num_frames,
             duration_s=video.duration_s,
+            key=video.key,
         )
         for video in videos
     )
@@ -76,6 +78,7 @@ def read_payload(fd: int) -> tuple[tuple[ChatMessage, ...], tuple[VideoInput, ..
                 source_fps=video.source_fps,
                 source_num_frames=video.source_num_frames,
                 duration_s=video.duration_s,
+                key=video.key,
             )
         )
     return header.messages, tuple(videos)

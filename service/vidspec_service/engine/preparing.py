@@ -10,14 +10,18 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from vidspec_models.encoded_videos import EncodedVideos
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.conversion import prepare_prompt
 from vidspec_service.engine.messages import Generate
+
+Shorten = Callable[[Generate, Prompt], Prompt]
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +46,13 @@ class Prepared:
 
 
 class Preparer:
-    """One prompt at a time, in the order of submission."""
+    """One prompt at a time, in the order of submission; `shorten` has the last word on each."""
 
-    def __init__(self, model: VideoLM) -> None:
+    def __init__(self, model: VideoLM, encoded_bytes: int, shorten: Shorten = lambda _, prompt: prompt) -> None:
+        """`encoded_bytes` of features stay for further questions about their videos."""
+        self._encoded = EncodedVideos(encoded_bytes)
         self._model = model
+        self._shorten = shorten
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._done: deque[Prepared] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -69,7 +76,7 @@ class Preparer:
         started = time.monotonic()
         result: Prompt | Exception
         try:
-            result = prepare_prompt(self._model, waiting.payload)
+            result = self._shorten(waiting.request, prepare_prompt(self._model, waiting.payload, self._encoded))
         except ContextOverflow as error:
             result = error
         except Exception as error:  # whatever it is, it is this request's: it must not end the worker, again and again

@@ -17,7 +17,7 @@ class GenerationProgress:
     _queue_s: float = 0.0
     _prepare_s: float = 0.0
     _accepted_at: float = field(default_factory=time.monotonic)
-    _video_tokens: int = 0
+    _draft_video_tokens: int = 0
     _prefill_s: float = 0.0
     _num_verifications: int = 0
     _num_drafts: int = 0
@@ -27,7 +27,6 @@ class GenerationProgress:
     def accepted(self, message: Accepted) -> None:
         """The target has prepared the prompt."""
         self._queue_s, self._prepare_s = message.queue_s, message.prepare_s
-        self._video_tokens = message.video_tokens
         self._accepted_at = time.monotonic()
 
     def committed(self, message: Tokens) -> None:
@@ -37,6 +36,7 @@ class GenerationProgress:
         else:
             self._num_verifications += 1
         self._num_drafts += message.num_proposed > 0
+        self._draft_video_tokens = message.draft_video_tokens
         # Judged are the accepted ones and the first refused; what follows a refusal never had its chance.
         self._num_draft_tokens += message.num_accepted + (message.num_accepted < message.num_proposed)
         self._num_accepted_tokens += message.num_accepted
@@ -52,7 +52,7 @@ class GenerationProgress:
                 num_draft_tokens=self._num_draft_tokens,
                 num_accepted_tokens=self._num_accepted_tokens,
                 num_verifications=self._num_verifications,
-                draft_video_tokens=self._video_tokens if self._num_drafts else 0,
+                draft_video_tokens=self._draft_video_tokens if self._num_drafts else 0,
             ),
             queue_s=self._queue_s,
             prefill_s=self._prefill_s,

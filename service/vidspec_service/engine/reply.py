@@ -25,7 +25,11 @@ async def replies(pending: Pending, detokenizer: Detokenizer) -> AsyncGenerator[
         match event:
             case Accepted():
                 progress.accepted(event)
-                yield Started(prompt_tokens=event.prompt_tokens, video_tokens=event.video_tokens)
+                yield Started(
+                    prompt_tokens=event.prompt_tokens,
+                    video_tokens=event.video_tokens,
+                    cached_tokens=event.cached_tokens,
+                )
             case Rejected():
                 raise REJECTIONS.get(event.kind, GenerationFailed)(event.message)
             case Tokens():

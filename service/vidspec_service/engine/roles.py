@@ -37,6 +37,10 @@ def configures(config: EngineConfig) -> list[Configure]:
             max_context=config.max_context,
             default_max_tokens=config.default_max_tokens,
             kv_tokens=config.kv_tokens,
+            encoded_bytes=config.encoded_bytes,
+            preservation=config.preservation.value,
+            prune_ratio=config.prune_ratio,
+            dycoke=config.dycoke,
         )
         for role, worker in found.items()
     ]

@@ -10,6 +10,7 @@ from collections import deque
 
 from vidspec_models.kv_cache import KVPool
 from vidspec_service.engine.payload import close_payload
+from vidspec_service.engine.prefixes import Prefixes
 from vidspec_service.engine.preparing import Waiting
 from vidspec_service.engine.running import Running
 
@@ -19,8 +20,9 @@ _MOST_PREPARING = 2  # one in the tower, the next one ready for it
 class Roster:
     """Plain bookkeeping; the loop does the work."""
 
-    def __init__(self, pool: KVPool, max_running: int) -> None:
+    def __init__(self, pool: KVPool, max_running: int, prefill_chunk: int) -> None:
         self._pool = pool
+        self._prefixes = Prefixes(pool, prefill_chunk)
         self._max_running = max_running
         self._num_entered = 0
         self.waiting: deque[Waiting] = deque()
@@ -54,16 +56,21 @@ class Roster:
         self._preparing.discard(request_id)
         return is_there
 
-    def enter(self, running: Running) -> None:
-        """Prepared: it wants to be prefilled."""
+    def enter(self, running: Running) -> int:
+        """Prepared: it wants to be prefilled. Returns how many of its rows an earlier prompt has left here."""
         self._num_entered += 1
         running.ticket = self._num_entered
         self.prefilling.append(running)
+        return self._prefixes.begin(running.prompt, running.cache)
 
     def next_prefill(self) -> Running | None:
         """The oldest request to prefill; one that was paused goes first."""
-        if self.paused and self._pool.fits(self.paused[0].num_rows_to_resume):
-            self.prefilling.appendleft(self.paused.popleft())
+        while self.paused:
+            if self._pool.fits(self.paused[0].num_rows_to_resume):
+                self.prefilling.appendleft(self.paused.popleft())
+                break
+            if not self._prefixes.give_back():
+                break
         return self.prefilling[0] if self.prefilling else None
 
     def begin_decoding(self, running: Running) -> None:
@@ -74,6 +81,8 @@ class Roster:
     def secure(self, running: Running, num_rows: int) -> bool:
         """Room for `num_rows` more rows of a request, at the cost of younger ones; False if it was itself paused."""
         while not self._pool.grow(running.cache, running.cache.length + num_rows):
+            if self._prefixes.give_back():
+                continue
             youngest = max([*self.prefilling, *self.decoding.values()], key=lambda other: other.ticket)
             self._pause(youngest)
             if youngest is running:
@@ -81,8 +90,9 @@ class Roster:
         return True
 
     def finish(self, request_id: str) -> None:
-        """It has ended: its place and its room are free."""
-        self._pool.release(self.decoding.pop(request_id).cache)
+        """It has ended: its place is free, and its room, but for what a question about the same video can use."""
+        running = self.decoding.pop(request_id)
+        self._prefixes.keep(running.prompt, running.cache)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
+from vidspec_models.preservation import TextQueries
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.messages import Ended, Proposal
+from vidspec_service.engine.cell_scores import CellScores
+from vidspec_service.engine.messages import Ended, Proposal, Tokens
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import Speculation
 
@@ -23,7 +26,10 @@ class Running:
     sequence: TargetSequence
     sampler: CoupledSampler
     speculation: Speculation
+    pruner: KVPruner | None = None  # of requests that are compressed
     ticket: int = 0  # order of admission
+    text_queries: TextQueries | None = None  # noted while the prompt is prefilled
+    relevance: CellScores | None = None  # what the draft was told, or a later one will be
 
     @property
     def num_rows_to_resume(self) -> int:
@@ -36,20 +42,27 @@ class Running:
 
     def pending(self) -> list[int]:
         """The proposals that the next forward would verify."""
-        most = min(self.speculation.plan.window, self.sequence.num_left - 1)
+        most = min(self.speculation.plan.window, self._most_pending)
         return self.speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
+
+    @property
+    def _most_pending(self) -> int:
+        """What one forward may verify: not beyond the answer's limit, nor beyond what one selection of rows is for."""
+        most = self.sequence.num_left - 1
+        return most if self.pruner is None else min(most, self.pruner.num_rows_left(self.cache.length) - 1)
 
     @property
     def has_enough(self) -> bool:
         """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
         if not self.speculation.is_followed:
             return True
-        minimum = min(self.speculation.plan.minimum, self.sequence.num_left - 1)
+        minimum = min(self.speculation.plan.minimum, self._most_pending)
         return len(self.pending()) >= minimum
 
     def take(self, proposal: Proposal) -> None:
         """A proposal has arrived."""
         self.speculation.is_followed = True
+        self.speculation.draft_video_tokens = proposal.video_tokens
         self.speculation.chain.extend(proposal.epoch, proposal.start, proposal.ids, self.sequence.committed)
 
     def rows(self, pending: list[int]) -> StepRows:
@@ -58,6 +71,7 @@ class Running:
             cache=self.cache,
             ids=self.sequence.committed[-1:] + pending,
             position=self.prompt.next_position + self.num_committed - 1,
+            pruner=self.pruner,
         )
 
     def judge(self, pending: list[int], chosen: list[int]) -> tuple[tuple[int, ...], int]:
@@ -75,6 +89,16 @@ class Running:
         if pending:
             self.speculation.judged(num_accepted, is_rejected=num_accepted < len(pending))
         return committed, num_accepted
+
+    def told(self, committed: tuple[int, ...], num_proposed: int, num_accepted: int) -> Tokens:
+        """What the API hears of a forward."""
+        return Tokens(
+            request_id=self.request_id,
+            ids=committed,
+            num_proposed=num_proposed,
+            num_accepted=num_accepted,
+            draft_video_tokens=self.speculation.draft_video_tokens,
+        )
 
     def ended(self) -> Ended:
         """What there is to say at the end; the sequence must have one."""

@@ -9,32 +9,27 @@ from __future__ import annotations
 
 import time
 
+from vidspec_models.compression.dycoke import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVPool
-from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.token_sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.channels import Channel, Readable, wait_readable
+from vidspec_service.engine.compressing import TargetCompression
 from vidspec_service.engine.conversion import answer_limit, sampling_law
 from vidspec_service.engine.draft_link import DraftLink
-from vidspec_service.engine.messages import (
-    Accepted,
-    Cancel,
-    Configure,
-    Generate,
-    Peer,
-    Rejected,
-    Tokens,
-)
+from vidspec_service.engine.messages import Accepted, Cancel, Configure, Generate, Peer, Rejected
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.preparing import Prepared, Preparer, Waiting
+from vidspec_service.engine.relevance import RelevanceSource
 from vidspec_service.engine.roster import Roster
 from vidspec_service.engine.running import Running
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import CostMeter, Speculation
 from vidspec_service.engine.types import SpeculationMode
 
-_REPLAY_ROWS = 16
+_REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
 _SLACK_S = 0.005
 
@@ -48,9 +43,11 @@ class TargetLoop:
         self._config = config
         self._costs = costs
         self._pool = KVPool(model.decoder.geometry, config.kv_tokens)
-        self._preparer = Preparer(model)
-        self._roster = Roster(self._pool, config.max_running)
+        self._compression = TargetCompression(config.dycoke, model.decoder.geometry.num_layers)
+        self._preparer = Preparer(model, config.encoded_bytes, self._compression.prompt)
+        self._roster = Roster(self._pool, config.max_running, config.prefill_chunk)
         self._draft = DraftLink()
+        self._relevance = RelevanceSource(model, config, self._draft)
         self._acceptance = 0.85  # of requests so far; where a new request starts from
         self._meter = WorkMeter(is_traced=config.trace)
 
@@ -101,6 +98,7 @@ class TargetLoop:
         for running in self._roster.decoding.values():
             running.speculation.drop()
             self._plan(running)
+            self._relevance.tell(running)
 
     def _admit(self) -> None:
         """Have waiting requests prepared; those that are enter the roster or are refused."""
@@ -121,7 +119,7 @@ class TargetLoop:
         """Raises what preparing raised, and ContextOverflow if the answer does not fit."""
         if isinstance(prompt := prepared.result, Exception):
             raise prompt
-        self._roster.enter(
+        num_cached = self._roster.enter(
             Running(
                 request_id=request.request_id,
                 prompt=prompt,
@@ -129,6 +127,7 @@ class TargetLoop:
                 sequence=self._new_sequence(request, prompt),
                 sampler=CoupledSampler(sampling_law(request)),
                 speculation=Speculation(mode=SpeculationMode(request.speculation), acceptance=self._acceptance),
+                pruner=self._compression.pruner(request, prompt),
             )
         )
         self._api.send(
@@ -136,6 +135,7 @@ class TargetLoop:
                 request_id=request.request_id,
                 prompt_tokens=prompt.num_tokens,
                 video_tokens=prompt.num_video_tokens,
+                cached_tokens=num_cached,
                 queue_s=prepared.queue_s,
                 prepare_s=prepared.prepare_s,
             )
@@ -156,7 +156,8 @@ class TargetLoop:
         if not self._roster.secure(running, num_rows):
             return
         self._meter.rows(num_rows)
-        logits = self._model.prefill(running.prompt, running.cache, num_rows)
+        observer = self._relevance.observer(running, num_rows)
+        logits = self._model.prefill(running.prompt, running.cache, num_rows, observer)
         if logits is None:
             return
         if running.sequence.finish_reason is not None:  # the last target died between the last token and the end
@@ -165,10 +166,11 @@ class TargetLoop:
             return
         if running.sequence.committed:
             self._replay(running)
-            return
-        self._roster.begin_decoding(running)
-        committed = running.sequence.commit(running.sampler.choose(logits[None], 0))
-        self._publish(running, committed, 0, 0)
+        else:
+            self._roster.begin_decoding(running)
+            committed = running.sequence.commit(running.sampler.choose(logits[None], 0))
+            self._publish(running, committed, 0, 0)
+        self._relevance.measure(running)
 
     def _replay(self, running: Running) -> None:
         """Bring back the rows of a request that was paused, or whose first target died, as verification made them."""
@@ -179,7 +181,7 @@ class TargetLoop:
         for start in range(0, len(known), _REPLAY_ROWS):
             position = running.prompt.next_position + start
             ids = known[start : start + _REPLAY_ROWS]
-            self._model.step([StepRows(cache=running.cache, ids=ids, position=position)])
+            self._model.step([StepRows(cache=running.cache, ids=ids, position=position, pruner=running.pruner)])
         self._plan(running)
 
     def _await_proposals(self) -> None:
@@ -209,10 +211,9 @@ class TargetLoop:
             return
         started = time.monotonic()
         logits = self._model.step([running.rows(pending) for running, pending in batch])
-        chosen = [
-            running.sampler.choose(scores, running.num_committed)
-            for (running, _), scores in zip(batch, logits, strict=True)
-        ]
+        chosen = choose_all(
+            [(each.sampler, scores, each.num_committed) for (each, _), scores in zip(batch, logits, strict=True)]
+        )
         num_rows = sum(len(tokens) for tokens in chosen)
         self._costs.forward(num_rows, time.monotonic() - started)
         self._meter.rows(num_rows)
@@ -228,9 +229,7 @@ class TargetLoop:
         """Tell the draft first, which is waiting, then the API."""
         if running.sequence.finish_reason is None:
             self._plan(running)
-        self._api.send(
-            Tokens(request_id=running.request_id, ids=committed, num_proposed=num_proposed, num_accepted=num_accepted)
-        )
+        self._api.send(running.told(committed, num_proposed, num_accepted))
         if running.sequence.finish_reason is not None:
             self._end(running)
 

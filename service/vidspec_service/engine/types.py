@@ -8,6 +8,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from vidspec_models.compression.dycoke import DyCoke as DyCoke  # settings make one, and import no model code
+
 
 class SpeculationMode(StrEnum):
     """How draft and target share the work; the text is the same in every mode."""
@@ -23,6 +25,20 @@ class Compression(StrEnum):
 
     NONE = "none"
     DYCOKE = "dycoke"
+
+
+class Preservation(StrEnum):
+    """Which of a video's tokens the draft sees (docs/methods.md); speed only."""
+
+    HIPPO = "hippo"
+    SPECVLM = "specvlm"
+    ATTENTION = "attention"
+    UNBIASED = "unbiased"
+    UNIFORM = "uniform"
+    RANDOM = "random"
+    TTM = "ttm"
+    NONE = "none"
+    BLIND = "blind"
 
 
 class FinishReason(StrEnum):
@@ -43,6 +59,7 @@ class VideoInput:
     source_fps: float  # average frame rate of the source, frames per second
     source_num_frames: int
     duration_s: float
+    key: str | None = None  # content hash and sampling, and whose it is: equal keys mean equal frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +185,11 @@ class EngineConfig:
     max_context: int | None = None
     kv_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
     default_max_tokens: int = 256
+    encoded_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
     prefill_chunk: int = 512  # prompt rows per forward between two decoding steps
+    preservation: Preservation = Preservation.HIPPO
+    dycoke: DyCoke = field(default_factory=DyCoke)  # of requests that ask for it
+    prune_ratio: float = 0.9  # share of the video's tokens that the draft does not see, in [0, 0.99]
     start_timeout_s: float = 300.0
     silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung
 

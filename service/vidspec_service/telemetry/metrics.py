@@ -71,6 +71,8 @@ class Metrics:
         self._prefill = self._histogram("request_prefill_time_seconds", "Prefill to first token", _PHASE_S)
         self._decode = self._histogram("request_decode_time_seconds", "First to last token", _PHASE_S)
         self._inference = self._histogram("request_inference_time_seconds", "Prefill to last token", _PHASE_S)
+        self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found there, and not computed again")
         self._prompt_size = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._answer_size = self._histogram("request_generation_tokens", "Tokens of an answer", _TOKENS)
 
@@ -79,6 +81,10 @@ class Metrics:
         self._video_bytes = self._histogram("video_upload_bytes", "Size of a video file", _BYTES)
         self._video_frames = self._histogram("video_frames_sampled", "Frames given to the model", _FRAMES)
         self._video_tokens = self._histogram("video_tokens", "Visual tokens of a prompt", _TOKENS)
+        self._clip_queries = self._counter("mm_cache_queries", "Times that frames of a video were needed")
+        self._clip_hits = self._counter("mm_cache_hits", "Times that they were still in memory")
+        self._num_videos = self._gauge("stored_videos", "Videos kept for more questions")
+        self._num_video_bytes = self._gauge("stored_video_bytes", "Bytes that they count for")
 
     def _declare_engine(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests being generated")
@@ -125,8 +131,15 @@ class Metrics:
         self._video_bytes.observe(num_bytes)
         self._video_frames.observe(num_frames)
 
-    def prompt_accepted(self, *, prompt_tokens: int, video_tokens: int) -> None:
+    def clip_looked_up(self, *, is_hit: bool) -> None:
+        """Frames were needed, and were in memory or had to be decoded."""
+        self._clip_queries.inc()
+        self._clip_hits.inc(is_hit)
+
+    def prompt_accepted(self, *, prompt_tokens: int, video_tokens: int, cached_tokens: int) -> None:
         """The engine took the request."""
+        self._prefix_queries.inc(prompt_tokens)
+        self._prefix_hits.inc(cached_tokens)
         self._prompt_tokens.inc(prompt_tokens)
         self._prompt_size.observe(prompt_tokens)
         self._video_tokens.observe(video_tokens)
@@ -168,6 +181,11 @@ class Metrics:
         """Read at each scrape."""
         self._running.set(num_running)
         self._waiting.set(num_waiting)
+
+    def kept_videos(self, *, count: int, num_bytes: int) -> None:
+        """Read at each scrape."""
+        self._num_videos.set(count)
+        self._num_video_bytes.set(num_bytes)
 
     def worker_ready(self, role: str, is_ready: bool) -> None:
         """Read at each scrape."""

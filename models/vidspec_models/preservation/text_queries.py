@@ -1,0 +1,115 @@
+"""TextQueries: how much a model's text looks at each video row, rebuilt from cached keys after a prefill.
+
+Attention kernels return no weights. The queries of the text rows behind the video are noted while these rows are
+prefilled; the keys, rotated as well, lie in the cache (HIPPO, arXiv 2601.08273: reconstruction from KV).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vidspec_models.decoder import QueryObserver
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+
+MOST_ROWS = 128  # the last ones of a long text hold the question
+_KEYS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelevanceLaw:
+    """Which attention counts: normalised among video rows (HIPPO) or all rows (SpecVLM), of the deepest layers."""
+
+    among_video: bool
+    deepest: float = 1.0  # share of the layers, counted from the last
+
+    def layers(self, num_layers: int) -> range:
+        """Indices of the layers that count, one at least."""
+        return range(num_layers - max(1, round(self.deepest * num_layers)), num_layers)
+
+
+class TextQueries:
+    """For one prefill of one prompt. Chunks may cut the text anywhere; they must come in order."""
+
+    def __init__(
+        self, prompt: Prompt, law: RelevanceLaw, num_layers: int, scale: float, most_rows: int = MOST_ROWS
+    ) -> None:
+        self._video_rows = prompt.is_video.nonzero()[:, 0]
+        after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
+        self._first = max(after_video, prompt.num_tokens - most_rows)
+        self._law = law
+        self._scale = scale
+        self._layers = law.layers(num_layers)
+        self._noted: dict[int, list[Tensor]] = {index: [] for index in self._layers}
+
+    def observer(self, start: int, num_rows: int) -> QueryObserver | None:
+        """What to hand to the forward over prompt rows start..start+num_rows; None if none of them is wanted."""
+        if not any(self._noted.values()):
+            self._first = max(self._first, start)  # rows that an earlier prompt has left here are not computed again
+        skipped = max(self._first - start, 0)
+        if skipped >= num_rows:
+            return None
+
+        def note(layer: int, queries: Tensor) -> None:
+            if layer in self._noted:
+                self._noted[layer].append(queries[skipped:].clone())
+
+        return note
+
+    @torch.inference_mode()
+    def attention(self, cache: KVCache) -> Tensor | None:
+        """float32 [noted text rows, V]: mean over heads and the law's layers; None if there is no text or video.
+
+        `cache` holds the prompt's rows, which the notes were taken of.
+        """
+        if not len(self._video_rows) or not all(self._noted.values()):
+            return None
+        total: Tensor | None = None
+        for layer, parts in self._noted.items():
+            weights = video_attention(
+                torch.cat(parts),
+                cache.keys[layer, 0],
+                self._video_rows,
+                first_row=self._first,
+                scale=self._scale,
+                among_video=self._law.among_video,
+            )
+            total = weights if total is None else total.add_(weights)
+        assert total is not None
+        return total / len(self._noted)
+
+    def relevance(self, cache: KVCache) -> Tensor | None:
+        """float32 [V]: the mean of `attention` over the text rows."""
+        attention = self.attention(cache)
+        return None if attention is None else attention.mean(0)
+
+
+def video_attention(
+    queries: Tensor, keys: Tensor, video_rows: Tensor, *, first_row: int, scale: float, among_video: bool
+) -> Tensor:
+    """float32 [n, V]: softmax weights of n text rows on the video rows, mean over the heads.
+
+    queries [n, H, D] of cache rows first_row, first_row + 1, ...; keys [KV, rows, D], both with their rotary
+    positions; video_rows int64 [V], all before first_row. The softmax is over the video rows alone or over all rows
+    up to the query's own. Query head h reads key head h // (H / KV). Keys are taken a thousand at a time, twice:
+    for the normaliser, then for the weights; nothing larger than [H, n, 1024] is ever held.
+    """
+    num_rows, num_heads, head_dim = queries.shape
+    num_kv_heads = keys.shape[0]
+    group = num_heads // num_kv_heads
+    grouped = (queries.float() * scale).view(num_rows, num_kv_heads, group, head_dim)
+    grouped = grouped.transpose(0, 1).reshape(num_kv_heads, num_rows * group, head_dim)
+    own = torch.arange(first_row, first_row + num_rows, device=keys.device).repeat_interleave(group)[:, None]
+    context = video_rows if among_video else torch.arange(first_row + num_rows, device=keys.device)
+    normaliser = torch.full_like(grouped[..., :1], -torch.inf)
+    for rows in context.split(_KEYS_AT_ONCE):
+        scores = (grouped @ keys[:, rows].float().mT).masked_fill_(rows > own, -torch.inf)
+        normaliser = torch.logaddexp(normaliser, scores.logsumexp(-1, keepdim=True))
+    parts = []
+    for rows in video_rows.split(_KEYS_AT_ONCE):
+        weights = (grouped @ keys[:, rows].float().mT).sub_(normaliser).exp_()
+        parts.append(weights.view(num_kv_heads, num_rows, group, -1).mean((0, 2)))
+    return torch.cat(parts, -1)

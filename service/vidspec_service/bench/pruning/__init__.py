@@ -1,0 +1,1 @@
+"""`bench pruning`: what each preservation strategy costs the draft in acceptance, and saves it in time."""

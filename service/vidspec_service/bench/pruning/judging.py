@@ -1,0 +1,129 @@
+"""Every strategy at every ratio on every prompt: what the draft would have got accepted, and what its prefill took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.loading import load_model
+from vidspec_models.preservation import (
+    RelevanceLaw,
+    find_strategy,
+    grid_checksum,
+    kept_of_prompt,
+    pruned,
+)
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.bench.probes import spec_of, threads_of
+from vidspec_service.bench.pruning.asking import Asked
+from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Task
+from vidspec_service.bench.pruning.teacher_forcing import Prefilled, greedy_answer, matches, prefilled
+from vidspec_service.engine.conversion import model_inputs
+from vidspec_service.engine.types import EngineConfig, Preservation
+from vidspec_service.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A strategy at a ratio. Those that ignore the ratio are measured once: `none` at 0, `blind` at 1."""
+
+    strategy: Preservation
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One prompt under one setting; `hits[i]`: the draft's choice at position i is the target's."""
+
+    setting: Setting
+    clip: int
+    task: Task
+    hits: tuple[bool, ...]
+    video_tokens: int
+    prefill_s: float
+    selection_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The target's own text for one prompt, and what the strategies need to know of its making."""
+
+    prompt: Prompt
+    ids: tuple[int, ...]
+    after: Prefilled
+    relevance: dict[RelevanceLaw, Tensor]  # [video rows]
+
+
+class LoadedPair:
+    """Target and draft in this process, each with the threads that its worker would have."""
+
+    def __init__(self, pair: EngineConfig) -> None:
+        if pair.draft is None:
+            raise ConfigError("pruning is about the draft: name one with --draft-model")
+        self.target = load_model(spec_of(pair.target, "target"))
+        self.draft = load_model(spec_of(pair.draft, "draft"))
+        self.threads = threads_of(pair)
+        self.chunk = pair.prefill_chunk
+
+    def run_as(self, role: str) -> VideoLM:
+        """The model of a role, after giving this process that worker's number of threads."""
+        torch.set_num_threads(self.threads[role])
+        return self.target if role == "target" else self.draft
+
+
+def settings_of(options: PruningOptions) -> Iterator[Setting]:
+    """All that are to be measured, the baseline first. At ratio 0 every strategy is the baseline."""
+    yield Setting(BASELINE, 0.0)
+    if Preservation.BLIND in options.strategies:
+        yield Setting(Preservation.BLIND, 1.0)
+    for strategy in options.strategies:
+        if not find_strategy(strategy).ignores_ratio:
+            yield from (Setting(strategy, ratio) for ratio in options.ratios if ratio > 0)
+
+
+def laws_of(settings: Sequence[Setting]) -> list[RelevanceLaw]:
+    """The kinds of attention that the settings need, each once."""
+    laws = [find_strategy(setting.strategy).relevance for setting in settings]
+    return list(dict.fromkeys(law for law in laws if law is not None))
+
+
+def answered(models: LoadedPair, asked: Asked, laws: Sequence[RelevanceLaw], max_tokens: int) -> Answered:
+    """The target's turn."""
+    target = models.run_as("target")
+    prompt = target.prepare(*model_inputs(asked.messages, (asked.video,)))
+    after = prefilled(target, prompt, models.chunk, max_tokens, laws)
+    found = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
+    ids = greedy_answer(target, prompt, after, max_tokens)
+    relevance = {law: scores for law, scores in found.items() if scores is not None}
+    return Answered(prompt=prompt, ids=ids, after=after, relevance=relevance)
+
+
+def judged(
+    models: LoadedPair, asked: Asked, answer: Answered, settings: Sequence[Setting], seed: int
+) -> Iterator[Judged]:
+    """The draft's turn: under every setting it reads its part of the prompt and follows the target's text."""
+    draft = models.run_as("draft")
+    whole = draft.prepare(*model_inputs(asked.messages, (asked.video,)))
+    is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
+    for setting in settings:
+        strategy = find_strategy(setting.strategy)
+        relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
+        started = time.perf_counter()
+        kept = kept_of_prompt(strategy, min(setting.ratio, 0.99), whole, relevance, seed + asked.clip)
+        prompt = pruned(whole, kept)
+        selection_s = time.perf_counter() - started
+        after = prefilled(draft, prompt, models.chunk, len(answer.ids))
+        yield Judged(
+            setting=setting,
+            clip=asked.clip,
+            task=asked.task,
+            hits=matches(draft, prompt, after, answer.ids),
+            video_tokens=len(kept),
+            prefill_s=after.seconds,
+            selection_s=selection_s,
+        )

@@ -1,0 +1,64 @@
+"""RelevanceSource: the target measures, in its prefill, what its text looks at, and tells the draft."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from vidspec_models.decoder import QueryObserver
+from vidspec_models.preservation import TextQueries, cell_rows, find_strategy, grid_checksum
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.cell_scores import CellScores, write_scores
+from vidspec_service.engine.draft_link import DraftLink
+from vidspec_service.engine.messages import Configure, Relevance
+from vidspec_service.engine.running import Running
+from vidspec_service.engine.types import SpeculationMode
+
+
+class RelevanceSource:
+    """Notes the text's queries while they are prefilled; the draft is told once the first token is out."""
+
+    def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:
+        self._decoder = model.decoder
+        self._law = find_strategy(config.preservation).relevance if config.prune_ratio > 0 else None
+        self._draft = draft
+
+    def observer(self, running: Running, num_rows: int) -> QueryObserver | None:
+        """For the request's next `num_rows` prompt rows; None where nobody would read the result."""
+        is_read = self._draft.channel is not None and running.speculation.mode is not SpeculationMode.OFF
+        if self._law is None or not is_read or running.relevance is not None:
+            return None
+        prompt, start = running.prompt, running.cache.length
+        if start == 0 or running.text_queries is None:  # an earlier prompt may have left the first rows here
+            layers = self._decoder.geometry.num_layers
+            running.text_queries = TextQueries(prompt, self._law, layers, self._decoder.scale)
+        return running.text_queries.observer(start, num_rows) if running.text_queries is not None else None
+
+    def measure(self, running: Running) -> None:
+        """Its prompt has just been prefilled: tell the draft, unless the request has ended or lost its room again."""
+        queries, running.text_queries = running.text_queries, None
+        cache = running.cache
+        if queries is None or cache.length < running.prompt.num_tokens or cache.hidden is not None:
+            return  # rows that compression hides are out of order
+        relevance, cells = queries.relevance(cache), cell_rows(running.prompt)
+        if relevance is None or not len(cells):
+            return
+        values = relevance[cells]
+        running.relevance = CellScores(
+            request_id=running.request_id,
+            grid_checksum=grid_checksum(running.prompt),
+            values=(values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16),
+        )
+        self.tell(running)
+
+    def tell(self, running: Running) -> None:
+        """What was measured, if anything: also for a draft that came later."""
+        if (scores := running.relevance) is None:
+            return
+        message = Relevance(request_id=scores.request_id, grid_checksum=scores.grid_checksum)
+        fd = write_scores(scores)
+        try:
+            self._draft.send(message, (fd,))
+        finally:
+            os.close(fd)

@@ -1,0 +1,162 @@
+"""RelevanceSource: measured once, only where a draft would read it, and told again to a draft that came later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+from vidspec_service.engine.cell_scores import CellScores, read_scores
+from vidspec_service.engine.channels import Channel
+from vidspec_service.engine.draft_link import DraftLink
+from vidspec_service.engine.messages import Configure, Relevance
+from vidspec_service.engine.relevance import RelevanceSource
+from vidspec_service.engine.running import Running
+from vidspec_service.engine.sequence import TargetSequence
+from vidspec_service.engine.speculation import Speculation
+from vidspec_service.engine.types import SpeculationMode
+
+GEOMETRY = CacheGeometry(
+    num_layers=4, num_kv_heads=2, head_dim=8, dtype=torch.float32, device=torch.device("cpu"), context_block=8
+)
+CELLS, TEXT = 20, 3
+
+
+class Model:
+    """As much of a VideoLM as is asked for."""
+
+    class decoder:
+        geometry = GEOMETRY
+        scale = 1.0
+
+
+def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int = CELLS) -> Running:
+    num_rows = num_cells + TEXT
+    rows = torch.arange(float(num_rows)).view(-1, 1, 1)
+    cache = KVCache(GEOMETRY, num_rows + 8)
+    cache.keys.normal_(generator=torch.Generator().manual_seed(0))
+    prompt = Prompt(
+        ids=tuple(range(num_rows)),
+        embeddings=torch.zeros(num_rows, 4),
+        rotary=(rows, rows),
+        is_video=torch.arange(num_rows) < num_cells,
+        next_position=num_rows,
+        grid=torch.cartesian_prod(torch.arange(num_cells // 4), torch.arange(2), torch.arange(2)),
+    )
+    return Running(
+        request_id="r",
+        prompt=prompt,
+        cache=cache,
+        sequence=TargetSequence(frozenset(), 9),
+        sampler=CoupledSampler(SamplingLaw()),
+        speculation=Speculation(mode=mode, acceptance=0.8),
+    )
+
+
+def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
+    config = cast(Configure, type("Config", (), {"preservation": preservation, "prune_ratio": ratio}))
+    return RelevanceSource(cast(Any, Model), config, link)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[DraftLink, Channel]]:
+    ours, theirs = Channel.pair()
+    link = DraftLink()
+    link.connect(ours)
+    yield link, theirs
+    link.disconnect()
+    theirs.close()
+
+
+def prefill(source: RelevanceSource, running: Running, chunk: int = 100) -> None:
+    """What the loop does, with queries of the right shape."""
+    generator = torch.Generator().manual_seed(1)
+    while running.cache.length < running.prompt.num_tokens:
+        num_rows = min(chunk, running.prompt.num_tokens - running.cache.length)
+        observer = source.observer(running, num_rows)
+        for layer in range(GEOMETRY.num_layers if observer else 0):
+            assert observer is not None
+            observer(layer, torch.randn(num_rows, 4, 8, generator=generator))
+        running.cache.length += num_rows
+
+
+def told(theirs: Channel) -> list[CellScores]:
+    found = []
+    while (received := theirs.receive()) is not None:
+        message, fds = received
+        assert isinstance(message, Relevance)
+        found.append(read_scores(message, fds[0]))
+    return found
+
+
+@pytest.mark.parametrize("chunk", [100, 21, 1])
+def test_scores_are_told_once_the_prompt_is_read(ends: tuple[DraftLink, Channel], chunk: int) -> None:
+    link, theirs = ends
+    source, running = source_of(link), running_of()
+    prefill(source, running, chunk)
+    assert told(theirs) == []
+    source.measure(running)
+    (scores,) = told(theirs)
+    assert scores.values.shape == (CELLS,)
+    assert float(scores.values.max()) == 1.0
+    source.measure(running)
+    assert told(theirs) == [], "measured once"
+
+
+def test_a_later_draft_is_told_the_same(ends: tuple[DraftLink, Channel]) -> None:
+    link, theirs = ends
+    source, running = source_of(link), running_of()
+    prefill(source, running)
+    source.measure(running)
+    source.tell(running)
+    first, second = told(theirs)
+    assert np.array_equal(first.values, second.values)
+    source.tell(running_of())
+    assert told(theirs) == [], "nothing is known of that one"
+
+
+@pytest.mark.parametrize(
+    ("preservation", "ratio", "mode", "is_connected"),
+    [
+        ("uniform", 0.9, SpeculationMode.PARALLEL, True),
+        ("none", 0.9, SpeculationMode.PARALLEL, True),
+        ("hippo", 0.0, SpeculationMode.PARALLEL, True),
+        ("hippo", 0.9, SpeculationMode.OFF, True),
+        ("hippo", 0.9, SpeculationMode.PARALLEL, False),
+    ],
+)
+def test_nothing_is_noted_where_nobody_would_read_it(
+    ends: tuple[DraftLink, Channel], preservation: str, ratio: float, mode: SpeculationMode, is_connected: bool
+) -> None:
+    link, theirs = ends
+    source, running = source_of(link if is_connected else DraftLink(), preservation, ratio), running_of(mode)
+    assert source.observer(running, CELLS + TEXT) is None
+    running.cache.length = CELLS + TEXT
+    source.measure(running)
+    assert told(theirs) == []
+
+
+def test_a_request_that_lost_its_room_again_is_measured_when_it_comes_back(ends: tuple[DraftLink, Channel]) -> None:
+    link, theirs = ends
+    source, running = source_of(link), running_of()
+    prefill(source, running)
+    running.cache.length = 0
+    source.measure(running)
+    assert told(theirs) == []
+    prefill(source, running)
+    source.measure(running)
+    assert len(told(theirs)) == 1
+
+
+def test_a_prompt_without_video_is_no_trouble(ends: tuple[DraftLink, Channel]) -> None:
+    link, theirs = ends
+    source, running = source_of(link), running_of(num_cells=0)
+    prefill(source, running)
+    source.measure(running)
+    assert told(theirs) == []

@@ -1,0 +1,106 @@
+"""The scores: novelty in time, distinctness in space, ranks, and attention freed of its places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vidspec_models.preservation.cell_grid import CellGrid
+from vidspec_models.preservation.local_scores import centred, spatial_distinctiveness, temporal_novelty
+from vidspec_models.preservation.ranking import debiased, ranks, relative
+
+
+def places(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
+    return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))
+
+
+def units_of(num_cells: int) -> Tensor:
+    return centred(torch.randn(num_cells, 10, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture
+def holey() -> Tensor:
+    """Cells of three frames of 4 x 5 with a third of them missing, frames counted 2, 5, 6."""
+    grid = places(3, 4, 5)
+    grid[:, 0] = torch.tensor([2, 5, 6])[grid[:, 0]]
+    return grid[torch.rand(60, generator=torch.Generator().manual_seed(1)) < 0.66]
+
+
+def near(grid: Tensor, cell: int, frame: int) -> list[int]:
+    """Cells of a frame at most one step from the cell's place."""
+    distance = (grid[:, 1:] - grid[cell, 1:]).abs().max(1).values
+    return ((grid[:, 0] == frame) & (distance <= 1)).nonzero()[:, 0].tolist()
+
+
+def test_novelty_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
+    units = units_of(len(holey))
+    expected: list[float | None] = []
+    for cell, (frame, _, _) in enumerate(holey.tolist()):
+        before = near(holey, cell, {2: -1, 5: 2, 6: 5}[frame])
+        expected.append(1 - max(float(units[cell] @ units[other]) for other in before) if before else None)
+    known = [value for value in expected if value is not None]
+    neutral = sum(known) / len(known)
+    filled = torch.tensor([neutral if value is None else value for value in expected])
+    torch.testing.assert_close(temporal_novelty(units, CellGrid.of(holey)), filled, atol=1e-5, rtol=1e-5)
+
+
+def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
+    units = units_of(len(holey))
+    expected = []
+    for cell, (frame, _, _) in enumerate(holey.tolist()):
+        beside = [other for other in near(holey, cell, frame) if other != cell]
+        mean = sum(float(units[cell] @ units[other]) for other in beside) / max(len(beside), 1)
+        expected.append(1 - mean)
+    found = spatial_distinctiveness(units, CellGrid.of(holey))
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_a_lone_object_is_more_distinct_than_what_surrounds_it() -> None:
+    """What centring is for: raw cosines prefer the neighbours of an object to the object."""
+    features = torch.ones(49, 8) + 0.01 * torch.randn(49, 8, generator=torch.Generator().manual_seed(0))
+    features[24] = 6 * torch.eye(8)[0]  # in the middle of 7 x 7
+    scores = spatial_distinctiveness(centred(features), CellGrid.of(places(1, 7, 7)))
+    assert int(scores.argmax()) == 24
+
+
+@given(st.lists(st.integers(-3, 3), min_size=2, max_size=40))
+def test_ranks_are_between_0_and_1_keep_the_order_and_share_ties(values: list[int]) -> None:
+    scores = torch.tensor(values, dtype=torch.float32)
+    found = ranks(scores)
+    assert 0 <= float(found.min()) <= float(found.max()) <= 1
+    assert float(found.mean()) == pytest.approx(0.5, abs=1e-5)
+    assert torch.equal(scores[:, None] < scores, found[:, None] < found)
+
+
+@settings(max_examples=30)
+@given(st.floats(0.1, 100), st.floats(-50, 50))
+def test_ranks_do_not_depend_on_the_scale_of_a_score(scale: float, shift: float) -> None:
+    scores = torch.randn(30, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ranks(scores * scale + shift), ranks(scores))
+
+
+def test_relative_scores_keep_what_is_far_above_the_rest_apart() -> None:
+    found = relative(torch.tensor([0.0, 0.01, 0.04, 1.0]) * 7)
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.1, 0.2, 1.0]))
+    assert not relative(torch.zeros(3)).any()
+
+
+def test_debiasing_takes_away_what_a_place_gets_in_every_frame() -> None:
+    grid = CellGrid.of(places(6, 4, 4))
+    content = torch.ones(6, 16)
+    content[3, 5] = 4.0  # the one thing to see
+    biased = content.clone()
+    biased[:, 15] *= 20.0  # a place that draws attention whatever it shows
+    biased[5] *= 3.0  # as does the last frame
+    assert int(biased.flatten().argmax()) != 3 * 16 + 5
+    found = debiased(biased.flatten(), grid, power=1.0)
+    assert int(found.argmax()) == 3 * 16 + 5
+    untouched = debiased(biased.flatten(), grid, power=0.0)
+    assert int(untouched.argmax()) % 16 == 15
+
+
+def test_debiasing_nothing_gives_nothing() -> None:
+    assert not debiased(torch.zeros(48), CellGrid.of(places(3, 4, 4)), 0.5).any()

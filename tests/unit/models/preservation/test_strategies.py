@@ -1,0 +1,204 @@
+"""Laws of every strategy: budget, floor, always-kept rows, identity of `none`, determinism, clips out of the rule."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vidspec_models.inputs import NO_CELL
+from vidspec_models.preservation import STRATEGIES, find_strategy, kept_rows
+from vidspec_models.preservation.budget import LEAST_KEPT, best, covering, num_kept
+from vidspec_models.preservation.strategies import Hippo, Strategy
+from vidspec_service.engine.types import Preservation
+
+PRUNING = [name for name, strategy in STRATEGIES.items() if not strategy.ignores_ratio]
+NAMES = st.sampled_from(list(STRATEGIES))
+RATIOS = st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9, 0.95, 0.99])
+
+
+def grid_of(num_frames: int, num_rows: int, num_columns: int, newline: bool = True) -> Tensor:
+    places = torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))
+    return torch.cat((places, torch.full((1, 3), NO_CELL))) if newline else places
+
+
+def features_of(num_rows: int, seed: int = 0) -> Tensor:
+    return torch.randn(num_rows, 12, generator=torch.Generator().manual_seed(seed))
+
+
+def relevance_of(num_rows: int, seed: int = 0) -> Tensor:
+    return torch.rand(num_rows, generator=torch.Generator().manual_seed(seed)) ** 4
+
+
+@st.composite
+def clips(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Features, grid, relevance of clips with holes, a newline or not, equal features or not, scores or not."""
+    grid = grid_of(draw(st.integers(1, 9)), draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.booleans()))
+    seed = draw(st.integers(0, 5))
+    if draw(st.booleans()):
+        stays = torch.rand(len(grid), generator=torch.Generator().manual_seed(seed)) < 0.7
+        grid = grid[stays | (grid[:, 0] == NO_CELL)]
+    features = features_of(len(grid), seed)
+    if draw(st.booleans()):
+        features = torch.ones_like(features)
+    relevance = draw(st.sampled_from(["random", "none", "zero", "broken"]))
+    scores = {"random": relevance_of(len(grid)), "zero": torch.zeros(len(grid)), "none": None}
+    return features, grid, scores.get(relevance, torch.full((len(grid),), torch.nan))
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=NAMES, ratio=RATIOS, clip=clips(), seed=st.integers(0, 2**64 - 1))
+def test_every_strategy_keeps_its_budget_sorted_and_with_the_rows_that_are_no_cells(
+    name: str, ratio: float, clip: tuple[Tensor, Tensor, Tensor | None], seed: int
+) -> None:
+    features, grid, relevance = clip
+    kept = kept_rows(find_strategy(name), ratio, features, grid, relevance, seed)
+    is_cell = (grid != NO_CELL).all(1)
+    assert kept.dtype == torch.int64
+    assert torch.equal(kept, kept.unique()), "sorted, no row twice"
+    assert not len(kept) or int(kept[-1]) < len(grid)
+    assert set((~is_cell).nonzero()[:, 0].tolist()) <= set(kept.tolist())
+    budget = {"none": int(is_cell.sum()), "blind": 0}.get(name, num_kept(int(is_cell.sum()), ratio))
+    assert int(is_cell[kept].sum()) == budget
+    assert torch.equal(kept, kept_rows(find_strategy(name), ratio, features, grid, relevance, seed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_frames=st.integers(1, 8),
+    size=st.integers(1, 40),
+    share=st.sampled_from([0.1, 0.4, 1.0]),
+    part=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_every_frame_keeps_its_floor(num_frames: int, size: int, share: float, part: float, seed: int) -> None:
+    num_cells = num_frames * size
+    budget = int(part * num_cells)
+    scores = torch.randn(num_cells, generator=torch.Generator().manual_seed(seed))
+    kept = covering(scores, budget, share)
+    assert len(kept) == len(kept.unique()) == budget
+    num_even = int(share * budget)
+    num_left = num_cells - (budget - num_even)
+    assert set(best(scores, budget - num_even).tolist()) <= set(kept.tolist())
+    if num_even > 1:
+        floor = size // max(1, -(-(num_left - 1) // (num_even - 1)))
+        assert (torch.bincount(kept // size, minlength=num_frames) >= floor).all()
+
+
+def test_without_an_even_share_the_choice_is_the_best() -> None:
+    scores = torch.tensor([0.1, 0.9, 0.5, 0.7, 0.3])
+    assert sorted(covering(scores, 2, 0.0).tolist()) == [1, 3]
+    assert sorted(covering(scores, 3, 0.7).tolist()) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("name", PRUNING)
+@pytest.mark.parametrize("shape", [(1, 4, 4), (2, 2, 4), (1, 1, 1)])
+def test_a_clip_too_short_to_prune_is_kept_whole(name: str, shape: tuple[int, int, int]) -> None:
+    grid = grid_of(*shape)
+    assert len(grid) - 1 <= LEAST_KEPT
+    kept = kept_rows(find_strategy(name), 0.99, features_of(len(grid)), grid, relevance_of(len(grid)))
+    assert kept.tolist() == list(range(len(grid)))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_video_is_nothing_to_keep(name: str) -> None:
+    nothing = torch.zeros(0, 3, dtype=torch.long)
+    assert kept_rows(find_strategy(name), 0.9, torch.zeros(0, 12), nothing).tolist() == []
+    assert kept_rows(find_strategy(name), 0.9, torch.zeros(0, 12), None).tolist() == []
+
+
+@pytest.mark.parametrize("name", PRUNING)
+def test_rows_of_no_known_place_are_pruned_as_one_line(name: str) -> None:
+    kept = kept_rows(find_strategy(name), 0.9, features_of(400), None, relevance_of(400))
+    assert len(kept) == 40
+
+
+@pytest.mark.parametrize("name", PRUNING)
+def test_identical_frames_and_one_frame_are_pruned_to_the_budget(name: str) -> None:
+    one = features_of(64)
+    for num_frames in (1, 8):
+        grid = grid_of(num_frames, 8, 8, newline=False)
+        assert len(kept_rows(find_strategy(name), 0.75, one.repeat(num_frames, 1), grid)) == 16 * num_frames
+
+
+def test_random_depends_on_its_seed_alone() -> None:
+    grid, strategy = grid_of(8, 8, 8), find_strategy("random")
+    first, again, other = (
+        kept_rows(strategy, 0.9, features_of(513, number), grid, seed=seed) for number, seed in [(0, 1), (1, 1), (0, 2)]
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 0.995, 1.0, 5.0, float("nan"), float("inf")])
+def test_a_ratio_outside_its_range_is_refused(ratio: float) -> None:
+    with pytest.raises(ValueError, match=r"must be in \[0, 0.99\]"):
+        kept_rows(find_strategy("hippo"), ratio, features_of(65), grid_of(1, 8, 8))
+
+
+def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'hipo'; there are hippo, specvlm"):
+        find_strategy("hipo")
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments"), [("grid", (torch.zeros(4, 3), None)), ("relevance", (None, torch.ones(3)))]
+)
+def test_arrays_that_do_not_fit_are_refused(what: str, arguments: tuple[Tensor | None, Tensor | None]) -> None:
+    with pytest.raises(ValueError, match=f"{what} is for"):
+        kept_rows(find_strategy("hippo"), 0.5, features_of(65), *arguments)
+
+
+def test_the_settings_offer_every_strategy() -> None:
+    assert [choice.value for choice in Preservation] == list(STRATEGIES)
+
+
+def test_specvlm_takes_the_fewest_rows_that_hold_its_share_and_spreads_the_rest() -> None:
+    relevance = torch.full((100,), 0.001)
+    relevance[[17, 40]] = 10.0
+    kept = kept_rows(find_strategy("specvlm"), 0.8, features_of(100), None, relevance).tolist()
+    # One of the two holds half of the attention, more than 0.4: the other 19 are evenly spaced, ends included.
+    assert {0, 17, 99} <= set(kept)
+    assert max(b - a for a, b in pairwise(kept)) <= 6
+
+
+def test_attention_takes_the_largest_as_they_are() -> None:
+    relevance = relevance_of(100)
+    kept = kept_rows(find_strategy("attention"), 0.8, features_of(100), None, relevance)
+    assert set(kept.tolist()) == set(relevance.topk(20).indices.tolist())
+
+
+def test_merging_in_time_keeps_window_starts_and_what_changes() -> None:
+    grid = grid_of(8, 4, 4, newline=False)
+    features = features_of(16).repeat(8, 1)
+    changed = [16 * 3 + 5, 16 * 7 + 2]  # frame 3, place 5; frame 7, place 2
+    features[changed] += 10 * features_of(2, seed=1)
+    kept = kept_rows(find_strategy("ttm"), 1 - 34 / 128, features, grid)
+    assert kept.tolist() == sorted([*range(16), *range(64, 80), *changed])
+
+
+def test_hippo_prefers_what_is_new_distinct_and_asked_for() -> None:
+    grid = grid_of(4, 8, 8, newline=False)
+    features = features_of(1).repeat(256, 1)
+    thing = [64 * 2 + 27, 64 * 2 + 28]  # two cells that appear in the third frame
+    features[thing] += 5 * features_of(2, seed=3)
+    hippo = find_strategy("hippo")
+    assert set(thing) <= set(kept_rows(hippo, 0.9, features, grid).tolist())
+    relevance = torch.full((256,), 0.01)
+    relevance[[64 * 1 + 9, 64 * 3 + 50]] = 1.0
+    kept = set(kept_rows(hippo, 0.9, features, grid, relevance).tolist())
+    assert {*thing, 64 * 1 + 9, 64 * 3 + 50} <= kept
+
+
+def test_hippo_leaves_no_frame_without_a_cell() -> None:
+    grid = grid_of(8, 8, 8, newline=False)
+    relevance = torch.zeros(512)
+    relevance[:64] = 1.0  # all attention on the first frame
+    only_relevance = Strategy(name="x", select=Hippo(weights=(1.0, 0.0, 0.0), place_power=0.0))
+    kept = kept_rows(only_relevance, 0.9, features_of(512), grid, relevance)
+    assert (torch.bincount(grid[kept][:, 0], minlength=8) >= 2).all()
+    assert int((grid[kept][:, 0] == 0).sum()) > 30
