@@ -10,12 +10,16 @@ import torch
 import transformers
 from torch import nn
 
+from vidspec_models.accelerated import make_cuda_step
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.decoder import Decoder
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.registry import find_family
+from vidspec_models.row_invariance import PREFILL_RULE
 from vidspec_models.spec import ModelSpec
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.synthetic.load import load_random
+from vidspec_models.synthetic.recipe import find_recipe
+from vidspec_models.video_lm import StepLogits, VideoLM
 
 BUNDLED = "bundled"
 
@@ -61,6 +65,8 @@ def load_model(spec: ModelSpec) -> VideoLM:
     path = model_path(spec)
     device = resolve_device(spec.device, spec.role)
     dtype = resolve_dtype(spec.dtype, spec.role, device)
+    if (recipe := find_recipe(path)) is not None:
+        return load_random(recipe, device, dtype, _decoder_and_step)
     transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
@@ -79,9 +85,24 @@ def load_model(spec: ModelSpec) -> VideoLM:
     model = model.to(device).eval().requires_grad_(False)
     language_model = family.language_model(model)
     with torch.inference_mode():
-        decoder = Decoder(language_model, model.lm_head, config.get_text_config().max_position_embeddings)
+        decoder, step = _decoder_and_step(language_model, model.lm_head, config)
     language_model.layers = nn.ModuleList()  # the decoder holds the fused copies
-    return VideoLM(model, processor, family, decoder, _stop_ids(model))
+    return VideoLM(model, processor, family, decoder, _stop_ids(model), step)
+
+
+def _decoder_and_step(language_model: Any, lm_head: Any, config: Any) -> tuple[Decoder, StepLogits | None]:
+    """The decoder, and compiled kernels for its steps where they are made for this model and device."""
+    context_length = config.get_text_config().max_position_embeddings
+    device = language_model.embed_tokens.weight.device
+    if device.type == "cpu":
+        from vidspec_models.cpu_step import CpuStep, supports  # compiles with numba, which a GPU machine can do without
+
+        if supports(language_model):
+            decoder = Decoder(language_model, lm_head, context_length, row_rule=PREFILL_RULE)
+            return decoder, CpuStep(language_model, lm_head, decoder)
+        return Decoder(language_model, lm_head, context_length), None
+    decoder = Decoder(language_model, lm_head, context_length, releases_layers=True)
+    return decoder, make_cuda_step(decoder) if device.type == "cuda" else None
 
 
 def tokenizer_file(spec: ModelSpec) -> str:

@@ -2,7 +2,8 @@
 
 Two forms. *Packed*: oneDNN's blocked layout, made once; measured on a CPU without AMX it reads a streamed weight as
 fast as one row can and makes 9 rows for 1.2 times the price of one, bit-equal at every row count. *Plain*: the
-weight transposed to [K, N] for an ordinary product, where sums longer than `max_inner` are made piece by piece.
+weight as [K, N] (on a CPU transposed in memory) for an ordinary product, where sums longer than `max_inner` are made
+piece by piece.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Product:
         if form.is_packed:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKING_ROWS)
         else:
-            self._pieces = weight.t().contiguous().split(self._max_inner)
+            # CUDA's libraries read a stored weight in either direction: no copy of it is needed.
+            self._pieces = (weight.t() if weight.is_cuda else weight.t().contiguous()).split(self._max_inner)
 
     def __call__(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """[n, N], plus a bias [N]."""

@@ -8,6 +8,9 @@ property is not free. Three rules about shapes restore it on every CPU seen so f
 * never fewer than `min_rows` rows in one (a single row may take another code path than two);
 * attend over a context padded to a multiple of `context_block`, so that sums over it split alike.
 
+On CUDA a product's kernel is chosen by its number of rows at every step of that number, so rows are padded to one of
+two sizes, or to one if even these two disagree; up to there a product's time is that of reading its weight.
+
 `find_row_rule` measures, once per load and with the model's own shapes, which rule this machine needs.
 """
 
@@ -27,6 +30,7 @@ _PLAIN = tuple(ProductForm(is_packed=False, max_inner=most) for most in (None, 5
 _CACHED_BYTES = 16 * 2**20
 _BLOCKS = (64, 256, 512)
 _ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33)
+_CUDA_ROWS = (16, 64)
 _BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kernels were seen to change
 
 
@@ -38,6 +42,15 @@ class RowRule:
     min_rows: int
     context_block: int
     holds: bool
+    row_buckets: tuple[int, ...] = ()  # ascending; a smaller number of rows is padded to the next of them
+
+    def padded(self, num_rows: int) -> int:
+        """Rows that a product is made for where `num_rows` are wanted."""
+        return next((size for size in self.row_buckets if size >= num_rows), max(num_rows, self.min_rows))
+
+
+# For a decoder that only prefills: its chunks are the same whatever else is running.
+PREFILL_RULE = RowRule(form=ProductForm(is_packed=False), min_rows=1, context_block=_BLOCKS[0], holds=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +66,8 @@ class StepShapes:
 
 def find_row_rule(shapes: StepShapes) -> RowRule:
     """The cheapest rule under which all sampled row counts and places give equal bits."""
+    if shapes.weights[0].is_cuda:
+        return _cuda_rule(shapes)
     generator = torch.Generator().manual_seed(0)
     rules = itertools.product(_forms(shapes), _MIN_ROWS)
     found = next(((form, rows) for form, rows in rules if _products_agree(shapes, rows, form, generator)), None)
@@ -63,6 +78,20 @@ def find_row_rule(shapes: StepShapes) -> RowRule:
         min_rows=min_rows,
         context_block=block or _BLOCKS[-1],
         holds=found is not None and block is not None,
+    )
+
+
+def _cuda_rule(shapes: StepShapes) -> RowRule:
+    generator = torch.Generator().manual_seed(0)
+    form, last = _PLAIN[0], _CUDA_ROWS[-1:]
+    buckets = next((sizes for sizes in (_CUDA_ROWS, last) if _agree(shapes, sizes, form, generator)), None)
+    block = next((block for block in _BLOCKS if _attention_agrees(shapes, block, generator)), None)
+    return RowRule(
+        form=form,
+        min_rows=(buckets or last)[0],
+        context_block=block or _BLOCKS[-1],
+        holds=buckets is not None and block is not None,
+        row_buckets=buckets or last,
     )
 
 
@@ -77,14 +106,19 @@ def _random(size: tuple[int, ...], like: Tensor, generator: torch.Generator) -> 
 
 
 def _products_agree(shapes: StepShapes, min_rows: int, form: ProductForm, generator: torch.Generator) -> bool:
-    most = max(_ROW_COUNTS)
+    return _agree(shapes, (min_rows, *(n for n in _ROW_COUNTS if n > min_rows)), form, generator)
+
+
+def _agree(shapes: StepShapes, counts: tuple[int, ...], form: ProductForm, generator: torch.Generator) -> bool:
+    """Whether a row gets the same bits as the first of counts[0] rows and anywhere among each other count."""
+    min_rows, most = counts[0], counts[-1]
     for weight in shapes.weights:
         product = Product(weight, form)
         rows = _random((most + min_rows, weight.shape[1]), weight, generator)
         residual = _random((most + min_rows, weight.shape[0]), weight, generator)
         alone = torch.cat([_results(product, rows, residual, i, min_rows)[:1] for i in range(most)])
-        for n in _ROW_COUNTS:
-            if n >= min_rows and not torch.equal(_results(product, rows, residual, 0, n), alone[:n]):
+        for n in counts:
+            if not torch.equal(_results(product, rows, residual, 0, n), alone[:n]):
                 return False
     return True
 

@@ -8,6 +8,8 @@ the very token the target will choose. Temperature 0 is plain argmax.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,11 +41,14 @@ class CoupledSampler:
 
     def choose(self, logits: Tensor, first_position: int) -> list[int]:
         """Tokens for consecutive output positions; row i of logits [n, V] is position `first_position + i`."""
+        return [int(token) for token in self.tokens(logits, first_position).tolist()]
+
+    def tokens(self, logits: Tensor, first_position: int) -> Tensor:
+        """The same as int64 [n] on the device, not waited for."""
         if self._law.temperature == 0.0:
-            return [int(token) for token in logits.argmax(-1).tolist()]
+            return logits.argmax(-1)
         scores = restricted_log_probabilities(logits, self._law)
-        tokens = (scores + self._noise_for(first_position, logits)).argmax(-1)
-        return [int(token) for token in tokens.tolist()]
+        return (scores + self._noise_for(first_position, logits)).argmax(-1)
 
     def _noise_for(self, first: int, logits: Tensor) -> Tensor:
         count = logits.shape[0]
@@ -53,6 +58,14 @@ class CoupledSampler:
             self._noise = gumbel_noise(self._law.seed, positions, logits.shape[-1])
         start = first - self._first
         return self._noise[start : start + count]
+
+
+def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, int]]) -> list[list[int]]:
+    """`choose` of many requests, each with its logits and first position; the device is waited for once."""
+    found = [sampler.tokens(logits, first_position) for sampler, logits, first_position in choices]
+    together = [int(token) for token in (found[0] if len(found) == 1 else torch.cat(found)).tolist()]
+    stops = list(itertools.accumulate(len(tokens) for tokens in found))
+    return [together[stop - len(tokens) : stop] for stop, tokens in zip(stops, found, strict=True)]
 
 
 def restricted_log_probabilities(logits: Tensor, law: SamplingLaw) -> Tensor:

@@ -61,9 +61,7 @@ class VideoLM:
         return self._family.default_num_frames(self._processor)
 
     @torch.inference_mode()
-    def prepare(
-        self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos | None = None
-    ) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos | None = None) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
         Raises ContextOverflow, before that cost where the videos alone are too much.

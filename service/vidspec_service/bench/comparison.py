@@ -52,11 +52,11 @@ async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Comp
         raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
     activities: dict[Mode, Activity] = {}
     async with AsyncExitStack() as stack:
-        contenders = await _open(stack, options.modes, pair, activities, tell)
-        return await _Run(options, contenders, activities, tell).measure()
+        contenders = await open_contenders(stack, options.modes, pair, activities, tell)
+        return await Run(options, contenders, activities, tell).measure()
 
 
-async def _open(
+async def open_contenders(
     stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig, activities: dict[Mode, Activity], tell: Tell
 ) -> dict[Mode, Contender]:
     """One process for `hf`, one engine for `off`, one for all that speculate; each is ready before the next starts."""
@@ -79,7 +79,7 @@ async def _open(
     return contenders
 
 
-class _Run:
+class Run:
     """One measurement on started contenders."""
 
     def __init__(

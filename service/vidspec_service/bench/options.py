@@ -36,6 +36,15 @@ class Task(StrEnum):
     CAPTION = "caption"
     QA = "qa"
     MIXED = "mixed"
+    SYNTHETIC = "synthetic"  # numbered prompts of random models; not for others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticOptions:
+    """Random models of a pair's real shapes, and the acceptance that is imposed on them."""
+
+    shape: str = "llava-onevision-7b+0.5b"
+    acceptance: float = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,7 @@ class SpeedOptions:
     max_tokens: int = 160
     sampling: SamplingParams = field(default_factory=SamplingParams)
     concurrency: int = 1
+    synthetic: SyntheticOptions | None = None
 
     @property
     def group_size(self) -> int:

@@ -35,17 +35,17 @@ def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
     return ModelSpec(path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype)
 
 
-def probe_costs(pair: EngineConfig, context: int) -> ProbedCosts:
-    """All three, one after the other, so that none disturbs another. Raises ConfigError."""
+def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...] = TARGET_ROWS) -> ProbedCosts:
+    """The target's forwards over so many rows, the draft's over one, none beside another. Raises ConfigError."""
     threads, alone = threads_of(pair), alone_config(pair)
     target = spec_of(pair.target, "target")
-    found = probe_forwards(target, threads["target"], context, TARGET_ROWS)
+    found = probe_forwards(target, threads["target"], context, rows)
     return ProbedCosts(
         context=context,
         target=found,
         alone=found
         if threads["target"] == threads_of(alone)["target"]
-        else probe_forwards(target, threads_of(alone)["target"], context, TARGET_ROWS),
+        else probe_forwards(target, threads_of(alone)["target"], context, rows),
         draft=probe_forwards(spec_of(pair.draft, "draft"), threads["draft"], context, _DRAFT_ROWS)
         if pair.draft is not None
         else None,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from vidspec_models.bundled import SCENE_DURATION_S, TEST_SEEDS, questions, render, sample_scene, slot_times
+from vidspec_models.synthetic.recipe import prompt_text
 from vidspec_service.bench.options import Task
 from vidspec_service.engine.types import ChatMessage, VideoInput
 
@@ -30,6 +33,9 @@ class BenchPrompt:
 def make_prompts(task: Task, indices: range) -> Iterator[BenchPrompt]:
     """Prompt i is about the i-th test scene; questions go round the types that apply to it."""
     for index in indices:
+        if task is Task.SYNTHETIC:
+            yield BenchPrompt(index=index, scene_seed=index, text=prompt_text(index), video=_blank_video())
+            continue
         seed = TEST_SEEDS[index]
         yield BenchPrompt(index=index, scene_seed=seed, text=_text(task, index, seed), video=scene_video(seed))
 
@@ -39,6 +45,18 @@ def _text(task: Task, index: int, seed: int) -> str:
         return CAPTION_PROMPT
     asked = questions(sample_scene(seed))
     return asked[index % len(asked)].text
+
+
+def _blank_video() -> VideoInput:
+    """What a model without a vision tower does not look at."""
+    return VideoInput(
+        frames=np.zeros((1, 8, 8, 3), np.uint8),
+        timestamps_s=(0.0,),
+        source_indices=(0,),
+        source_fps=1.0,
+        source_num_frames=1,
+        duration_s=1.0,
+    )
 
 
 def scene_video(seed: int) -> VideoInput:

@@ -13,6 +13,7 @@ from vidspec_service.bench.costs import ProbedCosts
 from vidspec_service.bench.facts import Hardware
 from vidspec_service.bench.identity import Fork
 from vidspec_service.bench.options import BASELINE, Mode
+from vidspec_service.bench.roofline import SyntheticFacts
 from vidspec_service.bench.round_trip import RoundTrip
 from vidspec_service.bench.samples import Sample
 from vidspec_service.engine.types import SamplingParams, SpeculationStats
@@ -110,6 +111,7 @@ class SpeedReport:
     idle_workers_cpu: float
     load_average_before: float
     samples: tuple[SampleFacts, ...]
+    synthetic: SyntheticFacts | None = None  # of random models only
 
     def to_json(self) -> str:
         """As written to the file."""

@@ -16,6 +16,7 @@ from vidspec_service.bench.identity import Fork, find_forks, reference_mode
 from vidspec_service.bench.options import Mode, SpeedOptions
 from vidspec_service.bench.probes import probe_costs
 from vidspec_service.bench.report import ModelFacts, SampleFacts, SpeedReport, baseline_text
+from vidspec_service.bench.roofline import SyntheticFacts
 from vidspec_service.bench.round_trip import RoundTrip, measure_round_trip
 from vidspec_service.bench.samples import Sample
 from vidspec_service.engine.types import EngineConfig
@@ -29,6 +30,7 @@ class Measurements:
     round_trip: RoundTrip
     costs: ProbedCosts
     started: Started
+    synthetic: SyntheticFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,14 @@ class Started:
     versions: dict[str, str]
     load_average: float
 
+    @classmethod
+    def now(cls) -> Started:
+        return cls(time=now(), versions=versions(), load_average=load_average())
+
 
 def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
     """`pair` is the engine with its draft. Raises ConfigError and EngineError."""
-    started = Started(time=now(), versions=versions(), load_average=load_average())
+    started = Started.now()
     comparison = asyncio.run(compare(options, pair, tell))
     tell("timing the channel", 0, 0)
     round_trip = measure_round_trip()
@@ -83,6 +89,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         idle_workers_cpu=measured.comparison.idle_workers_cpu,
         load_average_before=measured.started.load_average,
         samples=tuple(SampleFacts.of(sample) for sample in samples),
+        synthetic=measured.synthetic,
     )
 
 

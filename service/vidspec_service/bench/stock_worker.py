@@ -12,6 +12,7 @@ from vidspec_service.bench.child import serve
 
 if TYPE_CHECKING:
     from vidspec_models.stock import StockGenerator
+    from vidspec_models.synthetic_stock import RandomStock
 
 
 class StockLoad(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -41,7 +42,7 @@ class StockReply(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Peer:
     def __init__(self) -> None:
-        self._generator: StockGenerator | None = None
+        self._generator: StockGenerator | RandomStock | None = None
 
     def __call__(self, message: StockLoad | StockRequest, fds: list[int]) -> StockReply:
         if isinstance(message, StockLoad):
@@ -51,16 +52,16 @@ class _Peer:
         return _generate(self._generator, message, fds[0])
 
 
-def _load(message: StockLoad) -> StockGenerator:
+def _load(message: StockLoad) -> StockGenerator | RandomStock:
     import torch
 
-    from vidspec_models.stock import StockGenerator
+    from vidspec_models.synthetic_stock import load_stock
 
     torch.set_num_threads(message.threads)
-    return StockGenerator(message.spec)
+    return load_stock(message.spec)
 
 
-def _generate(generator: StockGenerator, request: StockRequest, payload_fd: int) -> StockReply:
+def _generate(generator: StockGenerator | RandomStock, request: StockRequest, payload_fd: int) -> StockReply:
     from vidspec_models.token_sampling import SamplingLaw
     from vidspec_service.engine.conversion import model_inputs
     from vidspec_service.engine.payload import read_payload

@@ -10,6 +10,7 @@ from rich.table import Table
 from vidspec_service.bench.identity import Fork
 from vidspec_service.bench.options import Mode
 from vidspec_service.bench.report import ModeResult, SpeedReport
+from vidspec_service.bench.roofline import SyntheticFacts
 
 _MOST_FORKS = 10
 _QUIET_LOAD = 0.3  # per core
@@ -33,6 +34,9 @@ def renderables(report: SpeedReport) -> Iterator[RenderableType]:
     yield from _heading(report)
     yield _modes_table(report)
     yield _costs_table(report)
+    if report.synthetic is not None:
+        yield _roofline_table(report.synthetic)
+        yield from (f"note      {note}" for note in report.synthetic.notes)
     yield from _closing(report)
 
 
@@ -48,6 +52,9 @@ def _heading(report: SpeedReport) -> Iterator[str]:
     sampling = f"temperature {law.temperature:g}, seed {law.seed}" if law.temperature else "greedy"
     at_once = f", {report.concurrency} at once" if report.concurrency > 1 else ""
     yield f"prompts   {report.prompts} x {report.task}, at most {report.max_tokens} tokens, {sampling}{at_once}"
+    random = report.synthetic
+    if random is not None:
+        yield f"synthetic {random.shape}: {random.video_tokens} video tokens, acceptance {random.acceptance:g} imposed"
     yield f"baseline  {report.baseline}"
     yield f"command   {report.command}"
 
@@ -92,6 +99,25 @@ def _costs_table(report: SpeedReport) -> Table:
         if forwards is not None:
             cells = (_number(forwards.seconds.get(num_rows), "{:.3f}", scale=1000) for num_rows in rows)
             table.add_row(f"{name} ({forwards.threads} threads)", *cells)
+    return table
+
+
+def _roofline_table(facts: SyntheticFacts) -> Table:
+    table = Table(title="One row's bytes over the bandwidth of a large copy", title_justify="left")
+    table.add_column("model")
+    for name in ("weights GB", "KV GB", "GB/s", "bytes ms", "T(1) ms", "of roofline", "T(1) / weights"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for role, line in facts.rooflines.items():
+        table.add_row(
+            role,
+            f"{line.weight_bytes / 1e9:.3f}",
+            f"{line.cache_bytes / 1e9:.3f}",
+            f"{line.bandwidth / 1e9:.0f}",
+            f"{1000 * (line.weight_bytes + line.cache_bytes) / line.bandwidth:.3f}",
+            f"{1000 * line.step_s:.3f}",
+            f"{line.fraction:.0%}",
+            f"{line.over_weights:.2f}x",
+        )
     return table
 
 

@@ -11,21 +11,24 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec_service.bench.options import Mode, SpeedOptions, Task
+from vidspec_models.synthetic.shapes import SHAPES
+from vidspec_service.bench.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
-from vidspec_service.engine.types import SamplingParams, SpeculationMode
+from vidspec_service.engine.types import EngineConfig, SamplingParams, SpeculationMode
 from vidspec_service.errors import ConfigError
+from vidspec_service.settings.derived import BUNDLED
 
 if TYPE_CHECKING:
     from vidspec_service.bench.comparison import Tell
     from vidspec_service.bench.report import SpeedReport
     from vidspec_service.bench.speed import Measurements
 
-_DEFAULTS = SpeedOptions()
+_DEFAULTS, _RANDOM = SpeedOptions(), SyntheticOptions()
 _MODES = tuple(mode.value for mode in Mode)
 _LEAST_WIDTH = 132  # a table that is wrapped by the terminal is still whole
 
@@ -36,8 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", type=_count, default=_DEFAULTS.num_prompts, metavar="N", help="test clips (default %(default)s)"
     )
     parser.add_argument(
-        "--task", choices=[task.value for task in Task], default=_DEFAULTS.task.value, help="default %(default)s"
+        "--task",
+        choices=[task.value for task in Task if task is not Task.SYNTHETIC],
+        default=_DEFAULTS.task.value,
+        help="default %(default)s",
     )
+    _add_synthetic_arguments(parser)
     parser.add_argument("--modes", nargs="+", choices=_MODES, default=_MODES, help="only these (default all)")
     parser.add_argument(
         "--max-tokens", type=_count, default=_DEFAULTS.max_tokens, metavar="N", help="per answer (default %(default)s)"
@@ -51,10 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings_flags(parser)
 
 
+def _add_synthetic_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="measure the machinery apart from any checkpoint: random models of real shapes, acceptance imposed",
+    )
+    parser.add_argument("--shape", choices=list(SHAPES), help=f"of random models (default {_RANDOM.shape})")
+    parser.add_argument(
+        "--alpha", type=float, metavar="A", help=f"acceptance of random models (default {_RANDOM.acceptance})"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     from vidspec_service.bench.plots import require_matplotlib
-    from vidspec_service.bench.speed import build_report, measure_speed
+    from vidspec_service.bench.speed import build_report
     from vidspec_service.settings import engine_config
     from vidspec_service.telemetry import configure_logging
 
@@ -64,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
         require_matplotlib()
     settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})  # requests name their mode
     configure_logging("warning", settings.log_format)
-    pair = engine_config(settings)
+    pair = _named(options, engine_config(settings))
     command = shlex.join(["vidspec", *sys.argv[1:]])
     with _progress() as tell:
-        measured = measure_speed(options, pair, tell)
+        measured = _measure(options, pair, tell)
     report = build_report(options, pair, measured, command)
     _show(report)
     _write(args, report, measured)
@@ -77,8 +96,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _measure(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
+    from vidspec_service.bench.speed import measure_speed
+    from vidspec_service.bench.synthetic import measure_synthetic
+
+    if options.synthetic is not None:
+        return measure_synthetic(options, pair, options.synthetic, tell)
+    return measure_speed(options, pair, tell)
+
+
+def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
+    """The pair with the names that the report gives its models."""
+    if options.synthetic is None:
+        return pair
+    if pair.target.model != BUNDLED or pair.draft is None or pair.draft.model != BUNDLED:
+        raise ConfigError("--random-weights makes its own models: leave out --model, --draft-model and --speculation")
+    shapes = SHAPES[options.synthetic.shape]
+    return replace(
+        pair,
+        target=replace(pair.target, model=f"random weights, shape of {shapes.target.source}"),
+        draft=replace(pair.draft, model=f"random weights, shape of {shapes.draft.source}"),
+    )
+
+
 def speed_options(args: argparse.Namespace) -> SpeedOptions:
     """The options that the flags make; raises ConfigError for what cannot go together."""
+    synthetic = _synthetic_options(args)
     modes = tuple(mode for mode in Mode if mode.value in args.modes)
     if args.timeline is not None and Mode.PARALLEL not in modes:
         raise ConfigError("--timeline shows a request in mode parallel, which --modes leaves out")
@@ -86,12 +129,28 @@ def speed_options(args: argparse.Namespace) -> SpeedOptions:
         raise ConfigError("--temperature must be 0 or more")
     return SpeedOptions(
         num_prompts=args.prompts,
-        task=Task(args.task),
+        task=Task.SYNTHETIC if synthetic else Task(args.task),
         modes=modes,
         max_tokens=args.max_tokens,
         sampling=SamplingParams(temperature=args.temperature, seed=args.seed),
         concurrency=args.concurrency,
+        synthetic=synthetic,
     )
+
+
+def _synthetic_options(args: argparse.Namespace) -> SyntheticOptions | None:
+    if not args.random_weights:
+        if args.shape is not None or args.alpha is not None:
+            raise ConfigError("--shape and --alpha belong to --random-weights")
+        return None
+    acceptance = _RANDOM.acceptance if args.alpha is None else args.alpha
+    if not 0 <= acceptance <= 1:
+        raise ConfigError("--alpha is a probability, from 0 to 1")
+    if args.temperature > 0:
+        raise ConfigError("random models are compared greedily: leave out --temperature")
+    if Mode.OFF.value not in args.modes:
+        raise ConfigError("--random-weights needs mode off: what the target says alone is what the oracle proposes")
+    return SyntheticOptions(shape=args.shape or _RANDOM.shape, acceptance=acceptance)
 
 
 def _count(text: str) -> int:

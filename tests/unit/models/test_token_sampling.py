@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vidspec_models.gumbel import gumbel_noise, philox4x32
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw, restricted_log_probabilities
+from vidspec_models.token_sampling import CoupledSampler, SamplingLaw, choose_all, restricted_log_probabilities
 
 
 def words(counter: int, key: int) -> list[int]:
@@ -103,3 +103,12 @@ def test_the_likeliest_token_survives_the_smallest_top_p() -> None:
     logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(6))
     law = SamplingLaw(temperature=1.0, top_p=1e-6, seed=1)
     assert CoupledSampler(law).choose(logits, 0) == logits.argmax(-1).tolist()
+
+
+def test_many_requests_choose_together_what_each_chooses_alone() -> None:
+    generator = torch.Generator().manual_seed(11)
+    laws = (SamplingLaw(), SamplingLaw(temperature=0.8, seed=1), SamplingLaw(temperature=1.2, top_k=5, seed=2))
+    logits = [torch.randn(rows, 60, generator=generator) for rows in (3, 1, 5)]
+    alone = [CoupledSampler(law).choose(scores, 4) for law, scores in zip(laws, logits, strict=True)]
+    together = choose_all([(CoupledSampler(law), scores, 4) for law, scores in zip(laws, logits, strict=True)])
+    assert together == alone

@@ -1,0 +1,178 @@
+"""Four small kernels of a decoding step on CUDA, in Triton, which comes with torch's CUDA builds.
+
+Caches are reached through a table of their addresses, so that one captured graph serves every request: nothing of a
+request is baked into it. A row's attention is a sum over tiles of `TILE` keys that fall to `SPLITS` programs by their
+place alone, added up in a fixed order; a tile that a row may not see adds exact zeros. So a row gets the same bits
+whatever rows share its forward and however long their contexts are.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Types of a kernel's arguments are Triton's business: an annotation other than constexpr would mean something to it.
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 128  # keys that a program reads at once; rarely more than one tile each, so that loads need no pipeline
+SPLITS = 64  # programs per key/value head: 8192 keys before one of them has to read a second tile
+LINES = 64  # query heads x rows of a program: one shape for any number of rows, so that products are made alike
+ROW_FIELDS = 4  # of a row: address of the keys, of the values, the cache's capacity, the row's place in it (-1: none)
+BLOCK_FIELDS = 6  # of rows of one request: the same three, first row in the batch, number of rows, place of the first
+_ELEMENTWISE = 1024
+_LOG2_E = 1.4426950408889634
+
+
+def _rotate_and_store(qkv, table, positions, rows, norm, queries, layer, eps,  # noqa: PLR0913
+                      HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
+    row, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, D)
+    turned = (d + D // 2) % D
+    source = qkv + (row * (HEADS + 2 * KV) + head) * D
+    kind = qkv.dtype.element_ty
+    x = tl.load(source + d).to(tl.float32)
+    if head < HEADS + KV:
+        other = tl.load(source + turned).to(tl.float32)
+        if HAS_NORM:
+            power = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+            x = x * power * tl.load(norm + head * D + d).to(tl.float32)
+            other = other * power * tl.load(norm + head * D + turned).to(tl.float32)
+        line = table + tl.load(positions + row) * 2 * D
+        x = x * tl.load(line + d).to(tl.float32) + other * tl.load(line + D + d).to(tl.float32)
+    if head < HEADS:
+        tl.store(queries + (row * HEADS + head) * D + d, x.to(kind))
+    else:
+        which = (head - HEADS) // KV  # 0: keys, 1: values
+        place = tl.load(rows + row * 4 + 3)
+        if place >= 0:
+            cache = tl.load(rows + row * 4 + which).to(tl.pointer_type(kind))
+            capacity = tl.load(rows + row * 4 + 2)
+            line_of_head = layer * KV + (head - HEADS) % KV
+            tl.store(cache + (line_of_head * capacity + place) * D + d, x.to(kind))
+
+
+def _attend_tiles(queries, blocks, sums, peaks, weights, layer, scale,  # noqa: PLR0913
+                  HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr,
+                  TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+    block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_rows, start = tl.load(blocks + block * 6 + 4), tl.load(blocks + block * 6 + 5)
+    length = start + num_rows
+    if (num_rows > 0) & (split * TILE < length):
+        group: tl.constexpr = HEADS // KV
+        kind = queries.dtype.element_ty
+        d, n, line = tl.arange(0, D), tl.arange(0, TILE), tl.arange(0, LINES)
+        row = line // group
+        is_row = row < num_rows
+        first = tl.load(blocks + block * 6 + 3)
+        places = ((first + row) * HEADS + head * group + line % group)[:, None] * D + d[None, :]
+        q = tl.load(queries + places, mask=is_row[:, None], other=0.0)
+        offset = (layer * KV + head) * tl.load(blocks + block * 6 + 2) * D
+        keys = tl.load(blocks + block * 6).to(tl.pointer_type(kind)) + offset
+        values = tl.load(blocks + block * 6 + 1).to(tl.pointer_type(kind)) + offset
+        total = tl.zeros((LINES, D), tl.float32)
+        weight = tl.zeros((LINES,), tl.float32)
+        peak = tl.full((LINES,), float("-inf"), tl.float32)
+        for at in range(split * TILE, length, SPLITS * TILE):
+            key = at + n
+            k = tl.load(keys + key[:, None] * D + d[None, :], mask=(key < length)[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.where(key[None, :] <= (start + row)[:, None], scores, float("-inf"))
+            higher = tl.maximum(peak, tl.max(scores, 1))
+            finite = tl.where(higher == float("-inf"), 0.0, higher)  # a line that has seen nothing yet
+            shares = tl.exp2(scores - finite[:, None])
+            kept = tl.exp2(peak - finite)
+            weight = weight * kept + tl.sum(shares, 1)
+            v = tl.load(values + key[:, None] * D + d[None, :], mask=(key < length)[:, None], other=0.0)
+            total = total * kept[:, None] + tl.dot(shares.to(kind), v, input_precision="ieee")
+            peak = higher
+        part = ((block * KV + head) * SPLITS + split) * LINES + line
+        tl.store(sums + part[:, None] * D + d[None, :], total, mask=is_row[:, None])
+        tl.store(peaks + part, peak, mask=is_row)
+        tl.store(weights + part, weight, mask=is_row)
+
+
+def _combine(sums, peaks, weights, blocks, mixed,  # noqa: PLR0913
+             HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr,
+             TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+    block, row, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_rows = tl.load(blocks + block * 6 + 4)
+    if row < num_rows:
+        group: tl.constexpr = HEADS // KV
+        d, split = tl.arange(0, D), tl.arange(0, SPLITS)
+        is_there = split * TILE < tl.load(blocks + block * 6 + 5) + num_rows
+        part = ((block * KV + head // group) * SPLITS + split) * LINES + row * group + head % group
+        peak = tl.load(peaks + part, mask=is_there, other=float("-inf"))
+        factor = tl.exp2(peak - tl.max(peak, 0))
+        weight = tl.sum(tl.load(weights + part, mask=is_there, other=0.0) * factor, 0)
+        total = tl.load(sums + part[:, None] * D + d[None, :], mask=is_there[:, None], other=0.0)
+        place = ((tl.load(blocks + block * 6 + 3) + row) * HEADS + head) * D + d
+        tl.store(mixed + place, (tl.sum(total * factor[:, None], 0) / weight).to(mixed.dtype.element_ty))
+
+
+def _gate(gate_up, out, size, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = at < size
+    gate = tl.load(gate_up + row * 2 * size + at, mask=is_there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * size + size + at, mask=is_there, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=is_there)
+
+
+class CudaKernels:
+    """Launchers for one model's H query heads and KV key/value heads of width D."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float) -> None:
+        self._heads = {"HEADS": num_heads, "KV": num_kv_heads, "D": head_dim}
+        self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
+        self._scale = scale * _LOG2_E
+        self.rows_per_block = LINES // (num_heads // num_kv_heads)
+        # One kernel for all layers: Triton would compile one of its own for a layer 1, and one for layers 16, 32, ...
+        self._rotate: Any = triton.jit(_rotate_and_store, do_not_specialize=["layer"])
+        self._tiles: Any = triton.jit(_attend_tiles, do_not_specialize=["layer"])
+        self._parts: Any = triton.jit(_combine)
+        self._gated: Any = triton.jit(_gate)
+
+    def rotate_and_store(
+        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], rows: Tensor, norm: tuple[Tensor | None, float], layer: int
+    ) -> Tensor:
+        """Rotated queries [n, H, D] of qkv [n, (H + 2 KV) * D]; keys and values go to the caches.
+
+        `rotary` is the table [positions, 2, D] and the rows' positions int64 [n]; `norm` the weights [H + KV, D] of
+        query/key norms, if there are any, and their epsilon.
+        """
+        weight, eps = norm
+        queries = qkv.new_empty(qkv.shape[0], self._num_heads, self._head_dim)
+        grid = (qkv.shape[0], self._num_heads + 2 * self._num_kv_heads)
+        has_norm, norms = weight is not None, qkv if weight is None else weight
+        self._rotate[grid](qkv, *rotary, rows, norms, queries, layer, eps, **self._heads, HAS_NORM=has_norm)
+        return queries
+
+    def attend(self, queries: Tensor, blocks: Tensor, layer: int) -> Tensor:
+        """Attention [n, H * D] of the rows that `blocks` [B, BLOCK_FIELDS] describes; other rows stay undefined."""
+        num_blocks = blocks.shape[0]
+        parts = (num_blocks, self._num_kv_heads, SPLITS, LINES)
+        sums = torch.empty((*parts, self._head_dim), dtype=torch.float32, device=queries.device)
+        peaks, weights = torch.empty((2, *parts), dtype=torch.float32, device=queries.device).unbind(0)
+        mixed = torch.empty_like(queries)
+        shape = {**self._heads, "LINES": LINES, "TILE": TILE, "SPLITS": SPLITS}
+        tiles, rows = (num_blocks, *parts[1:3]), (num_blocks, self.rows_per_block, self._num_heads)
+        self._tiles[tiles](queries, blocks, sums, peaks, weights, layer, self._scale, **shape, num_stages=1)
+        self._parts[rows](sums, peaks, weights, blocks, mixed, **shape)
+        return mixed.flatten(1)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of [n, 2 * size] times the second half."""
+        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(num_rows, size)
+        self._gated[(num_rows, triton.cdiv(size, _ELEMENTWISE))](gate_up, out, size, BLOCK=_ELEMENTWISE)
+        return out
+
+
+def supports(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether the kernels' shapes fit: head widths that are powers of two, one row of a group in a program."""
+    is_power = head_dim & (head_dim - 1) == 0
+    return is_power and 16 <= head_dim <= 256 and num_heads // num_kv_heads <= LINES

@@ -1,0 +1,50 @@
+"""Run as a process with TRITON_INTERPRET=1: the CUDA step's kernels on the CPU against the plain walk."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from tests.unit.models.test_decoder import build, decoder_of, run
+from vidspec_models.cuda_step import CudaStep
+from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.kv_cache import KVCache
+
+LENGTHS, COUNTS = (150, 40), (9, 2)  # over a tile's edge; more rows of a request than a forward of 8 has
+
+
+def check(family: str) -> None:
+    """Two requests of unequal lengths: logits and caches as the plain walk has them, twice the same bits."""
+    decoder = decoder_of(build(family))
+    step = CudaStep(decoder, (4, 8), is_captured=False)
+    generator = torch.Generator().manual_seed(5)
+    plain, ours, again = (caches(decoder) for _ in range(3))
+    for index, length in enumerate(LENGTHS):
+        prompt = torch.randint(0, 97, (length,), generator=generator).tolist()
+        for each in (plain, ours, again):
+            run(decoder, each[index], prompt)
+    ids = torch.randint(0, 97, (sum(COUNTS),), generator=generator).tolist()
+    positions = [length + i for length, count in zip(LENGTHS, COUNTS, strict=True) for i in range(count)]
+    wanted = decoder.step(ids, positions, segments(plain))
+    found = step(ids, positions, segments(ours)).clone()
+    assert torch.allclose(found, wanted, atol=2e-4), (found - wanted).abs().max()
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert torch.allclose(mine.keys, theirs.keys, atol=1e-4)
+        assert torch.allclose(mine.values, theirs.values, atol=1e-4)
+    alone = [step([ids[i]], [positions[i]], [Segment(again[0], positions[i], 1)])[0].clone() for i in range(2)]
+    assert torch.allclose(torch.stack(alone), found[:2], atol=1e-5)
+
+
+def caches(decoder: Decoder) -> list[KVCache]:
+    return [KVCache(decoder.geometry, 180) for _ in LENGTHS]
+
+
+def segments(of: list[KVCache]) -> list[Segment]:
+    return [Segment(cache, cache.length, count) for cache, count in zip(of, COUNTS, strict=True)]
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        for name in sys.argv[1:]:
+            check(name)

@@ -1,0 +1,79 @@
+"""Random bfloat16 decoders on the GPU: the released widths with few layers, so that a test takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from vidspec_models.accelerated import make_cuda_step
+from vidspec_models.cuda_step import CudaStep
+from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.synthetic.family import RandomFamily
+from vidspec_models.synthetic.recipe import Recipe
+from vidspec_models.synthetic.shapes import SHAPES as PAIRS
+from vidspec_models.synthetic.shapes import Shape
+from vidspec_models.synthetic.weights import random_language_model
+from vidspec_models.video_lm import StepLogits, VideoLM
+
+PROMPT = 700  # rows, over several tiles of attention
+_LAYERS = 3
+_LLAVA, _QWEN = PAIRS["llava-onevision-7b+0.5b"], PAIRS["qwen2.5-vl-7b+3b"]
+SHAPES = {
+    "7b": replace(_LLAVA.target, num_layers=_LAYERS),
+    "0.5b": replace(_LLAVA.draft, num_layers=_LAYERS),
+    "3b": replace(_QWEN.draft, num_layers=_LAYERS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One decoder and the three ways in which it can make a step."""
+
+    decoder: Decoder
+    captured: CudaStep
+    launched: CudaStep
+    plain: StepLogits
+    model: VideoLM
+
+    @torch.inference_mode()
+    def prefilled(self, seed: int, num_rows: int) -> KVCache:
+        """A cache with a random prompt in it, prefilled in two chunks."""
+        generator = torch.Generator("cuda").manual_seed(seed)
+        embedding = self.decoder.embedding
+        shape = (num_rows, embedding.shape[1])
+        embeddings = torch.empty(shape, dtype=embedding.dtype, device="cuda").normal_(0, 0.02, generator=generator)
+        prompt = Prompt(
+            ids=(0,) * num_rows,
+            embeddings=embeddings,
+            rotary=self.decoder.prompt_rotary(num_rows),
+            is_video=torch.zeros(num_rows, dtype=torch.bool, device="cuda"),
+            next_position=num_rows,
+        )
+        cache = KVCache(self.decoder.geometry, num_rows + 128)
+        while cache.length < num_rows:
+            self.model.prefill(prompt, cache, 512)
+        return cache
+
+
+def load(shape: Shape) -> Loaded:
+    """Make, fuse, capture; a step that cannot be captured fails the tests that asked for it."""
+    model = random_language_model(shape, 0, torch.device("cuda"), torch.bfloat16)
+    with torch.inference_mode():
+        decoder = Decoder(model.model, model.lm_head, 8192, releases_layers=True)
+    model.model.layers = nn.ModuleList()
+    captured = make_cuda_step(decoder)
+    assert captured is not None, "the log says why"
+    launched = CudaStep(decoder, decoder.row_rule.row_buckets, is_captured=False)
+    family = RandomFamily(Recipe(pair="tiny", role="target"))
+    video_lm = VideoLM(model, None, family, decoder, frozenset(), captured)
+    return Loaded(decoder, captured, launched, decoder.step, video_lm)
+
+
+def segments(caches: Sequence[KVCache], counts: Sequence[int]) -> list[Segment]:
+    """Rows at the end of each cache."""
+    return [Segment(cache, cache.length, count) for cache, count in zip(caches, counts, strict=True)]
