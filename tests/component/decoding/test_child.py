@@ -150,7 +150,7 @@ def memfd(num_bytes):
     os.ftruncate(descriptor, num_bytes)
     return descriptor
 pool = socket.socket(fileno=0)
-pool.sendall(b"R")
+pool.sendall(bytes(1))
 while pool.recv(65536):
     pass
 answer = open({str(tmp_path / "answer")!r}, "rb").read()

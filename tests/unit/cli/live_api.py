@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDecodePool, FakeEngine
 from vidspec_service.api.app import create_app
+from vidspec_service.api.building import build_services
 from vidspec_service.api.server import bind
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
@@ -22,7 +23,8 @@ def live_api(upload_dir: Path, engine: FakeEngine, decoder: FakeDecodePool | Non
     """Yield its URL."""
     upload_dir.mkdir()
     settings = Settings(port=0, upload_dir=upload_dir)
-    app = create_app(settings, engine, decoder or FakeDecodePool(), Metrics(CollectorRegistry()))
+    services = build_services(settings, engine, decoder or FakeDecodePool(), Metrics(CollectorRegistry()))
+    app = create_app(services)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     with bind(settings) as listener:
         listener.listen()

@@ -10,7 +10,7 @@ import pytest
 
 from vidspec_service.cli.settings_flags import add_settings_flags, default_text, settings_of
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import Settings
+from vidspec_service.settings import SECRETS, Settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -19,13 +19,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@pytest.mark.parametrize("name", [name for name in Settings.model_fields if name not in SECRETS])
 def test_every_setting_is_a_flag_whose_help_names_its_variable_and_its_default(name: str) -> None:
     shown = re.sub(r"\s+", " ", _parser().format_help())
     flag = f"--{name.replace('_', '-')}"
     about = re.search(rf" {flag}[, ][^\[]*\[VIDSPEC_{name.upper()}; default ([^\]]+)\]", shown)
     assert about is not None
     assert about[1] == default_text(Settings.model_fields[name])
+
+
+def test_a_secret_is_no_flag_since_others_can_read_a_command_line() -> None:
+    assert "--api-keys" not in _parser().format_help()
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["--api-keys", "x" * 20])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""A target that takes over what another had all but finished says the end and nothing twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+import pytest
+
+from tests.component.engine.conftest import PAIR
+from tests.component.engine.harness import ask, scene_video
+from vidspec_models.loading import load_model
+from vidspec_service.engine.channels import Channel, ChannelClosed, wait_readable
+from vidspec_service.engine.messages import Accepted, Ended, Generate, Message, Tokens
+from vidspec_service.engine.payload import write_payload
+from vidspec_service.engine.roles import configures
+from vidspec_service.engine.speculation import measure_costs
+from vidspec_service.engine.target_loop import TargetLoop
+
+pytestmark = pytest.mark.component
+
+
+def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Message]:
+    """Everything the target says of a request of which so much is committed, up to its end."""
+    request = ask("taken over", "Describe the video.", [scene_video(3)])
+    generate = Generate(
+        request_id=request.request_id, max_tokens=max_tokens, temperature=0.0, top_p=1.0, top_k=0, seed=0,
+        speculation="off", compression="none", committed=committed,
+    )  # fmt: skip
+    payload = write_payload(request.messages, request.videos)
+    api.send(generate, (payload,))
+    os.close(payload)
+    found: list[Message] = []
+    while not (found and isinstance(found[-1], Ended)):
+        wait_readable([api], 60)
+        received = api.receive()
+        assert received is not None, "no end in time"
+        if isinstance(received[0], Accepted | Tokens | Ended):
+            found.append(received[0])
+    return found
+
+
+def test_a_target_that_takes_over_after_the_last_token_only_says_the_end() -> None:
+    config = next(each for each in configures(PAIR) if each.role == "target")
+    model = load_model(config.spec)
+    api, far = Channel.pair()
+    loop = TargetLoop(model, far, config, measure_costs(model))
+
+    def run() -> None:
+        with suppress(ChannelClosed):
+            loop.run()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        whole = [message for message in said(api, (), 6) if isinstance(message, Tokens)]
+        ids = tuple(token for message in whole for token in message.ids)
+        assert len(ids) == 6
+        taken_over = said(api, ids, 6)
+        assert [type(message) for message in taken_over] == [Accepted, Ended]
+        halfway = said(api, ids[:3], 6)
+        assert tuple(token for message in halfway if isinstance(message, Tokens) for token in message.ids) == ids[3:]
+    finally:
+        api.close()
+        thread.join(20)
+        far.close()

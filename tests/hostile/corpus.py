@@ -1,0 +1,71 @@
+"""The hostile corpus: named files, none stored, all made from a few rendered clips; and endless mutations of those."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from tests.hostile.bombs import bombs
+from tests.hostile.boxes import boxes
+from tests.hostile.disguises import disguises
+from tests.hostile.seeds import Seeds
+
+_EXTREMES = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+_HEAD = 1500  # where containers keep what they say about themselves
+
+
+def corpus(seeds: Seeds, folder: Path) -> list[tuple[str, bytes]]:
+    """Every kind with its name; `folder` is for rendering."""
+    return list(chain(_truncations(seeds), bombs(seeds), disguises(seeds, folder)))
+
+
+def _truncations(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
+    """Cut behind the header of every box, and in the middle of it."""
+    for kind, data in (("", seeds.mp4), ("fast ", seeds.fast_mp4), ("fragmented ", seeds.fragmented_mp4)):
+        seen = set[str]()
+        for part in boxes(data):
+            if part.path not in seen:  # both tracks have the same boxes
+                seen.add(part.path)
+                yield f"cut: after the header of {kind}{part.path}", data[: part.payload]
+                yield f"cut: inside {kind}{part.path}", data[: part.start + part.length // 2]
+    for name, data in (("mkv", seeds.mkv), ("webm", seeds.webm), ("ts", seeds.ts), ("avi", seeds.avi)):
+        yield f"cut: early in {name}", data[: len(data) // 10]
+        yield f"cut: late in {name}", data[: len(data) * 9 // 10]
+
+
+def mutations(seeds: Seeds, count: int, seed: int) -> Iterator[bytes]:
+    """`count` damaged clips, the same for the same seed."""
+    dice = random.Random(seed)
+    clips = seeds.all()
+    for _ in range(count):
+        data = bytearray(dice.choice(clips))
+        for _ in range(dice.choice((1, 1, 2, 4, 16))):
+            _mutate(data, dice, clips)
+        yield bytes(data)
+
+
+def _mutate(data: bytearray, dice: random.Random, clips: list[bytes]) -> None:
+    limit = dice.choice((len(data), min(_HEAD, len(data))))
+    place = dice.randrange(max(limit, 1))
+    length = dice.choice((1, 4, 16, 200, 2000))
+    match dice.randrange(7):
+        case 0:  # flip bits
+            for spot in range(place, min(place + length, len(data)), max(length // 4, 1)):
+                data[spot] ^= 1 << dice.randrange(8)
+        case 1:  # a number that means much or nothing
+            width = dice.choice((1, 2, 4))
+            data[place : place + width] = (dice.choice(_EXTREMES) % (1 << 8 * width)).to_bytes(width, "big")
+        case 2:  # noise
+            data[place : place + length] = dice.randbytes(length)
+        case 3:  # gone
+            del data[place : place + length]
+        case 4:  # twice
+            data[place:place] = data[place : place + length]
+        case 5:  # from another clip
+            other = dice.choice(clips)
+            start = dice.randrange(len(other))
+            data[place : place + length] = other[start : start + length]
+        case 6 if place > 400:  # cut off
+            del data[place:]
