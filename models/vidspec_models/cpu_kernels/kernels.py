@@ -19,6 +19,7 @@ from vidspec_models.cpu_kernels.tiles import (
     dot_tile,
     exponentials,
     gated,
+    largest,
     strip_tile,
     sum_of_squares,
 )
@@ -94,20 +95,15 @@ def attend(queries: Array, keys: int, values: int, context: int, scale: float, s
     """One row's query heads [G, D] of one key/value head over `context` cached rows; out [G, D] is overwritten."""
     group, width = queries.shape
     stride = scores.shape[1]
-    line = width * _FLOAT
-    for row in range(context):
-        place = scores.ctypes.data + row * _FLOAT
-        dot_tile(group, queries.ctypes.data, width, keys + row * line, place, stride, width // LANES)
+    dot_tile(group, queries.ctypes.data, keys, context, scores.ctypes.data, stride, width // LANES)
     padded = (context + LANES - 1) // LANES * LANES
     totals = np.empty(group, np.float32)
     for head in range(group):
-        most = scores[head, 0]
-        for row in range(1, context):
-            most = max(most, scores[head, row])
         for row in range(context, padded):
             scores[head, row] = -np.inf
         numbers = scores[head].ctypes.data
-        totals[head] = exponentials(numbers, np.float32(scale), np.float32(scale * most), padded // LANES)
+        most = np.float32(scale * largest(numbers, padded // LANES))
+        totals[head] = exponentials(numbers, np.float32(scale), most, padded // LANES)
         for column in range(width):
             out[head, column] = 0.0
     for strip in range(width // STRIP):

@@ -8,6 +8,7 @@ Operands are addresses as integers and strides in elements, so that a tile works
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from numba import types
@@ -59,29 +60,52 @@ def strip_tile(
 
 @intrinsic
 def dot_tile(
-    _typing: Any, rows: Any, queries: Any, query_stride: Any, key: Any, out: Any, out_stride: Any, count: Any
+    _typing: Any, rows: Any, queries: Any, keys: Any, num_keys: Any, out: Any, out_stride: Any, count: Any
 ) -> Any:  # fmt: skip
-    """out[r * out_stride] = queries[r] . key over count * 16 elements, for r < rows <= MAX_ROWS."""
+    """out[r, j] = queries[r] . keys[j] for r < rows <= MAX_ROWS and j < num_keys; count * 16 numbers each, in a row."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rows, queries, query_stride, key, out, out_stride, count = arguments
+        rows, queries, keys, num_keys, out, out_stride, count = arguments
         emitter = Emitter(builder)
 
         def emit(num_rows: int) -> None:
-            lines = [emitter.address(queries, index(r), query_stride, 4) for r in range(num_rows)]
+            lines = [emitter.address(queries, builder.mul(index(r), count), index(LANES), 4) for r in range(num_rows)]
+            outs = [emitter.address(out, index(r), out_stride, 4) for r in range(num_rows)]
 
-            def body(k: Any, sums: list[Any]) -> list[Any]:
-                part = emitter.load(emitter.address(key, k, index(LANES), 4))
-                parts = [emitter.load(emitter.address(line, k, index(LANES), 4)) for line in lines]
-                return [emitter.fma(query, part, before) for query, before in zip(parts, sums, strict=True)]
+            def one_key(j: Any, _: list[Any]) -> list[Any]:
+                key = emitter.address(keys, builder.mul(j, count), index(LANES), 4)
 
-            for r, sums in enumerate(emitter.loop(count, [splat(0.0)] * num_rows, body)):
-                emitter.store(emitter.total(sums), emitter.address(out, index(r), out_stride, 4))
+                def body(k: Any, sums: list[Any]) -> list[Any]:
+                    part = emitter.load(emitter.address(key, k, index(LANES), 4))
+                    parts = [emitter.load(emitter.address(line, k, index(LANES), 4)) for line in lines]
+                    return [emitter.fma(query, part, before) for query, before in zip(parts, sums, strict=True)]
+
+                for line, sums in zip(outs, emitter.loop(count, [splat(0.0)] * num_rows, body), strict=True):
+                    emitter.store(emitter.total(sums), emitter.address(line, j, index(1), 4))
+                return []
+
+            emitter.loop(num_keys, [], one_key)
 
         emitter.select_rows(rows, MAX_ROWS, emit)
         return context.get_dummy_value()
 
-    return types.none(rows, queries, query_stride, key, out, out_stride, count), generate
+    return types.none(rows, queries, keys, num_keys, out, out_stride, count), generate
+
+
+@intrinsic
+def largest(_typing: Any, numbers: Any, count: Any) -> Any:
+    """Of count * 16 float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, most: list[Any]) -> list[Any]:
+            return [emitter.larger(most[0], emitter.load(emitter.address(numbers, k, index(LANES), 4)))]
+
+        return emitter.largest(emitter.loop(count, [splat(-math.inf)], body)[0])
+
+    return types.float32(numbers, count), generate
 
 
 @intrinsic

@@ -50,11 +50,18 @@ class Emitter:
         arguments = [ir.Constant(F32, 0.0), vector]
         return self._call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
 
+    def larger(self, a: Any, b: Any) -> Any:
+        return self._call("llvm.maxnum.v16f32", VECTOR, [a, b])
+
+    def largest(self, vector: Any) -> Any:
+        """Of the lanes."""
+        return self._call("llvm.vector.reduce.fmax.v16f32", F32, [vector])
+
     def exp(self, x: Any) -> Any:
         """e**x as 2**round(y) * 2**(y - round(y)) with y = x log2 e, held within what a float32 can be."""
         builder = self.builder
         power = builder.fmul(x, splat(_LOG2_E))
-        power = self._call("llvm.maxnum.v16f32", VECTOR, [power, splat(_LEAST_EXPONENT)])
+        power = self.larger(power, splat(_LEAST_EXPONENT))
         power = self._call("llvm.minnum.v16f32", VECTOR, [power, splat(_MOST_EXPONENT)])
         whole = self._call("llvm.rint.v16f32", VECTOR, [power])
         rest = builder.fsub(power, whole)
@@ -106,10 +113,11 @@ class Emitter:
         results = body(position, carried)
         following = builder.add(position, index(1))
         position.add_incoming(index(0), before)
-        position.add_incoming(following, inside)
+        latch = builder.block  # another than `inside` where the body has a loop of its own
+        position.add_incoming(following, latch)
         for phi, first, result in zip(carried, initial, results, strict=True):
             phi.add_incoming(first, before)
-            phi.add_incoming(result, inside)
+            phi.add_incoming(result, latch)
         builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
         builder.position_at_end(after)
         return results

@@ -1,4 +1,4 @@
-"""Lossless at scale: hundreds of prompts over dozens of clips, every mode, greedy and sampled, and transformers' own."""
+"""Lossless at scale: hundreds of prompts, dozens of clips, every mode, greedy and sampled, and transformers' own."""
 
 from __future__ import annotations
 
