@@ -1,4 +1,4 @@
-"""Files that state, or really are, far more than they weigh: pictures of 16k x 16k, tables of billions, time without end."""
+"""Files that state, or are, far more than they weigh: pictures of 16k x 16k, tables of billions, endless time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _pictures(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
     yield "bomb: 16k in the track header.mp4", patched(mp4, "moov/trak/tkhd", 76, u32(_SIDE << 16, _SIDE << 16))
     yield "bomb: no size at all.mp4", patched(mp4, "moov/trak/mdia/minf/stbl/stsd", 40, u16(0, 0))
     yield "bomb: 65535 wide and 1 high.mp4", patched(mp4, "moov/trak/mdia/minf/stbl/stsd", 40, u16(65535, 1))
-    yield "bomb: 16k in the sequence header.ts", _muxed("mpegts", "h264", [_h264(_SIDE, 1)] * 3)
-    yield "bomb: 4k with 16 references.ts", _muxed("mpegts", "h264", [_h264(4096, 16)] * 3)
-    yield "bomb: small, then 16k.ts", seeds.ts + _muxed("mpegts", "h264", [_h264(_SIDE, 1)] * 3)
+    yield "bomb: 16k in the sequence header.ts", _muxed("mpegts", "h264", [_h264(_SIDE, 1)] * 60)
+    yield "bomb: 5 megapixels with 16 references.ts", _muxed("mpegts", "h264", [_h264(2304, 16)] * 60)
+    yield "bomb: small, then 16k.ts", seeds.ts + _muxed("mpegts", "h264", [_h264(_SIDE, 1)] * 60)
     jpeg = seeds.mjpeg
     while (place := jpeg.find(b"\xff\xc0\x00\x11\x08")) >= 0:  # start of frame: height and width follow
         jpeg = overwritten(jpeg, place, b"\xff\xc2\x00\x11\x08" + side)  # progressive: keeps all coefficients, too
@@ -62,15 +62,16 @@ def _times(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
     mp4, media = seeds.mp4, "moov/trak/mdia/mdhd"
     yield "time: a time scale of zero.mp4", patched(mp4, media, 12, u32(0))
     yield "time: a time scale of 4 billion.mp4", patched(mp4, media, 12, u32(_HUGE))
-    yield "time: one tick a second, a day a frame.mp4", patched(
-        patched(mp4, media, 12, u32(1)), "moov/trak/mdia/minf/stbl/stts", 12, u32(86400)
+    yield (
+        "time: one tick a second, a day a frame.mp4",
+        patched(patched(mp4, media, 12, u32(1)), "moov/trak/mdia/minf/stbl/stts", 12, u32(86400)),
     )
     yield "time: frames 4 billion ticks apart.mp4", patched(mp4, "moov/trak/mdia/minf/stbl/stts", 12, u32(_HUGE))
     yield "time: all frames at once.mp4", patched(mp4, "moov/trak/mdia/minf/stbl/stts", 12, u32(0))
     yield "time: an edit of minus 2 billion.mp4", patched(mp4, "moov/trak/edts/elst", 8, u32(_HUGE, 0x80000000))
     yield "time: an edit at zero speed.mp4", patched(mp4, "moov/trak/edts/elst", 16, u32(0))
     yield "time: a stated duration of 4 billion.mp4", patched(mp4, "moov/mvhd", 16, u32(_HUGE))
-    picture = _h264(64, 1)
+    picture = _first_packet(seeds.webm)
     for name, scale, stamps in (
         ("before zero", 1000, [-90_000 + 40 * i for i in range(5)]),
         ("backwards", 1000, [1000 - 40 * i for i in range(5)]),
@@ -78,7 +79,7 @@ def _times(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
         ("a million frames a second", 1_000_000, range(50)),
         ("half of all time", 1000, [0, 2**62 // 1_000_000]),
     ):
-        yield f"time: {name}.mkv", _muxed("matroska", "h264", [picture] * len(stamps), stamps, scale)
+        yield f"time: {name}.mkv", _muxed("matroska", "vp8", [picture] * len(stamps), stamps, scale)
     yield "time: no stamps at all.h264 in avi", _muxed("avi", "mpeg4", [b"\x00\x00\x01\xb6\x10"] * 9)
 
 
@@ -98,7 +99,7 @@ def _lengths(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
     yield "endless: empty pages.ogv", (b"OggS\x00\x02" + bytes(20) + b"\x00") * 50_000
     yield "endless: empty elements.mkv", seeds.mkv[:64] + b"\xec\x80" * 500_000
     yield "endless: junk chunks.avi", seeds.avi[:12] + b"JUNK\x00\x00\x00\x00" * 100_000
-    yield "zero frames: a header alone.mkv", _muxed("matroska", "h264", [])
+    yield "zero frames: a header alone.mkv", _muxed("matroska", "vp8", [])
     yield "zero frames: a header alone.mp4", _muxed("mp4", "mpeg4", [])
     yield "zero frames: nothing decodes.mkv", _muxed("matroska", "vp9", [b"\xff" * 50] * 20)
     yield "zero frames: empty frames.mkv", _muxed("matroska", "vp8", [b"\x00"] * 20)
@@ -112,9 +113,14 @@ def _tracks(count: int) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:
         for _ in range(count):
-            container.add_mux_stream("h264", rate=25, width=64, height=64)
+            container.add_mux_stream("vp8", rate=25, width=64, height=64)
         container.start_encoding()
     return file.getvalue()
+
+
+def _first_packet(clip: bytes) -> bytes:
+    with av.open(io.BytesIO(clip), "r") as container:
+        return bytes(next(container.demux(video=0)))
 
 
 def _muxed(
@@ -122,15 +128,16 @@ def _muxed(
 ) -> bytes:
     """Packets of any content as one video track; `stamps` in ticks of 1/`scale` seconds."""
     file = io.BytesIO()
-    with av.open(file, "w", format=container_format) as container:
+    with av.open(file, "w", format=container_format, options={"avoid_negative_ts": "disabled"}) as container:
         stream: Any = container.add_mux_stream(codec, rate=25, width=64, height=64)
         stream.time_base = Fraction(1, scale)
         container.start_encoding()
         for index, content in enumerate(packets):
             packet: Any = av.Packet(content)
             packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, scale), True
-            packet.pts = stamps[index] if stamps is not None else index
-            packet.dts = index if stamps is not None else packet.pts  # muxers insist on these alone
+            packet.pts = index if stamps is None else stamps[index]
+            # Muxers insist that decode times rise and come first.
+            packet.dts = index if stamps is None else min(stamps) - len(stamps) + index
             container.mux_one(packet)
     return file.getvalue()
 
@@ -138,7 +145,7 @@ def _muxed(
 def _h264(side: int, num_refs: int) -> bytes:
     """A key frame of one size: sequence header, picture header, and a slice of garbage."""
     macroblocks = side // 16 - 1
-    sequence = _bits("01000010" "00000000" "00111110", 0, 0, 2, num_refs, "0", macroblocks, macroblocks, "1100")
+    sequence = _bits("010000100000000000111110", 0, 0, 2, num_refs, "0", macroblocks, macroblocks, "1100")
     picture = _bits(0, 0, "00", 0, 0, 0, "000", 0, 0, 0, "000")
     return b"".join(
         b"\x00\x00\x00\x01" + unit for unit in (b"\x67" + sequence, b"\x68" + picture, b"\x65\xb8\x04" + b"\x5a" * 60)

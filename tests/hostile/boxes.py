@@ -1,4 +1,4 @@
-"""MP4 files as nested boxes: where each begins, and surgery that keeps every size as it was, or breaks it on purpose."""
+"""MP4 files as nested boxes: where each begins, and surgery that keeps every size, or breaks it on purpose."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from tests.hostile.bombs import bombs
-from tests.hostile.boxes import boxes
+from tests.hostile.boxes import Box, boxes
 from tests.hostile.disguises import disguises
 from tests.hostile.seeds import Seeds
 
@@ -22,17 +22,24 @@ def corpus(seeds: Seeds, folder: Path) -> list[tuple[str, bytes]]:
 
 
 def _truncations(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
-    """Cut behind the header of every box, and in the middle of it."""
-    for kind, data in (("", seeds.mp4), ("fast ", seeds.fast_mp4), ("fragmented ", seeds.fragmented_mp4)):
-        seen = set[str]()
-        for part in boxes(data):
-            if part.path not in seen:  # both tracks have the same boxes
-                seen.add(part.path)
-                yield f"cut: after the header of {kind}{part.path}", data[: part.payload]
-                yield f"cut: inside {kind}{part.path}", data[: part.start + part.length // 2]
+    """Cut behind the header of every box, or in the middle of it."""
+    for part in _kinds_of_boxes(seeds.mp4):
+        yield f"cut: after the header of {part.path}", seeds.mp4[: part.payload]
+    for kind, data in (("fast", seeds.fast_mp4), ("fragmented", seeds.fragmented_mp4)):
+        for part in _kinds_of_boxes(data):
+            yield f"cut: inside {kind} {part.path}", data[: part.start + part.length // 2]
     for name, data in (("mkv", seeds.mkv), ("webm", seeds.webm), ("ts", seeds.ts), ("avi", seeds.avi)):
         yield f"cut: early in {name}", data[: len(data) // 10]
         yield f"cut: late in {name}", data[: len(data) * 9 // 10]
+
+
+def _kinds_of_boxes(data: bytes) -> Iterator[Box]:
+    """The first box of each path: sound and picture have the same ones."""
+    seen = set[str]()
+    for part in boxes(data):
+        if part.path not in seen:
+            seen.add(part.path)
+            yield part
 
 
 def mutations(seeds: Seeds, count: int, seed: int) -> Iterator[bytes]:

@@ -121,12 +121,13 @@ def _containers_in_containers(seeds: Seeds, folder: Path) -> Iterator[tuple[str,
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:
         container.add_attachment("../../../etc/cron.d/job", "video/mp4", seeds.mp4)
-        stream: Any = container.add_mux_stream("h264", rate=25, width=64, height=64)
+        stream: Any = container.add_mux_stream("mjpeg", rate=25, width=64, height=64)
         stream.disposition = av.stream.Disposition.attached_pic
         container.start_encoding()
     yield "nested: attachment with a path.mkv", file.getvalue()
     place = next(part for part in boxes(seeds.mp4) if part.path == "moov/trak/mdia/minf/dinf/dref").start
     link = b"\x00\x00\x00\x0curl \x00\x00\x00\x00"  # an empty address that claims to be of another file
-    yield "reference: media in another file.mp4", seeds.mp4[:place] + seeds.mp4[place:].replace(
-        b"\x00\x00\x00\x0curl \x00\x00\x00\x01", link, 1
+    yield (
+        "reference: media in another file.mp4",
+        seeds.mp4[:place] + seeds.mp4[place:].replace(b"\x00\x00\x00\x0curl \x00\x00\x00\x01", link, 1),
     )

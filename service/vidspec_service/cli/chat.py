@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument("--seed", type=int, metavar="N", help="same request and seed, same text")
     answer.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
     answer.add_argument("--speculation", choices=("auto", "parallel", "serial", "off"), help="speed only")
-    answer.add_argument("--compression", choices=("none", "dycoke"), help="lossy; the server must allow it")
+    answer.add_argument("--compression", choices=("none", "dycoke"), help="dycoke is lossy: it may change the text")
     frames = parser.add_argument_group("frames")
     frames.add_argument("--fps", type=float, metavar="RATE", help="frames per second of video")
     frames.add_argument("--num-frames", type=int, metavar="N", help="frames spread evenly; not with --fps")

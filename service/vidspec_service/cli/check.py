@@ -18,6 +18,7 @@ import httpx
 from vidspec_models.bundled import caption, sample_scene
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
+from vidspec_service.api.building import build_services
 from vidspec_service.cli.render_clip import write_scene
 from vidspec_service.cli.serve import Started, started
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
@@ -67,8 +68,8 @@ async def _ask(settings: Settings, parts: Started, seed: int) -> httpx.Response:
     with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
         clip = Path(folder) / "clip.mp4"
         write_scene(seed, clip)
-        app = create_app(settings, parts.engine, parts.decode_pool, parts.metrics, upload_dir=Path(folder))
-        transport = httpx.ASGITransport(app)
+        services = build_services(settings, parts.engine, parts.decode_pool, parts.metrics, Path(folder))
+        transport = httpx.ASGITransport(create_app(services))
         async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
             form = {"prompt": _PROMPT, "max_tokens": str(_MAX_TOKENS)}
             content = await asyncio.to_thread(clip.read_bytes)

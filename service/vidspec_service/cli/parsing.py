@@ -22,6 +22,10 @@ COMMANDS: Mapping[str, str] = {
     "train-bundled": "train the bundled pair of models",
     "eval-bundled": "measure the bundled pair on held-out clips",
     "bench speed": "compare the ways to decode, next to stock transformers",
+    "bench pruning": "compare the ways to choose which video tokens the draft sees",
+    "bench compression": "measure lossy compression on the target: accuracy, time, memory",
+    "bench decode": "compare video decoding with other libraries",
+    "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",
 }
 _DESCRIPTION = "Serve video language models with lossless parallel speculative decoding."
 

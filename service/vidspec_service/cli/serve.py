@@ -24,7 +24,7 @@ from vidspec_service.cli.terminal import say, waiting
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.interface import Engine
-from vidspec_service.settings import Settings, decoding_limits, engine_config
+from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
 from vidspec_service.telemetry import Metrics, configure_logging
 
 _ANYWHERE = {"0.0.0.0": "localhost", "::": "localhost"}
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve; 0 after an orderly end."""
     settings = settings_of(args)
     configure_logging(settings.log_level, settings.log_format)
+    api_keys(settings)  # raises ConfigError: a bad key file is told before minutes of loading
     asyncio.run(_serve(settings))
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, load_settings
+from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings, load_settings
 
 _ABOUT = "A flag beats its VIDSPEC_* variable, which beats the same name in the YAML file of --config."
 
@@ -19,6 +19,8 @@ def add_settings_flags(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help=f"YAML file of settings [{CONFIG_VARIABLE}; default unset]"
     )
     for name, field in Settings.model_fields.items():
+        if name in SECRETS:
+            continue
         flag = f"--{name.replace('_', '-')}"
         about = f"{field.description} [{ENV_PREFIX}{name.upper()}; default {default_text(field)}]".replace("%", "%%")
         if field.annotation is bool:
@@ -29,7 +31,7 @@ def add_settings_flags(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """The settings that flags, environment and file make together; raises ConfigError."""
-    return load_settings({name: getattr(args, name) for name in Settings.model_fields}, args.config)
+    return load_settings({name: getattr(args, name, None) for name in Settings.model_fields}, args.config)
 
 
 def default_text(field: FieldInfo) -> str:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.orientation import Orientation, write_turned
 
 Allocate = Callable[[int], memoryview]  # bytes wanted -> writable memory of that size
+
+
+def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """The size itself if it has at most `max_pixels`; else the largest of its shape that does, at least 1 each."""
+    if width * height <= max_pixels:
+        return width, height
+    shrink = math.sqrt(max_pixels / (width * height))
+    wide, high = max(int(width * shrink), 1), min(max(int(height * shrink), 1), max_pixels)
+    return min(wide, max_pixels // high), high  # a strip that is one pixel wide or high loses its shape
 
 
 def check_decoded_bytes(num_frames: int, width: int, height: int, limits: DecodingLimits) -> int:

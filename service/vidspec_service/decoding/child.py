@@ -1,7 +1,8 @@
-"""A decode child's whole life: give up privileges, say ready, take one job, answer, end. Imports no torch.
+"""A decode child's whole life: give up privileges, say ready, take one job, close itself in, answer, end.
 
 Standard input is its socket to the pool. The frames go into anonymous memory whose descriptor is passed with
-the answer: nothing has a name, so nothing can be left behind however the child ends.
+the answer: nothing has a name, so nothing can be left behind however the child ends. Imports neither torch nor numpy;
+whatever it needs is imported before it closes itself in, since it cannot open a file afterwards.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ import sys
 import traceback
 
 from vidspec_service.decoding.messages import Answer, Broken, Job, Refused, decode_job, encode
-from vidspec_service.decoding.sandbox import give_up_privileges, limit_resources
+from vidspec_service.decoding.sandbox import Missing, close_in, give_up_privileges, limit_resources
 from vidspec_service.errors import RequestError
-
-READY = b"R"
 
 
 def main() -> None:
     """`python -m vidspec_service.decoding.child PARENT_PID`, as `child_process` starts it."""
-    give_up_privileges(parent_pid=int(sys.argv[1]))
+    missing = give_up_privileges(parent_pid=int(sys.argv[1]))
     # Preloads PyAV, the slow part of starting, while nobody waits.
-    import vidspec_service.decoding.reader  # noqa: F401
+    from vidspec_service.decoding.reader.opening import is_ffmpeg_fixed
 
+    if not is_ffmpeg_fixed():
+        missing |= Missing.FIXED_FFMPEG
     with socket.socket(fileno=sys.stdin.fileno()) as channel:
-        channel.sendall(READY)
+        channel.sendall(bytes([missing]))  # ready; and what the kernel refused
         data = _receive_all(channel)
         if data:  # else the pool has closed and this spare is not needed
             frames = _Frames()
@@ -41,6 +42,7 @@ def _work(job: Job, frames: _Frames) -> Answer:
     limit_resources(job.limits)
     try:
         with open(job.path, "rb", buffering=0) as file:
+            close_in()  # before its first byte is read
             decoded = read_clip(
                 file, job.request, job.limits, frames.allocate, default_num_frames=job.default_num_frames
             )

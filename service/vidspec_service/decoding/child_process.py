@@ -20,9 +20,9 @@ from time import monotonic
 
 import numpy as np
 
-from vidspec_service.decoding.child import READY
 from vidspec_service.decoding.clip import Clip
 from vidspec_service.decoding.messages import Answer, Broken, Job, Refused, decode_answer, encode
+from vidspec_service.decoding.sandbox import Missing
 from vidspec_service.errors import ServiceError, VideoUnreadable
 
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -38,6 +38,7 @@ class DecodeChild:
     """One process, one clip, in a process group of its own: `start`, then `decode` or `end`."""
 
     def __init__(self) -> None:
+        self.missing = Missing(0)  # of its confinement; known once it has started
         self._lock = threading.Lock()  # a reaped pid may be another's: signal and reap never overlap
         self._is_killed = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,8 +50,10 @@ class DecodeChild:
             self._spawn()
             assert self._channel is not None
             self._channel.settimeout(timeout_s)
-            if self._channel.recv(1) != READY:
+            ready = self._channel.recv(1)
+            if not ready:
                 raise ServiceError("a decode child ended before it was ready")
+            self.missing = Missing(ready[0])
         except OSError as error:  # no process or memory to be had, or no answer in time
             self.end()
             raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error

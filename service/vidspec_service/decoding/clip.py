@@ -18,7 +18,7 @@ class Clip:
     source_fps: float  # average rate: frames / duration
     source_num_frames: int
     duration_s: float
-    width: int  # after rotation, pixels
+    width: int  # of `frames`: after rotation, and after scaling down to max_frame_pixels
     height: int
     codec: str
     warnings: tuple[str, ...] = ()

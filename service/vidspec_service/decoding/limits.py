@@ -14,6 +14,7 @@ class DecodingLimits:
     max_bytes: int = 256 * 1024 * 1024
     max_duration_s: float = 3600.0
     max_pixels: int = 4096 * 2304  # width x height of one source frame
+    max_frame_pixels: int = 1024 * 1024  # larger frames are scaled down to this, aspect kept: models see less
     max_source_frames: int = 250_000  # packets walked in the timestamp scan
     max_frames: int = 768  # frames handed to the model
     max_decoded_bytes: int = 512 * 1024 * 1024  # chosen frames x pixels x 3

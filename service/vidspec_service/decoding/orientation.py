@@ -46,17 +46,18 @@ def orientation_of(matrix: bytes) -> Orientation | None:
 def write_turned(
     picture: memoryview, line_bytes: int, size: tuple[int, int], orientation: Orientation, out: memoryview
 ) -> None:
-    """Copy a stored RGB picture of `size` (width, height), rows `line_bytes` apart, upright into `out`."""
-    # Imported here because numpy more than doubles a decode child's start-up, and only turned clips need it.
-    import numpy as np
+    """Copy a stored RGB picture of `size` (width, height), rows `line_bytes` apart, upright into `out`.
 
+    Colour by colour, in strides: numpy would do the same, but a decode child starts twice as fast without it.
+    """
     width, height = size
-    rows = np.frombuffer(picture, np.uint8, count=line_bytes * height).reshape(height, line_bytes)
-    pixels = rows[:, : width * 3].reshape(height, width, 3)
-    if orientation.swap:
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation.mirror_columns:
-        pixels = pixels[:, ::-1]
-    if orientation.mirror_rows:
-        pixels = pixels[::-1]
-    np.copyto(np.frombuffer(out, np.uint8).reshape(pixels.shape), pixels)
+    if orientation.swap:  # a column becomes a row
+        num_rows, row_len, row_step, step = width, height, 3, line_bytes
+    else:
+        num_rows, row_len, row_step, step = height, width, line_bytes, 3
+    for row in range(num_rows):
+        start = row_step * (num_rows - 1 - row if orientation.mirror_rows else row)
+        for colour in range(3):
+            line = picture[start + colour : start + colour + (row_len - 1) * step + 1 : step]
+            first = row * row_len * 3 + colour
+            out[first : first + row_len * 3 : 3] = line[::-1] if orientation.mirror_columns else line

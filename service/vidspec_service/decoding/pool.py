@@ -7,6 +7,7 @@ with its clip: what a hostile file did to its decoder goes no further.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +19,12 @@ from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.frame_selection import check_request
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.messages import Job
+from vidspec_service.decoding.sandbox import Missing
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
+
+_log = logging.getLogger(__name__)
 
 
 class DecodePool:
@@ -45,7 +49,7 @@ class DecodePool:
         """Start the spares and wait for the first: ConfigError if decoding does not work on this machine."""
         self._spares.extend(self._spare() for _ in range(self._max_workers))
         try:
-            await asyncio.shield(self._spares[0])
+            _tell(await asyncio.shield(self._spares[0]))
         except ServiceError as error:
             await self.close()
             raise ConfigError(error.message) from error
@@ -137,3 +141,16 @@ class DecodePool:
     async def _end(self, child: DecodeChild) -> None:
         await asyncio.wrap_future(self._threads.submit(child.end))
         self._children.discard(child)
+
+
+def _tell(child: DecodeChild) -> None:
+    """What this machine refuses its children, once; ConfigError for an FFmpeg that strangers could take over.
+
+    Without the filter it matters, with it the filter stands in for the namespace.
+    """
+    if Missing.FIXED_FFMPEG in child.missing:
+        raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known holes: install av's own wheel")
+    if child.missing:
+        level = logging.WARNING if Missing.SYSCALL_FILTER in child.missing else logging.INFO
+        names = [flag.name for flag in Missing if flag in child.missing]
+        _log.log(level, "decode children are confined without", extra={"missing": names})

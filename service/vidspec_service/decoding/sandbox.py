@@ -1,6 +1,6 @@
-"""What a decode child gives up before it touches a stranger's bytes. What a kernel refuses is done without.
+"""What a decode child gives up before it touches a stranger's bytes. What a kernel refuses is done without, and said.
 
-The seam for stronger confinement (seccomp, Landlock): both functions run before the file is opened.
+`give_up_privileges` when it starts, `limit_resources` once it knows its job, `close_in` once it holds its one file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import resource
 import signal
 import sys
+from enum import IntFlag
 
+from vidspec_service.decoding import syscall_filter
 from vidspec_service.decoding.limits import DecodingLimits
 
 # linux/prctl.h and linux/sched.h
@@ -27,19 +29,31 @@ _BYTES_PER_PIXEL = 128  # 20 reference frames of 4:4:4 in 10 bits, the most that
 _MAX_OPEN_FILES = 64
 
 
-def give_up_privileges(parent_pid: int) -> None:
+class Missing(IntFlag):
+    """What a child should have and this machine does not give."""
+
+    NETWORK_NAMESPACE = 1
+    SYSCALL_FILTER = 2
+    FIXED_FFMPEG = 4  # one without the known ways to take it over
+
+
+def give_up_privileges(parent_pid: int) -> Missing:
     """No new privileges, no network, no tracing; dies with its parent. Call while there is one thread."""
     if sys.platform != "linux":
-        return
+        return Missing.NETWORK_NAMESPACE | Missing.SYSCALL_FILTER
+    missing = Missing(0)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     # An empty network namespace; needs root or user namespaces, and containers often allow neither.
-    if libc.unshare(_CLONE_NEWNET) != 0:
-        libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+    if libc.unshare(_CLONE_NEWNET) != 0 and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        missing |= Missing.NETWORK_NAMESPACE
+    if not syscall_filter.is_supported():
+        missing |= Missing.SYSCALL_FILTER
     if os.getppid() != parent_pid:  # it died before the first prctl
         sys.exit(0)
+    return missing
 
 
 def limit_resources(limits: DecodingLimits) -> None:
@@ -56,3 +70,8 @@ def limit_resources(limits: DecodingLimits) -> None:
     ):
         with contextlib.suppress(ValueError, OSError):  # above an inherited hard limit, which then holds
             resource.setrlimit(kind, (most, most))
+
+
+def close_in() -> None:
+    """From here on the process can reach nothing but what it holds open: no file, no address, no other process."""
+    syscall_filter.install()

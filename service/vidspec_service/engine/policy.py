@@ -16,6 +16,7 @@ from functools import lru_cache
 _MINIMUMS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
 _MAX_ROUNDS = 64
+_GRAIN = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +72,11 @@ def tokens_per_second(acceptance: float, costs: StepCosts, minimum: int, window:
 def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain: float) -> Plan:
     """The fastest plan; OFF when the predicted speed-up over the target alone stays below `least_gain`.
 
-    Measurements are rounded first (acceptance to 0.01, ratios of times to 10 %), so that the search, a few
-    milliseconds of arithmetic, is made once per situation and not once per token.
+    Measurements are rounded first (rejection and ratios of times to 25 %), so that the search, as long as a small
+    model's forward, is made once per situation and not once per token.
     """
     return _search(
-        round(min(max(acceptance, 0.0), 0.99), 2),
+        1.0 - min(_rounded(1.0 - acceptance), 1.0),
         _rounded(costs.row_s / costs.base_s),
         _rounded(costs.draft_s / costs.base_s),
         _rounded(costs.latency_s / costs.base_s),
@@ -85,7 +86,7 @@ def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain:
 
 
 def _rounded(ratio: float) -> float:
-    return 1.1 ** round(math.log(max(ratio, 1e-6), 1.1))
+    return _GRAIN ** round(math.log(max(ratio, 1e-3), _GRAIN))
 
 
 @lru_cache(maxsize=4096)

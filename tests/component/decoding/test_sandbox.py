@@ -16,7 +16,7 @@ from vidspec_service.decoding import syscall_filter
 from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.errors import InvalidRequest
+from vidspec_service.errors import ConfigError, InvalidRequest
 
 needs_filter = pytest.mark.skipif(not syscall_filter.is_supported(), reason="this kernel takes no syscall filters")
 
@@ -69,6 +69,10 @@ vidspec_service.decoding.reader.read_clip = read_clip
 NO_FILTER = """
 import vidspec_service.decoding.syscall_filter
 vidspec_service.decoding.syscall_filter.is_supported = lambda: False
+"""
+OLD_FFMPEG = """
+import vidspec_service.decoding.reader.opening
+vidspec_service.decoding.reader.opening.is_ffmpeg_fixed = lambda: False
 """
 
 
@@ -136,3 +140,14 @@ def test_a_kernel_without_filters_still_decodes_and_the_operator_is_told(
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.message == "decode children are confined without"
     assert "SYSCALL_FILTER" in record.__dict__["missing"]
+
+
+def test_an_ffmpeg_with_known_holes_is_a_start_up_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_children_with(OLD_FFMPEG, tmp_path, monkeypatch)
+
+    async def body() -> None:
+        with pytest.raises(ConfigError, match="known holes"):
+            async with DecodePool(DecodingLimits(), 1):
+                pass
+
+    asyncio.run(body())

@@ -7,6 +7,11 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 import av
+
+# PyAV would import these over the first file that needs them, when the child can open no file any more.
+import av.subtitles.codeccontext
+import av.subtitles.stream
+import av.subtitles.subtitle
 from av.codec.context import ThreadType
 from av.container import InputContainer
 from av.packet import Packet
@@ -33,8 +38,14 @@ _CODECS = {
     "theora",
 }
 _DECODERS = ",".join(sorted(_CODECS | {"libdav1d"}))
+_FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
 _HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
+
+
+def is_ffmpeg_fixed() -> bool:
+    """Whether FFmpeg is 8.1 or newer: before, crafted files wrote out of bounds (CVE-2026-40962, CVE-2025-9951)."""
+    return bool(av.library_versions["libavformat"] >= _FIXED_LIBAVFORMAT)
 
 
 @contextmanager

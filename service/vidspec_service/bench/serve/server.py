@@ -1,0 +1,69 @@
+"""A server of our own for the length of a block: `vidspec serve` on a free port, ended by SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vidspec_service.errors import ConfigError
+
+_START_TIMEOUT_S = 600.0
+_END_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where to ask; whom to watch, if it is ours."""
+
+    url: str
+    pid: int
+    upload_dir: Path
+
+
+@asynccontextmanager
+async def own_server(flags: Sequence[str]) -> AsyncIterator[Server]:
+    """Ready when the block begins. ConfigError with its last words if it does not start or does not end in order."""
+    with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
+        fixed = ["--port", "0", "--log-format", "json", "--no-access-log", "--upload-dir", folder]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "vidspec_service", "serve", *flags, *fixed,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stderr is not None
+        words = deque[str](maxlen=5)
+        try:
+            url = await asyncio.wait_for(_ready(process.stderr, words), _START_TIMEOUT_S)
+            reading = asyncio.create_task(_read_on(process.stderr, words))  # a full pipe would stop it
+            yield Server(url=url, pid=process.pid, upload_dir=Path(folder))
+            process.send_signal(signal.SIGTERM)
+            code = await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
+            await reading
+            if code != 0:
+                raise ConfigError(f"the server ended with code {code}: {' '.join(words)}")
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _ready(stream: asyncio.StreamReader, words: deque[str]) -> str:
+    async for line in stream:
+        words.append(line.decode(errors="replace").strip())
+        with suppress(ValueError, TypeError):
+            entry = json.loads(line)
+            if entry.get("event") == "ready":
+                return str(entry["url"])
+    raise ConfigError(f"the server did not start: {words[-1] if words else 'without a word'}")
+
+
+async def _read_on(stream: asyncio.StreamReader, words: deque[str]) -> None:
+    async for line in stream:
+        words.append(line.decode(errors="replace").strip())

@@ -1,0 +1,26 @@
+"""Our readers on a short clip, with real processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vidspec_service.bench.decode.measuring import measure_decoding
+from vidspec_service.bench.decode.options import DecodeOptions, Reader
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_reader_of_ours_is_timed() -> None:
+    told = list[str]()
+    options = DecodeOptions(rendered_s=1.0, num_frames=4, repeats=2)
+    report = measure_decoding(options, "test", lambda text, *_: told.append(text))
+    (clip,) = report.clips
+    assert (clip.codec, clip.num_frames, clip.frame_size) == ("h264", 4, (1280, 720))
+    for reader in (Reader.CHILD, Reader.POOL, Reader.COLD):
+        assert len(clip.readers[reader].wall_s) == 2
+        assert clip.readers[reader].error is None
+    assert clip.readers[Reader.CHILD].difference == pytest.approx(0, abs=0.01)
+    assert json.loads(report.to_json())["repeats"] == 2
+    assert any("vidspec, cold" in text for text in told)

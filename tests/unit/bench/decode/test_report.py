@@ -1,0 +1,106 @@
+"""Who is the fastest other, when frames are the same, and what table, file and flags say."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.fakes import clip
+from vidspec_service.bench.decode.libraries import MODULES, is_installed
+from vidspec_service.bench.decode.measuring import difference
+from vidspec_service.bench.decode.options import DecodeOptions, Reader
+from vidspec_service.bench.decode.output import renderables, save_plot
+from vidspec_service.bench.decode.report import ClipResult, DecodeReport, ReaderResult
+from vidspec_service.bench.decode.worker import GRID, means
+from vidspec_service.bench.facts import hardware, versions
+from vidspec_service.cli.bench_decode import decode_options
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
+
+
+def result(**readers: ReaderResult) -> ClipResult:
+    return ClipResult(
+        name="a.mp4",
+        codec="h264",
+        duration_s=60.0,
+        source_num_frames=1800,
+        num_frames=32,
+        frame_size=(1280, 720),
+        readers={Reader[name]: found for name, found in readers.items()},
+    )
+
+
+OURS = ReaderResult(wall_s=(1.0, 3.0, 1.2), cpu_s=(1.0, 1.0, 1.0), difference=0.0)
+SLOWER = ReaderResult(wall_s=(2.4,), cpu_s=(4.0,), difference=0.5)
+WRONG = ReaderResult(wall_s=(0.1,), cpu_s=(0.1,), difference=40.0)
+BROKEN = ReaderResult(error="RuntimeError: no FFmpeg")
+CLIP = result(CHILD=OURS, OPENCV=SLOWER, DECORD=WRONG, TORCHCODEC=BROKEN)
+
+
+def test_a_library_that_gives_other_frames_is_no_peer() -> None:
+    assert CLIP.fastest_other is Reader.OPENCV
+    assert CLIP.over_fastest_other() == 0.5
+    assert result(CHILD=OURS, DECORD=WRONG).over_fastest_other() is None
+
+
+def test_equal_frames_differ_by_nothing_at_any_size_and_missing_ones_by_everything() -> None:
+    made = replace(clip(3), frames=np.full((3, 36, 50, 3), 128, np.uint8))
+    assert difference(made, [[128.0] * GRID * GRID] * 3) == 0
+    assert difference(made, [[128.0] * GRID * GRID] * 2) == float("inf")
+
+
+def test_a_picture_from_afar_does_not_depend_on_its_size() -> None:
+    rng = np.random.default_rng(0)
+    small = rng.integers(0, 256, (GRID, GRID, 3), dtype=np.uint8)
+    assert means(small) == means(small.repeat(5, 0).repeat(7, 1))
+
+
+def test_table_and_file_say_the_same(tmp_path: Path) -> None:
+    report = DecodeReport(
+        created="now",
+        command="vidspec bench decode",
+        hardware=hardware({}),
+        versions=versions(),
+        num_frames=32,
+        repeats=3,
+        not_installed=(Reader.OPENCV_SEEK,),
+        clips=(CLIP,),
+        load_average_before=0.0,
+    )
+    console = Console(width=132, record=True, file=io.StringIO())
+    for renderable in renderables(report):
+        console.print(renderable)
+    text = console.export_text()
+    assert "vidspec takes 0.50x the time of the fastest other, opencv" in text
+    assert "40.0 !" in text
+    assert "torchcodec: RuntimeError: no FFmpeg" in text
+    report.write(tmp_path / "r.json")
+    written = json.loads((tmp_path / "r.json").read_text())["clips"][0]
+    assert (written["fastest_other"], written["over_fastest_other"]) == ("opencv", 0.5)
+    pytest.importorskip("matplotlib")
+    save_plot(report, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODULES, Reader.DECORD, "no_such_module")
+    assert not is_installed(Reader.DECORD)
+    assert is_installed(Reader.COLD)
+
+
+@pytest.mark.parametrize("flags", ["--frames 0", "--repeats 0", "--seconds 0", "--seconds -1", "--clip /no/such.mp4"])
+def test_what_cannot_be_measured_is_refused(flags: str) -> None:
+    with pytest.raises(ConfigError):
+        decode_options(parse(["bench", "decode", *flags.split()])[1])
+
+
+def test_without_flags_it_is_the_row_of_the_issue() -> None:
+    options = decode_options(parse(["bench", "decode"])[1])
+    assert options == DecodeOptions()
+    assert (options.num_frames, options.rendered_s) == (32, 60.0)
