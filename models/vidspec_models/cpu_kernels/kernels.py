@@ -28,6 +28,14 @@ from vidspec_models.cpu_kernels.vectors import LANES
 Array = NDArray[Any]
 
 
+def _compiled(function: Any) -> Any:
+    """Compiled without the interpreter's lock, and kept for the next start where there is a place to keep it."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # a read-only installation and no writable cache folder
+        return njit(nogil=True)(function)
+
+
 class StepWeights(NamedTuple):
     """A model of L layers for one step: H query heads, KV key/value heads of width D, hidden size E, MLP width M.
 
@@ -52,7 +60,7 @@ SEGMENT_FIELDS = 8
 _FLOAT = 4  # bytes
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def product(x: Array, strips: Array, out: Array) -> None:
     """out [n, N] += x [n, K] times strips [N / 32, K, 32] (float32, or the upper halves of float32 as uint16)."""
     num_rows, inner = x.shape[0], strips.shape[1]
@@ -69,7 +77,7 @@ def product(x: Array, strips: Array, out: Array) -> None:
             first = last
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def rms_norm(x: Array, weight: Array, eps: float, out: Array) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight, row by row; [n, K]."""
     width = x.shape[1]
@@ -80,7 +88,7 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array) -> None:
             out[row, column] = x[row, column] * factor * weight[column]
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def rotate(head: Array, table: Array) -> None:
     """Rotary embedding in place: head [D], table [2, D] of cosines and signed sines (see `Decoder.rotary_from`)."""
     half = head.shape[0] // 2
@@ -90,7 +98,7 @@ def rotate(head: Array, table: Array) -> None:
         head[i + half] = high * table[0, i + half] + low * table[1, i + half]
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def attend(queries: Array, keys: int, values: int, context: int, scale: float, scores: Array, out: Array) -> None:
     """One row's query heads [G, D] of one key/value head over `context` cached rows; out [G, D] is overwritten."""
     group, width = queries.shape
@@ -116,7 +124,7 @@ def attend(queries: Array, keys: int, values: int, context: int, scale: float, s
             out[head, column] /= totals[head]
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def attend_segment(
     heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
     scale: float, scores: Array, mixed: Array,
@@ -148,7 +156,7 @@ def attend_segment(
             attend(heads[row, chosen], keys + place, values + place, context, scale, scores, mixed[row, chosen])
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def decode(
     hidden: Array, tables: Array, segments: Array, num_heads: int, num_kv_heads: int, eps: float, scale: float,
     weights: StepWeights,
