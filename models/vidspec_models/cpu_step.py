@@ -47,20 +47,6 @@ class CpuStep:
         Writes every row's keys and values; advancing the caches' lengths is the caller's.
         """
         decoder = self._decoder
-        described = np.empty((len(segments), SEGMENT_FIELDS), np.int64)
-        row = 0
-        for i, segment in enumerate(segments):
-            cache = segment.cache
-            described[i] = (
-                row,
-                segment.num_rows,
-                segment.start,
-                cache.keys.data_ptr(),
-                cache.values.data_ptr(),
-                cache.capacity,
-                *((0, 0) if cache.hidden is None else (cache.hidden.count, cache.hidden.first_layer)),
-            )
-            row += segment.num_rows
         logits = decode(
             self._embedding[list(ids)],
             self._tables[list(positions)],

@@ -35,8 +35,8 @@ class StockAnswer:
     token_times: tuple[float, ...]
 
 
-class _Stopwatch:
-    """A streamer, as `generate` calls it: first with the prompt, then with each token."""
+class Stopwatch:
+    """A streamer, as `generate` calls it: first with the prompt, be it empty, then with each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -78,7 +78,7 @@ class StockGenerator:
     ) -> StockAnswer:
         """Generate once. Sampling follows transformers' own generator: same law as the engine's, other tokens."""
         inputs = self._inputs(turns, videos)
-        stopwatch = _Stopwatch()
+        stopwatch = Stopwatch()
         out = self._model.generate(**inputs, max_new_tokens=max_tokens, streamer=stopwatch, **_arguments(law))
         prompt_tokens = inputs["input_ids"].shape[1]
         return StockAnswer(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import GenerationConfig
 
 from vidspec_models.inputs import Turn, Video
 from vidspec_models.loading import model_path, resolve_device, resolve_dtype
 from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import StockAnswer, StockGenerator
+from vidspec_models.stock import StockAnswer, StockGenerator, Stopwatch
 from vidspec_models.synthetic.recipe import Recipe, find_recipe, prompt_index
 from vidspec_models.synthetic.weights import random_language_model, random_prompt
 from vidspec_models.token_sampling import SamplingLaw
@@ -34,7 +32,7 @@ class RandomStock:
         embedding = self._model.get_input_embeddings().weight
         index = prompt_index(turns[-1].text)
         prompt = random_prompt(self._recipe.pair_shape, self._recipe.shape, index, embedding)[1]
-        stopwatch = _Stopwatch()
+        stopwatch = Stopwatch()
         out = self._model.generate(
             inputs_embeds=prompt[None],
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=prompt.device),
@@ -44,19 +42,6 @@ class RandomStock:
         )
         ids = tuple(out[0].tolist())
         return StockAnswer(ids=ids, prompt_tokens=len(prompt), token_times=tuple(stopwatch.times[-len(ids) :]))
-
-
-class _Stopwatch:
-    """A streamer, as `generate` calls it: first, it may be, with an empty prompt, then with each token."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, _: Tensor) -> None:
-        self.times.append(time.monotonic())
-
-    def end(self) -> None:
-        pass
 
 
 def load_stock(spec: ModelSpec) -> StockGenerator | RandomStock:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -20,12 +20,12 @@ from vidspec_service.bench.probes import alone_config, spec_of
 from vidspec_service.bench.processes import cpu_s
 from vidspec_service.bench.prompts import BenchPrompt, make_prompts
 from vidspec_service.bench.samples import Sample
+from vidspec_service.bench.tell import Tell
 from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.types import EngineConfig
 from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import Metrics
 
-Tell = Callable[[str, int, int], None]  # what is going on, answers so far, answers in all
 _WARM_UP_PROMPTS = 2
 _SHOWN_TOKENS = 40
 

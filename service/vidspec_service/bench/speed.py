@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from vidspec_service.bench.aggregation import Aggregation
-from vidspec_service.bench.comparison import Comparison, Tell, compare
+from vidspec_service.bench.comparison import Comparison, compare
 from vidspec_service.bench.costs import Forwards, ProbedCosts
 from vidspec_service.bench.facts import hardware, load_average, now, versions
 from vidspec_service.bench.identity import Fork, find_forks, reference_mode
@@ -19,6 +19,7 @@ from vidspec_service.bench.report import ModelFacts, SampleFacts, SpeedReport, b
 from vidspec_service.bench.roofline import SyntheticFacts
 from vidspec_service.bench.round_trip import RoundTrip, measure_round_trip
 from vidspec_service.bench.samples import Sample
+from vidspec_service.bench.tell import Tell
 from vidspec_service.engine.types import EngineConfig
 
 

@@ -19,7 +19,7 @@ from vidspec_models.synthetic.shapes import SHAPES
 from vidspec_service.bench.activity import Activity
 from vidspec_service.bench.bandwidth_worker import BandwidthReply, BandwidthRequest
 from vidspec_service.bench.child import Child
-from vidspec_service.bench.comparison import Comparison, Run, Tell, open_contenders
+from vidspec_service.bench.comparison import Comparison, Run, open_contenders
 from vidspec_service.bench.costs import Forwards, ProbedCosts
 from vidspec_service.bench.options import Mode, SpeedOptions, SyntheticOptions
 from vidspec_service.bench.probes import probe_costs
@@ -27,6 +27,7 @@ from vidspec_service.bench.roofline import Roofline, SyntheticFacts, roofline, s
 from vidspec_service.bench.round_trip import measure_round_trip
 from vidspec_service.bench.samples import Sample
 from vidspec_service.bench.speed import Measurements, Started, typical_context
+from vidspec_service.bench.tell import Tell
 from vidspec_service.engine.types import EngineConfig, WorkerConfig
 
 _ROWS = (1, 2, 4, 9, 17)

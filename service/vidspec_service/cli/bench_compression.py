@@ -10,23 +10,20 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec_service.bench.compression.options import CompressionOptions
+from vidspec_service.cli.bench_output import progress, require_writable, show
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.engine.types import Compression
 from vidspec_service.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vidspec_service.bench.compression.runs import Tell
     from vidspec_service.settings import Settings
 
 _DEFAULTS = CompressionOptions()
 _BASELINE = "none: the same target, prompt and seeds without compression, at as many frames"
-_LEAST_WIDTH = 132  # a table that is wrapped by the terminal is still whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    from rich.console import Console
-
     from vidspec_models.spec import ModelSpec
     from vidspec_service.bench.compression.plot import save_plot
     from vidspec_service.bench.compression.report import CompressionReport, renderables
@@ -60,9 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from vidspec_service.bench.facts import hardware, load_average, now, versions
     from vidspec_service.bench.plots import require_matplotlib
 
-    for path in (args.json, args.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")
+    require_writable(args.json, args.plot)
     if args.plot is not None:
         require_matplotlib()
     settings = settings_of(args)
@@ -76,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=settings.target_dtype,
     )
     created, load_before = now(), load_average()
-    with _progress() as tell:
+    with progress() as tell:
         measured, loaded = measure(options, spec, threads, tell)
     report = CompressionReport(
         created=created,
@@ -93,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
         load_average_before=load_before,
         results=results(measured),
     )
-    console = Console(highlight=False, width=max(Console().width, _LEAST_WIDTH), soft_wrap=True)
-    for renderable in renderables(report):
-        console.print(renderable, markup=False)
+    show(renderables(report))
     if args.json is not None:
         report.write(args.json)
     if args.plot is not None:
@@ -130,21 +121,3 @@ def _ratio(text: str) -> float:
     if not 0 < value <= 0.99:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 0.99, not {text}")
     return value
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """A bar on a terminal's stderr, drawn between clips only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task("starting", total=None)
-
-        def tell(text: str, done: int, total: int) -> None:
-            bar.update(task, description=text, completed=done, total=total, refresh=True)
-
-        yield tell

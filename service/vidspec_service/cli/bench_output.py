@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vidspec_service.bench.tell import Tell
 from vidspec_service.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Tell = Callable[[str, int, int], None]  # what is going on, parts done, parts in all (0: unknown)
-_LEAST_WIDTH = 132  # a table that is wrapped by the terminal is still whole
+_LEAST_WIDTH = 148  # a table that is wrapped by the terminal is still whole
 
 
 def require_writable(*paths: Path | None) -> None:

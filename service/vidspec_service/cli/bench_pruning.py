@@ -9,21 +9,15 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vidspec_service.bench.pruning.options import PruningOptions, Task
+from vidspec_service.cli.bench_output import progress, require_writable, show
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.engine.types import Preservation, SpeculationMode
 from vidspec_service.errors import ConfigError
 
-if TYPE_CHECKING:
-    from vidspec_service.bench.pruning.run import Tell
-
 _DEFAULTS = PruningOptions()
-_LEAST_WIDTH = 148  # a table that is wrapped by the terminal is still whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,14 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    from rich.console import Console
-
     from vidspec_service.bench.plots import require_matplotlib
     from vidspec_service.settings import engine_config
     from vidspec_service.telemetry import configure_logging
 
     options = pruning_options(args)
-    _require_writable(args)
+    require_writable(args.json, args.plot, args.overlay)
     if args.plot is not None or args.overlay is not None:
         require_matplotlib()
     settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})
@@ -76,11 +68,9 @@ def run(args: argparse.Namespace) -> int:
     from vidspec_service.bench.pruning.tables import renderables
 
     outputs = Outputs(command=shlex.join(["vidspec", *sys.argv[1:]]), overlay=args.overlay)
-    with _progress() as tell:
+    with progress() as tell:
         report = measure_pruning(options, engine_config(settings), outputs, tell)
-    console = Console(highlight=False, width=max(Console().width, _LEAST_WIDTH), soft_wrap=True)
-    for renderable in renderables(report):
-        console.print(renderable, markup=False)
+    show(renderables(report))
     if args.json is not None:
         report.write(args.json)
     if args.plot is not None:
@@ -116,21 +106,3 @@ def _require_writable(args: argparse.Namespace) -> None:
     for path in (args.json, args.plot, args.overlay):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """A bar on a terminal's stderr, drawn between clips only: a thread that draws would disturb what is timed."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task("starting", total=None)
-
-        def tell(text: str, done: int, total: int) -> None:
-            bar.update(task, description=text, completed=done, total=total or None, refresh=True)
-
-        yield tell

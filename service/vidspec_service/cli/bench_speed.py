@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec_models.synthetic.shapes import SHAPES
 from vidspec_service.bench.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.cli.bench_output import progress, require_writable, show
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.types import EngineConfig, SamplingParams, SpeculationMode
@@ -24,13 +23,12 @@ from vidspec_service.errors import ConfigError
 from vidspec_service.settings.derived import BUNDLED
 
 if TYPE_CHECKING:
-    from vidspec_service.bench.comparison import Tell
     from vidspec_service.bench.report import SpeedReport
     from vidspec_service.bench.speed import Measurements
+    from vidspec_service.bench.tell import Tell
 
 _DEFAULTS, _RANDOM = SpeedOptions(), SyntheticOptions()
 _MODES = tuple(mode.value for mode in Mode)
-_LEAST_WIDTH = 132  # a table that is wrapped by the terminal is still whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,21 +72,22 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     from vidspec_service.bench.plots import require_matplotlib
     from vidspec_service.bench.speed import build_report
+    from vidspec_service.bench.tables import renderables
     from vidspec_service.settings import engine_config
     from vidspec_service.telemetry import configure_logging
 
     options = speed_options(args)
-    _require_writable(args)
+    require_writable(args.json, args.plot, args.timeline)
     if args.plot is not None or args.timeline is not None:
         require_matplotlib()
     settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})  # requests name their mode
     configure_logging("warning", settings.log_format)
     pair = _named(options, engine_config(settings))
     command = shlex.join(["vidspec", *sys.argv[1:]])
-    with _progress() as tell:
+    with progress() as tell:
         measured = _measure(options, pair, tell)
     report = build_report(options, pair, measured, command)
-    _show(report)
+    show(renderables(report))
     _write(args, report, measured)
     if report.identical is False:
         note("vidspec bench speed: the modes did not give the same token ids")
@@ -160,24 +159,6 @@ def _count(text: str) -> int:
     return value
 
 
-def _require_writable(args: argparse.Namespace) -> None:
-    """Minutes of measuring must not end in a folder that is not there."""
-    for path in (args.json, args.plot, args.timeline):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")
-
-
-def _show(report: SpeedReport) -> None:
-    from rich.console import Console
-
-    from vidspec_service.bench.tables import renderables
-
-    width = max(Console().width, _LEAST_WIDTH)
-    console = Console(highlight=False, width=width, soft_wrap=True)
-    for renderable in renderables(report):
-        console.print(renderable, markup=False)
-
-
 def _write(args: argparse.Namespace, report: SpeedReport, measured: Measurements) -> None:
     from vidspec_service.bench.plots import save_speedups, save_timeline
 
@@ -188,21 +169,3 @@ def _write(args: argparse.Namespace, report: SpeedReport, measured: Measurements
     if args.timeline is not None:
         lanes, window = measured.comparison.lanes(Mode.PARALLEL)
         save_timeline(lanes, window, report, args.timeline)
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """A bar on a terminal's stderr. Drawn between answers only: a thread that draws would take part in the race."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task("starting", total=None)
-
-        def tell(text: str, done: int, total: int) -> None:
-            bar.update(task, description=text, completed=done, total=total or None, refresh=True)
-
-        yield tell

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVPool
 from vidspec_models.preservation import find_strategy
 from vidspec_models.token_sampling import CoupledSampler, choose_all
@@ -107,7 +110,17 @@ class DraftLoop:
         if said.request_id in self._early:
             self._early[said.request_id].append(said)
         elif said.request_id in self._active:  # else it failed here, was cancelled or given up
-            self._active[said.request_id].hear(said)
+            with self._sparing_others(said.request_id):
+                self._active[said.request_id].hear(said)
+
+    @contextmanager
+    def _sparing_others(self, request_id: str) -> Iterator[None]:
+        """Whatever goes wrong about one request, choosing what it sees above all, costs that request its draft only."""
+        try:
+            yield
+        except Exception:
+            logger.exception("draft cannot follow request %s any more", request_id)
+            self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._early.pop(request_id, None)
@@ -134,17 +147,21 @@ class DraftLoop:
             if isinstance(item.result, Exception):
                 logger.warning("draft cannot follow request %s: %s", request.request_id, item.result)
                 continue
-            room = self._model.context_length - item.result.context_used
-            self._active[request.request_id] = Drafting(
-                request_id=request.request_id,
-                view=View(item.result, self._strategy, self._config.prune_ratio, request.seed),
-                cache=self._pool.new_cache(),
-                sampler=CoupledSampler(sampling_law(request)),
-                max_tokens=min(request.max_tokens or room, room),
-            )
+            with self._sparing_others(request.request_id):
+                self._active[request.request_id] = self._drafting(request, item.result)
             for said in early:
                 self._hear(said)
         return bool(prepared)
+
+    def _drafting(self, request: Generate, prompt: Prompt) -> Drafting:
+        room = self._model.context_length - prompt.context_used
+        return Drafting(
+            request_id=request.request_id,
+            view=View(prompt, self._strategy, self._config.prune_ratio, request.seed),
+            cache=self._pool.new_cache(),
+            sampler=CoupledSampler(sampling_law(request)),
+            max_tokens=min(request.max_tokens or room, room),
+        )
 
     def _prefill(self) -> bool:
         drafting = next((item for item in self._active.values() if not item.is_prefilled), None)

@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import nlargest
 
 _MINIMUMS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
 _MAX_ROUNDS = 64
-_GRAIN = 1.25
+_GRAIN = 1.1  # of rounded measurements
+_CANDIDATES = 2  # what is best for rounded measurements is not always best for the exact ones
+_MOST_ACCEPTANCE, _LEAST_RATIO = 0.99, 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,34 +75,37 @@ def tokens_per_second(acceptance: float, costs: StepCosts, minimum: int, window:
 def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain: float) -> Plan:
     """The fastest plan; OFF when the predicted speed-up over the target alone stays below `least_gain`.
 
-    Measurements are rounded first (rejection and ratios of times to 25 %), so that the search, as long as a small
-    model's forward, is made once per situation and not once per token.
+    The search takes as long as a small model's forward. It is made for rounded measurements (rejection and ratios of
+    times to 10 %), so once per situation and not once per token; what its plan gains is worked out for the exact ones.
     """
-    return _search(
+    acceptance = min(max(acceptance, 0.0), _MOST_ACCEPTANCE)
+    candidates = _search(
         1.0 - min(_rounded(1.0 - acceptance), 1.0),
         _rounded(costs.row_s / costs.base_s),
         _rounded(costs.draft_s / costs.base_s),
         _rounded(costs.latency_s / costs.base_s),
         overlap,
-        least_gain,
     )
+    rates = {plan: tokens_per_second(acceptance, costs, *plan, overlap=overlap) for plan in candidates}
+    minimum, window = max(candidates, key=rates.__getitem__)
+    speedup = rates[minimum, window] * costs.verification_s(1)
+    if speedup <= least_gain:
+        return OFF
+    lead = int(costs.verification_s(window + 1) / costs.draft_s) + 1 if overlap else 0
+    return Plan(minimum=minimum, window=window, room=window + min(lead, 2 * window), speedup=speedup)
 
 
 def _rounded(ratio: float) -> float:
-    return _GRAIN ** round(math.log(max(ratio, 1e-3), _GRAIN))
+    return _GRAIN ** round(math.log(max(ratio, _LEAST_RATIO), _GRAIN))
 
 
 @lru_cache(maxsize=4096)
-def _search(acceptance: float, row: float, draft: float, latency: float, overlap: bool, least_gain: float) -> Plan:
+def _search(acceptance: float, row: float, draft: float, latency: float, overlap: bool) -> list[tuple[int, int]]:
+    """Minimum and window of the plans of the highest rates; times in units of the base."""
     costs = StepCosts(base_s=1.0, row_s=row, draft_s=draft, latency_s=latency)
-    alone = 1.0 / costs.verification_s(1)
-    best = OFF if least_gain >= 1.0 else Plan(minimum=0, window=0, room=0, speedup=0.0)
-    for window in _WINDOWS:
-        minimums = [*(minimum for minimum in _MINIMUMS if minimum < window), window] if overlap else [window]
-        for minimum in minimums:
-            rate = tokens_per_second(acceptance, costs, minimum, window, overlap=overlap)
-            if rate / alone > max(best.speedup, least_gain):
-                lead = int(costs.verification_s(window + 1) / draft) + 1 if overlap else 0
-                room = window + min(lead, 2 * window) if overlap else window
-                best = Plan(minimum=minimum, window=window, room=room, speedup=rate / alone)
-    return best
+    plans = [
+        (minimum, window)
+        for window in _WINDOWS
+        for minimum in ([*(each for each in _MINIMUMS if each < window), window] if overlap else [window])
+    ]
+    return nlargest(_CANDIDATES, plans, key=lambda plan: tokens_per_second(acceptance, costs, *plan, overlap=overlap))

@@ -11,11 +11,10 @@ from vidspec_service.bench.compression.messages import Describe, Described, Load
 from vidspec_service.bench.compression.options import CompressionOptions, Configuration
 from vidspec_service.bench.compression.results import Measured
 from vidspec_service.bench.compression.scoring import Score
+from vidspec_service.bench.tell import Tell
 
 _WORKER = "vidspec_service.bench.compression.worker"
 _TIMEOUT_S = 900.0
-
-Tell = Callable[[str, int, int], None]  # what, done, in all
 
 
 def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Tell) -> tuple[list[Measured], Loaded]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vidspec_service.bench.decode.options import DecodeOptions, Reader
 from vidspec_service.bench.decode.rendering import FPS, HEIGHT, WIDTH, render_clip
 from vidspec_service.bench.decode.report import ClipResult, DecodeReport, ReaderResult
 from vidspec_service.bench.facts import hardware, load_average, now, versions
+from vidspec_service.bench.tell import Tell
 from vidspec_service.decoding.child_process import DecodeChild
 from vidspec_service.decoding.clip import Clip
 from vidspec_service.decoding.frame_request import FrameRequest
@@ -27,7 +28,6 @@ from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.messages import Job
 from vidspec_service.decoding.pool import DecodePool
 
-Tell = Callable[[str, int, int], None]  # what is going on, readers done, readers in all
 _START_TIMEOUT_S = 60.0
 _WORKER_TIMEOUT_S = 600.0
 _LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too

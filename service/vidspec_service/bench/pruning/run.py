@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from vidspec_service.bench.pruning.overlay import draw_overlays
 from vidspec_service.bench.pruning.report import ModelFacts, PruningReport
 from vidspec_service.bench.pruning.speeds import Speeds, engine_speeds, probed_costs
 from vidspec_service.bench.pruning.timing import measure_long_clip
+from vidspec_service.bench.tell import Tell
 from vidspec_service.engine.types import EngineConfig
 
-Tell = Callable[[str, int, int], None]  # what is going on, clips so far, clips in all
 _FOLLOWING_RATIO = 0.9
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
@@ -15,6 +15,7 @@ from vidspec_service.bench.prompts import make_prompts
 from vidspec_service.bench.pruning.judging import LoadedPair, Setting
 from vidspec_service.bench.pruning.options import PruningOptions, Task
 from vidspec_service.bench.samples import Sample, decoding_by_group, total
+from vidspec_service.bench.tell import Tell
 from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.policy import StepCosts, best_plan, tokens_per_second
 from vidspec_service.engine.speculation import measure_costs
@@ -23,8 +24,6 @@ from vidspec_service.telemetry import Metrics
 
 _MOST_ACCEPTANCE = 0.99  # as in the policy: the model has a pole at 1
 _WARM_UP = 2
-
-Tell = Callable[[str, int, int], None]
 
 
 def probed_costs(models: LoadedPair) -> StepCosts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 
 from vidspec_service.bench.facts import hardware, load_average, now, versions
@@ -15,8 +15,8 @@ from vidspec_service.bench.serve.report import ServeReport
 from vidspec_service.bench.serve.server import Server, own_server
 from vidspec_service.bench.serve.soak import SoakResult, soak
 from vidspec_service.bench.serve.statistics import LoadResult, load_result
+from vidspec_service.bench.tell import Tell
 
-Tell = Callable[[str, int, int], None]  # what is going on, answers so far, answers in all
 _WARM_UP = 2
 _GRACE_S = 30.0  # a client waits so much longer than the server's deadline
 
