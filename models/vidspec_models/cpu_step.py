@@ -39,7 +39,9 @@ class CpuStep:
     @property
     def num_bytes(self) -> int:
         """Weights that a step reads."""
-        return sum(array.nbytes for array in self._weights if array.shape[-1] == STRIP)
+        weights = self._weights
+        read = (weights.qkv, weights.output, weights.gate_up, weights.down, weights.head)
+        return sum(array.nbytes for array in read)
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.
@@ -110,14 +112,21 @@ def _step_weights(language_model: Any, lm_head: Any, head_dim: int) -> StepWeigh
 
 
 def _strips(weights: Sequence[Tensor]) -> NDArray[Any]:
-    """Linear weights [N, K] of every layer as [layers, N / 32, K, 32], in the narrowest type that is exact."""
+    """Linear weights [N, K] of every layer as [layers, N / 32, K, 32 or 16], in the narrowest type that is exact."""
     stacked = np.stack([_array(weight) for weight in weights])
     num_layers, columns, inner = stacked.shape
     padded = np.zeros((num_layers, -(-columns // STRIP) * STRIP, inner), np.float32)
     padded[:, :columns] = stacked
-    strips = np.ascontiguousarray(padded.reshape(num_layers, -1, STRIP, inner).transpose(0, 1, 3, 2))
+    return narrowed(np.ascontiguousarray(padded.reshape(num_layers, -1, STRIP, inner).transpose(0, 1, 3, 2)))
+
+
+def narrowed(strips: NDArray[np.float32]) -> NDArray[Any]:
+    """Strips [..., 32] as `strip_tile` takes them: [..., 16] words of two bfloat16, unless that loses a bit."""
     bits = strips.view(np.uint32)
-    return strips if (bits & _LOW_HALF).any() else (bits >> 16).astype(np.uint16)
+    if (bits & _LOW_HALF).any():
+        return strips
+    lower, upper = np.split(bits, 2, axis=-1)
+    return np.asarray(lower >> 16 | upper)
 
 
 def _bias(attention: Any, qkv: NDArray[Any]) -> Tensor:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from vidspec_models.cpu_kernels.tiles import (
     MAX_ROWS,
     STRIP,
+    TILE,
     copy_line,
-    dot_tile,
+    dot_tiles,
     exponentials,
     gated,
     largest,
@@ -39,7 +40,8 @@ def _compiled(function: Any) -> Any:
 class StepWeights(NamedTuple):
     """A model of L layers for one step: H query heads, KV key/value heads of width D, hidden size E, MLP width M.
 
-    Products come in strips (see `product`), their columns padded to whole strips.
+    Products come in strips (see `product`), their columns padded to whole strips: 32 float32,
+    or 16 words of two bfloat16.
     """
 
     attention_norm: Array  # [L, E]
@@ -62,8 +64,8 @@ _FLOAT = 4  # bytes
 
 @_compiled
 def product(x: Array, strips: Array, out: Array) -> None:
-    """out [n, N] += x [n, K] times strips [N / 32, K, 32] (float32, or the upper halves of float32 as uint16)."""
-    num_rows, inner = x.shape[0], strips.shape[1]
+    """out [n, N] += x [n, K] times strips [N / 32, K, 32 or 16], see `StepWeights`."""
+    num_rows, inner, width = x.shape[0], strips.shape[1], strips.shape[2]
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     x_stride, out_stride = x.shape[1], out.shape[1]
     for strip in range(strips.shape[0]):
@@ -73,7 +75,7 @@ def product(x: Array, strips: Array, out: Array) -> None:
             last = num_rows * (tile + 1) // num_tiles
             lines = x.ctypes.data + first * x_stride * _FLOAT
             place = out.ctypes.data + (first * out_stride + strip * STRIP) * _FLOAT
-            strip_tile(strips, last - first, lines, x_stride, weights, STRIP, place, out_stride, inner)
+            strip_tile(strips, last - first, lines, x_stride, weights, width, place, out_stride, inner)
             first = last
 
 
@@ -99,29 +101,45 @@ def rotate(head: Array, table: Array) -> None:
 
 
 @_compiled
-def attend(queries: Array, keys: int, values: int, context: int, scale: float, scores: Array, out: Array) -> None:
-    """One row's query heads [G, D] of one key/value head over `context` cached rows; out [G, D] is overwritten."""
-    group, width = queries.shape
-    stride = scores.shape[1]
-    dot_tile(group, queries.ctypes.data, keys, context, scores.ctypes.data, stride, width // LANES)
-    padded = (context + LANES - 1) // LANES * LANES
-    totals = np.empty(group, np.float32)
-    for head in range(group):
-        for row in range(context, padded):
-            scores[head, row] = -np.inf
-        numbers = scores[head].ctypes.data
+def attend(
+    queries: Array, num_lines: int, group: int, keys: int, values: int, context: int, scale: float, scores: Array,
+    out: Array,
+) -> None:  # fmt: skip
+    """Successive rows' query heads, `group` a row, of one key/value head over the cached rows; [12, D] each, n used.
+
+    The first row sees `context` cached rows, each further one sees one more. Together they read keys and values once;
+    what a row does not see weighs exactly nothing. out is overwritten, scores [12, longest context] are scratch.
+    """
+    width, stride = queries.shape[1], scores.shape[1]
+    longest = context + (num_lines - 1) // group
+    weights = scores.ctypes.data
+    tiles = (num_lines + TILE - 1) // TILE
+    dot_tiles(tiles, queries.ctypes.data, keys, longest, weights, stride, width // LANES)
+    totals = np.empty(num_lines, np.float32)
+    for line in range(num_lines):
+        own = context + line // group
+        padded = (own + LANES - 1) // LANES * LANES
+        scores[line, own:padded] = -np.inf
+        numbers = scores[line].ctypes.data
         most = np.float32(scale * largest(numbers, padded // LANES))
-        totals[head] = exponentials(numbers, np.float32(scale), most, padded // LANES)
-        for column in range(width):
-            out[head, column] = 0.0
+        totals[line] = exponentials(numbers, np.float32(scale), most, padded // LANES)
+        scores[line, own:longest] = 0.0
+        out[line] = 0.0
     for strip in range(width // STRIP):
         shift = strip * STRIP * _FLOAT
         strip_tile(
-            queries, group, scores.ctypes.data, stride, values + shift, width, out.ctypes.data + shift, width, context
+            queries,
+            num_lines,
+            scores.ctypes.data,
+            stride,
+            values + shift,
+            width,
+            out.ctypes.data + shift,
+            width,
+            longest,
         )
-    for head in range(group):
-        for column in range(width):
-            out[head, column] /= totals[head]
+    for line in range(num_lines):
+        out[line] /= totals[line]
 
 
 @_compiled
@@ -148,12 +166,19 @@ def attend_segment(
             copy_line(heads[row, num_heads + kv].ctypes.data, keys + place, width // LANES)
             copy_line(heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, width // LANES)
     skipped = segment[6] if layer >= segment[7] else 0
+    at_once = MAX_ROWS // group
+    queries, out = np.empty((MAX_ROWS, width), np.float32), np.empty((MAX_ROWS, width), np.float32)
     for kv in range(num_kv_heads):
         place = layer_bytes + (kv * capacity + skipped) * line
         chosen = slice(kv * group, (kv + 1) * group)
-        for row in range(first, first + num_rows):
+        for row in range(first, first + num_rows, at_once):
+            count = min(at_once, first + num_rows - row)
+            for i in range(count):
+                queries[i * group : (i + 1) * group] = heads[row + i, chosen]
             context = start + row - first + 1 - skipped
-            attend(heads[row, chosen], keys + place, values + place, context, scale, scores, mixed[row, chosen])
+            attend(queries, count * group, group, keys + place, values + place, context, scale, scores, out)
+            for i in range(count):
+                mixed[row + i, chosen] = out[i * group : (i + 1) * group]
 
 
 @_compiled
@@ -173,7 +198,7 @@ def decode(
     longest = 0
     for segment in range(segments.shape[0]):
         longest = max(longest, segments[segment, 1] + segments[segment, 2])
-    scores = np.empty((num_heads // num_kv_heads, (longest + LANES - 1) // LANES * LANES), np.float32)
+    scores = np.empty((MAX_ROWS, (longest + LANES - 1) // LANES * LANES), np.float32)
     for layer in range(num_layers):
         rms_norm(hidden, weights.attention_norm[layer], eps, normed)
         for row in range(num_rows):

@@ -14,10 +14,13 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from vidspec_models.cpu_kernels.vectors import F32, I16, LANES, Emitter, index, splat
+from vidspec_models.cpu_kernels.vectors import LANES, Emitter, index, splat
 
 STRIP = 2 * LANES  # columns of a strip
+TILE = 4  # query lines and keys of `dot_tiles`
 MAX_ROWS = 12  # rows of a tile: 24 accumulators, of the 32 registers that AVX-512 has
+_LINE = 64  # bytes
+_AHEAD = 64 * _LINE  # far enough for the memory to answer, and past the page at which a processor's own guess ends
 
 
 @intrinsic
@@ -27,9 +30,11 @@ def strip_tile(
 ) -> Any:  # fmt: skip
     """out[r, :32] += sum over k < count of x[r, k] * w[k, :32] for r < rows <= MAX_ROWS.
 
-    `like` is an array of w's type, float32 or uint16 (the bits of a bfloat16); x and out are float32.
+    `like` is an array of w's type, float32 or uint32 (two bfloat16: columns c and c + 16); x and out are float32.
+    Strides count w's elements.
     """
-    element, size = (I16, 2) if like.dtype == types.uint16 else (F32, 4)
+    is_narrow = like.dtype == types.uint32
+    num_lines = 1 if is_narrow else 2  # of a strip's row
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         _, rows, x, x_stride, w, w_stride, out, out_stride, count = arguments
@@ -42,8 +47,10 @@ def strip_tile(
             places = [emitter.beyond(line, half * 4) for line in outs for half in halves]
 
             def body(k: Any, sums: list[Any]) -> list[Any]:
-                strip = emitter.address(w, k, w_stride, size)
-                columns = [emitter.load(emitter.beyond(strip, half * size), element) for half in halves]
+                lines_of_w = [emitter.beyond(emitter.address(w, k, w_stride, 4), i * _LINE) for i in range(num_lines)]
+                for place in lines_of_w:
+                    emitter.prefetch(emitter.beyond(place, _AHEAD))
+                columns = emitter.load_halves(lines_of_w[0]) if is_narrow else [*map(emitter.load, lines_of_w)]
                 factors = [emitter.load_spread(emitter.address(line, k, index(1), 4)) for line in lines]
                 pairs = [(factor, column) for factor in factors for column in columns]
                 return [emitter.fma(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
@@ -59,37 +66,57 @@ def strip_tile(
 
 
 @intrinsic
-def dot_tile(
-    _typing: Any, rows: Any, queries: Any, keys: Any, num_keys: Any, out: Any, out_stride: Any, count: Any
+def dot_tiles(
+    _typing: Any, tiles: Any, queries: Any, keys: Any, num_keys: Any, out: Any, out_stride: Any, count: Any
 ) -> Any:  # fmt: skip
-    """out[r, j] = queries[r] . keys[j] for r < rows <= MAX_ROWS and j < num_keys; count * 16 numbers each, in a row."""
+    """out[r, j] = queries[r] . keys[j] for r < 4 * tiles and j < num_keys; count * 16 numbers each, in a row.
+
+    Four by four, whose sums are then made together; out[r] is written up to the next multiple of four.
+    """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rows, queries, keys, num_keys, out, out_stride, count = arguments
+        tiles, queries, keys, num_keys, out, out_stride, count = arguments
         emitter = Emitter(builder)
+        last = builder.sub(num_keys, index(1))
 
-        def emit(num_rows: int) -> None:
-            lines = [emitter.address(queries, builder.mul(index(r), count), index(LANES), 4) for r in range(num_rows)]
-            outs = [emitter.address(out, index(r), out_stride, 4) for r in range(num_rows)]
+        def four_keys(block: Any, _: list[Any]) -> list[Any]:
+            first_key = builder.mul(block, index(TILE))
+            numbers = [emitter.smaller_index(builder.add(first_key, index(i)), last) for i in range(TILE)]
+            places = [emitter.address(keys, builder.mul(number, count), index(LANES), 4) for number in numbers]
 
-            def one_key(j: Any, _: list[Any]) -> list[Any]:
-                key = emitter.address(keys, builder.mul(j, count), index(LANES), 4)
-
-                def body(k: Any, sums: list[Any]) -> list[Any]:
-                    part = emitter.load(emitter.address(key, k, index(LANES), 4))
-                    parts = [emitter.load(emitter.address(line, k, index(LANES), 4)) for line in lines]
-                    return [emitter.fma(query, part, before) for query, before in zip(parts, sums, strict=True)]
-
-                for line, sums in zip(outs, emitter.loop(count, [splat(0.0)] * num_rows, body), strict=True):
-                    emitter.store(emitter.total(sums), emitter.address(line, j, index(1), 4))
+            def ask(k: Any, _: list[Any]) -> list[Any]:
+                for place in places:
+                    emitter.prefetch(emitter.beyond(emitter.address(place, k, index(LANES), 4), _AHEAD))
                 return []
 
-            emitter.loop(num_keys, [], one_key)
+            def four_queries(tile: Any, _: list[Any]) -> list[Any]:
+                first = builder.mul(tile, index(TILE))
+                rows = [builder.add(first, index(r)) for r in range(TILE)]
+                lines = [emitter.address(queries, builder.mul(row, count), index(LANES), 4) for row in rows]
 
-        emitter.select_rows(rows, MAX_ROWS, emit)
+                def body(k: Any, sums: list[Any]) -> list[Any]:
+                    parts, others = (
+                        [emitter.load(emitter.address(line, k, index(LANES), 4)) for line in group]
+                        for group in (lines, places)
+                    )
+                    pairs = [(query, key) for query in parts for key in others]
+                    return [emitter.fma(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
+
+                totals = emitter.totals(emitter.loop(count, [splat(0.0)] * TILE**2, body))
+                for r, row in enumerate(rows):
+                    line = emitter.address(out, row, out_stride, 4)
+                    emitter.store(emitter.quarter(totals, r), emitter.address(line, first_key, index(1), 4))
+                return []
+
+            emitter.loop(count, [], ask)
+            emitter.loop(tiles, [], four_queries)
+            return []
+
+        blocks = builder.sdiv(builder.add(num_keys, index(TILE - 1)), index(TILE))
+        emitter.loop(blocks, [], four_keys)
         return context.get_dummy_value()
 
-    return types.none(rows, queries, keys, num_keys, out, out_stride, count), generate
+    return types.none(tiles, queries, keys, num_keys, out, out_stride, count), generate
 
 
 @intrinsic

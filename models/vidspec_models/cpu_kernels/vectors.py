@@ -5,7 +5,7 @@ LLVM maps the 16-lane vectors to what the machine has: one AVX-512 register, two
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -13,7 +13,7 @@ from numba.core import cgutils
 
 LANES = 16
 
-F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(F32, LANES)
 _INTEGERS = ir.VectorType(I32, LANES)
 _LOG2_E = 1.4426950408889634
@@ -30,6 +30,17 @@ def index(value: int) -> Any:
 def splat(value: float) -> Any:
     """A vector constant."""
     return ir.Constant(VECTOR, [value] * LANES)
+
+
+def _every_second(width: int, first: int) -> list[int]:
+    """Of two vectors, every second block of `width` lanes from block `first` on, by turns two of each."""
+    return [
+        base + start + block * width + lane
+        for start in range(0, LANES, 4 * width)
+        for base in (0, LANES)
+        for block in (first, first + 2)
+        for lane in range(width)
+    ]
 
 
 class Emitter:
@@ -49,6 +60,26 @@ class Emitter:
         """Sum of the lanes, always by the same tree."""
         arguments = [ir.Constant(F32, 0.0), vector]
         return self._call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
+
+    def totals(self, vectors: list[Any]) -> Any:
+        """Lane i is the sum of the lanes of vector i, of 16; always by the same tree, in a third of the steps.
+
+        Halving goes on in two vectors at once, whose neighbours are added: single lanes twice, then quarters twice.
+        """
+        for width in (1, 1, LANES // 4, LANES // 4):
+            first, second = _every_second(width, 0), _every_second(width, 1)
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [self.builder.fadd(self._picked(*pair, first), self._picked(*pair, second)) for pair in pairs]
+        return vectors[0]
+
+    def quarter(self, vector: Any, number: int) -> Any:
+        """Four of the lanes."""
+        start = number * LANES // 4
+        return self._picked(vector, vector, range(start, start + LANES // 4))
+
+    def _picked(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Lanes of a, and of b from 16 on."""
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
     def larger(self, a: Any, b: Any) -> Any:
         return self._call("llvm.maxnum.v16f32", VECTOR, [a, b])
@@ -77,18 +108,34 @@ class Emitter:
         builder = self.builder
         return builder.add(base, builder.mul(builder.mul(position, stride), index(size)))
 
+    def smaller_index(self, a: Any, b: Any) -> Any:
+        return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
+
     def beyond(self, base: Any, num_bytes: int) -> Any:
         return self.builder.add(base, index(num_bytes)) if num_bytes else base
 
-    def load(self, address: Any, element: Any = F32) -> Any:
-        """One vector as float32; a bfloat16 is the upper half of a float32."""
-        kind = ir.VectorType(element, LANES)
-        loaded = self.builder.load(self.builder.inttoptr(address, kind.as_pointer()))
-        loaded.align = 2
-        if element is F32:
-            return loaded
-        raised = self.builder.shl(self.builder.zext(loaded, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES))
-        return self.builder.bitcast(raised, VECTOR)
+    def load(self, address: Any) -> Any:
+        """One vector."""
+        loaded = self.builder.load(self.builder.inttoptr(address, VECTOR.as_pointer()))
+        loaded.align = 4
+        return loaded
+
+    def load_halves(self, address: Any) -> list[Any]:
+        """Two vectors of bfloat16, one in the lower and one in the upper halves of 16 words, as float32."""
+        builder = self.builder
+        words = builder.load(builder.inttoptr(address, _INTEGERS.as_pointer()))
+        words.align = 4
+        lower = builder.shl(words, ir.Constant(_INTEGERS, [16] * LANES))
+        upper = builder.and_(words, ir.Constant(_INTEGERS, [0xFFFF0000] * LANES))
+        return [builder.bitcast(half, VECTOR) for half in (lower, upper)]
+
+    def prefetch(self, address: Any) -> None:
+        """Ask for the line at an address that will be read soon; one that is nowhere does no harm."""
+        builder = self.builder
+        place = builder.inttoptr(address, ir.IntType(8).as_pointer())
+        how = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # to read, into the nearest cache, data
+        kind = ir.FunctionType(ir.VoidType(), [place.type, *(flag.type for flag in how)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *how])
 
     def spread(self, scalar: Any) -> Any:
         """One float32 in all lanes."""

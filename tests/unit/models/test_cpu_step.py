@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from vidspec_models.cpu_kernels.kernels import product
 from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
-from vidspec_models.cpu_step import CpuStep, supports
+from vidspec_models.cpu_step import CpuStep, narrowed, supports
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.row_invariance import PREFILL_RULE
@@ -129,7 +129,8 @@ def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone() -> None:
 def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
     generator = np.random.default_rng(7)
     bits = generator.standard_normal((3, 128, STRIP)).astype(np.float32).view(np.uint32) >> 16
-    narrow, wide = bits.astype(np.uint16), (bits << 16).view(np.float32)
+    wide = (bits << 16).view(np.float32)
+    narrow = narrowed(wide)
     rows = generator.standard_normal((9, 128)).astype(np.float32)
     first, second = (np.zeros((9, 3 * STRIP), np.float32) for _ in range(2))
     product(rows, narrow, first)
