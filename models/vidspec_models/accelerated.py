@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 def make_cuda_step(decoder: Decoder) -> CudaStep | None:
     """Compile, capture, and measure row invariance as it is on this very path; None where that is not possible."""
+    if decoder.geometry.split:
+        logger.warning("decoding steps run uncaptured: a graph is of one device, the layers lie on several")
+        return None
     try:
         from vidspec_models.cuda_kernels import supports
         from vidspec_models.cuda_step import CudaStep

@@ -8,49 +8,32 @@ query/key norms), SwiGLU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from vidspec_models.attention import CausalMasks, attend, attend_causally
-from vidspec_models.decoder_weights import LayerWeights, WalkWeights, fuse_all, fused_weights, require_supported
+from vidspec_models.attention import CausalMasks
+from vidspec_models.decoder_weights import WalkWeights, fuse_all, fused_weights, require_supported
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.kv_cache import CacheGeometry, HiddenRows, KVCache
-from vidspec_models.norm import rms_norm
+from vidspec_models.kv_cache import CacheGeometry
+from vidspec_models.norm import eps_operand, rms_norm
+from vidspec_models.placement import LayerSpan
 from vidspec_models.product import Product
 from vidspec_models.row_invariance import RowRule, StepShapes, find_row_rule
+from vidspec_models.stage import HeadShape, QueryObserver, Segment, Stage
 
-_MOST_STEP_ROWS = 64  # beyond, rows are a prompt's: no mask needed, as nobody compares their bits
-QueryObserver = Callable[[int, Tensor], None]  # layer index, its rotated queries [n, H, D]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive rows of one sequence in a forward: cache rows start..start+num_rows are (over)written."""
-
-    cache: KVCache
-    start: int
-    num_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Views:
-    """A segment's slices of its cache, per layer, and its mask: made once a forward, used in every layer."""
-
-    rows: slice
-    new_keys: tuple[Tensor, ...]  # [KV, n, D]
-    new_values: tuple[Tensor, ...]
-    keys: tuple[Tensor, ...]  # [1, KV, context, D]
-    values: tuple[Tensor, ...]
-    masks: tuple[Tensor | None, ...]  # None: plainly causal, as a sequence's first rows are
+__all__ = ["Decoder", "QueryObserver", "Segment"]  # a forward and its arguments
 
 
 class Decoder:
-    """Stateless apart from its weights; every call is under `torch.inference_mode` of the caller."""
+    """Stateless apart from its weights; every call is under `torch.inference_mode` of the caller.
+
+    One stage for each device. Rows, their rotary values and additions come from the first device, logits from the
+    last; the stages fetch what they need.
+    """
 
     def __init__(
         self,
@@ -60,12 +43,14 @@ class Decoder:
         *,
         row_rule: RowRule | None = None,
         releases_layers: bool = False,
+        spans: Sequence[LayerSpan] = (),
     ) -> None:
         """`row_rule` is measured where none is given. `releases_layers` takes each layer out of the language model
-        once it is fused: no weight is held twice."""
-        config = language_model.config
+        once it is fused: no weight is held twice. `spans` says where the layers go, if not to the embedding's device.
+        """
+        config, layers = language_model.config, language_model.layers
         require_supported(config, language_model)
-        attention = language_model.layers[0].self_attn
+        attention = layers[0].self_attn
         self.num_heads: int = config.num_attention_heads
         self.num_kv_heads: int = config.num_key_value_heads
         self.head_dim: int = attention.head_dim
@@ -73,32 +58,54 @@ class Decoder:
         self.context_length = context_length
         self.embedding: Tensor = language_model.embed_tokens.weight.detach()
         dtype, device = self.embedding.dtype, self.embedding.device
-        self._eps = torch.full((1, 1, 1), config.rms_norm_eps)  # on the CPU: a kernel's argument, never waited for
-        self._final_norm: Tensor = language_model.norm.weight.detach()
-        head = lm_head.weight.detach()
-        self.row_rule = row_rule or find_row_rule(self._step_shapes(language_model.layers, head))
-        self._head = Product(head, self.row_rule.form)
-        self._layers = list(fuse_all(language_model.layers, self.row_rule.form, releases=releases_layers))
-        self.weights = WalkWeights(self._layers, self._final_norm, self._head, config.rms_norm_eps)  # for other walks
-        block = self.row_rule.context_block
-        group = self.num_heads // self.num_kv_heads
-        self._masks = CausalMasks(context_length + block, block, group, dtype, device)
+        spans = tuple(spans) or (LayerSpan(device, range(len(layers))),)
+        head, last = lm_head.weight.detach(), spans[-1].device
+        self.row_rule = row_rule or self._measured_rule(layers, head, spans)
+        self.weights = WalkWeights(
+            layers=list(fuse_all(layers, self.row_rule.form, spans, releases=releases_layers)),
+            final_norm=language_model.norm.weight.detach().to(last),
+            head=Product(head.to(last), self.row_rule.form),
+            eps=config.rms_norm_eps,
+        )
+        self._eps = eps_operand(config.rms_norm_eps)
         self.geometry = CacheGeometry(
-            num_layers=len(self._layers),
+            num_layers=len(layers),
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
             device=device,
-            context_block=block,
+            context_block=self.row_rule.context_block,
+            split=spans if len(spans) > 1 else (),
         )
+        self._stages = [self._stage(number, span) for number, span in enumerate(spans)]
         self._rotary = torch.stack(
             self.rotary_from(language_model.rotary_emb, torch.arange(context_length, device=device)[None]), dim=1
         )  # [positions, 2, 1, D]
 
-    def _step_shapes(self, layers: Any, head: Tensor) -> StepShapes:
-        weights = fused_weights(layers[0])
+    def _stage(self, number: int, span: LayerSpan) -> Stage:
+        block, dtype = self.row_rule.context_block, self.embedding.dtype
+        group = self.num_heads // self.num_kv_heads
+        return Stage(
+            number,
+            span,
+            [self.weights.layers[index] for index in span.layers],
+            HeadShape(
+                num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, scale=self.scale
+            ),
+            CausalMasks(self.context_length + block, block, group, dtype, span.device),
+            self.row_rule,
+        )
+
+    def _measured_rule(self, layers: Any, head: Tensor, spans: Sequence[LayerSpan]) -> RowRule:
+        """On every device; it holds only where all of them agree."""
+        devices = dict.fromkeys(span.device for span in spans)
+        rules = [find_row_rule(self._step_shapes(layers, head, device)) for device in devices]
+        return replace(rules[0], holds=rules[0].holds and rules.count(rules[0]) == len(rules))
+
+    def _step_shapes(self, layers: Any, head: Tensor, device: torch.device) -> StepShapes:
+        weights = [weight.to(device) for weight in fused_weights(layers[0])]
         return StepShapes(
-            weights=(*weights, head),
+            weights=(*weights, head.to(device)),
             num_bytes=len(layers) * sum(weight.nbytes for weight in weights) + head.nbytes,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -153,16 +160,10 @@ class Decoder:
         advancing the caches' lengths is the caller's. `observer` is shown every layer's queries.
         """
         num_rows = hidden.shape[0]
-        hidden = self._padded(hidden)
-        views = self._views(segments)
-        for index, layer in enumerate(self._layers[:num_layers]):
-            normed = rms_norm(hidden, layer.attention_norm, self._eps)
-            mixed = self._attention(index, layer, normed, rotary, views, observer)
-            hidden = layer.output.added_to(hidden, mixed)
-            gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, self._eps)).chunk(2, dim=-1)
-            hidden = layer.down.added_to(hidden, functional.silu(gate).mul_(up))
-            if index < len(additions):
-                hidden[:num_rows] += additions[index]
+        hidden = self.row_rule.pad(hidden)
+        for stage in self._stages:
+            if num_layers is None or stage.layers.start < num_layers:
+                hidden = stage.forward(hidden, rotary, segments, additions, observer, num_layers)
         return hidden[:num_rows]
 
     def step(self, ids: Sequence[int], positions: Sequence[int], segments: list[Segment]) -> Tensor:
@@ -173,76 +174,4 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [n, V] of final hidden rows [n, hidden size]."""
         num_rows = hidden.shape[0]
-        return self._head(rms_norm(self._padded(hidden), self._final_norm, self._eps))[:num_rows]
-
-    def _padded(self, rows: Tensor) -> Tensor:
-        """Repeat the last row up to what the row rule wants."""
-        missing = self.row_rule.padded(rows.shape[0]) - rows.shape[0]
-        return rows if missing <= 0 else torch.cat((rows, rows[-1:].expand(missing, -1)))
-
-    def _views(self, segments: list[Segment]) -> list[_Views]:
-        views, row = [], 0
-        for segment in segments:
-            start, stop = segment.start, segment.start + segment.num_rows
-            keys, values, hidden = segment.cache.keys, segment.cache.values, segment.cache.hidden
-            is_chunk = keys.is_cuda and hidden is None and segment.num_rows > _MOST_STEP_ROWS
-            is_unmasked = is_chunk or (start == 0 and stop > 1)
-            context = stop if is_unmasked else self._masks.padded(stop)
-            mask = None if is_unmasked else self._masks.rows(start, segment.num_rows)
-            views.append(
-                _Views(
-                    rows=slice(row, row + segment.num_rows),
-                    new_keys=keys[:, 0, :, start:stop].unbind(0),
-                    new_values=values[:, 0, :, start:stop].unbind(0),
-                    keys=self._attended(keys, context, hidden),
-                    values=self._attended(values, context, hidden),
-                    masks=self._layer_masks(mask, hidden),
-                )
-            )
-            row += segment.num_rows
-        return views
-
-    def _attended(self, stored: Tensor, context: int, hidden: HiddenRows | None) -> tuple[Tensor, ...]:
-        """What each layer reads of a cache: all of its context, or, where rows are hidden, what lies behind them."""
-        if hidden is None:
-            return stored[:, :, :, :context].unbind(0)
-        skipped, first = self._masks.num_skipped(hidden.count), hidden.first_layer
-        return (*stored[:first, :, :, :context].unbind(0), *stored[first:, :, :, skipped:context].unbind(0))
-
-    def _layer_masks(self, mask: Tensor | None, hidden: HiddenRows | None) -> tuple[Tensor | None, ...]:
-        num_layers = len(self._layers)
-        if mask is None or hidden is None:
-            return (mask,) * num_layers
-        closed = self._masks.beyond(mask, hidden.count)
-        return (mask,) * hidden.first_layer + (closed,) * (num_layers - hidden.first_layer)
-
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        normed: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        views: list[_Views],
-        observer: QueryObserver | None,
-    ) -> Tensor:
-        product = layer.qkv(normed, layer.qkv_bias)
-        cos, sin = rotary
-        heads = product[: cos.shape[0]].view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        turned, values = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if layer.query_key_norm is not None:
-            turned = functional.rms_norm(turned, (self.head_dim,), None, layer.norm_eps) * layer.query_key_norm
-        turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
-        queries, keys = turned.split((self.num_heads, self.num_kv_heads), dim=1)
-        if observer is not None:
-            observer(index, queries)
-        outputs = []
-        for view in views:
-            view.new_keys[index].copy_(keys[view.rows].transpose(0, 1))
-            view.new_values[index].copy_(values[view.rows].transpose(0, 1))
-            outputs.append(self._attend(queries[view.rows], view.keys[index], view.values[index], view.masks[index]))
-        return self._padded(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
-
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is None:
-            return attend_causally(queries, keys, values, self.scale)
-        return attend(queries, keys, values, mask, self.scale)
+        return self.weights.head(rms_norm(self.row_rule.pad(hidden), self.weights.final_norm, self._eps))[:num_rows]

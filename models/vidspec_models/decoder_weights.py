@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.placement import LayerSpan
 from vidspec_models.product import Product, ProductForm
 
 
@@ -50,29 +51,31 @@ def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def fuse(layer: Any, form: ProductForm) -> LayerWeights:
-    """The fused weights of a transformers decoder layer, stored in `form`."""
+def fuse(layer: Any, form: ProductForm, device: torch.device) -> LayerWeights:
+    """The fused weights of a transformers decoder layer, stored in `form` on a device that may be another one."""
     attention = layer.self_attn
-    qkv, output, gate_up, down = (Product(weight, form) for weight in fused_weights(layer))
+    qkv, output, gate_up, down = (Product(weight.to(device), form) for weight in fused_weights(layer))
+    bias, head_norm = query_key_value_bias(attention), query_key_norm(attention)
     return LayerWeights(
-        attention_norm=layer.input_layernorm.weight.detach(),
+        attention_norm=layer.input_layernorm.weight.detach().to(device),
         qkv=qkv,
-        qkv_bias=query_key_value_bias(attention),
-        query_key_norm=query_key_norm(attention),
+        qkv_bias=None if bias is None else bias.to(device),
+        query_key_norm=None if head_norm is None else head_norm.to(device),
         norm_eps=layer.input_layernorm.variance_epsilon,
         output=output,
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        mlp_norm=layer.post_attention_layernorm.weight.detach().to(device),
         gate_up=gate_up,
         down=down,
     )
 
 
-def fuse_all(layers: Any, form: ProductForm, *, releases: bool) -> Iterator[LayerWeights]:
-    """Every layer fused; with `releases` each one's own weights are let go before the next is fused."""
-    for index in range(len(layers)):
-        yield fuse(layers[index], form)
-        if releases:
-            layers[index] = nn.Identity()
+def fuse_all(layers: Any, form: ProductForm, spans: Sequence[LayerSpan], *, releases: bool) -> Iterator[LayerWeights]:
+    """Every layer fused on its device; with `releases` each one's own weights are let go before the next is fused."""
+    for span in spans:
+        for index in span.layers:
+            yield fuse(layers[index], form, span.device)
+            if releases:
+                layers[index] = nn.Identity()
 
 
 def query_key_value_bias(attention: Any) -> Tensor | None:

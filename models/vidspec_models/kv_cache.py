@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vidspec_models.placement import LayerSpan
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGeometry:
@@ -16,8 +18,19 @@ class CacheGeometry:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    device: torch.device
+    device: torch.device  # of the first layer
     context_block: int  # capacity and attended length are multiples of this (see `row_invariance`)
+    split: tuple[LayerSpan, ...] = ()  # where layers are on several devices; empty: all on `device`
+
+    @property
+    def spans(self) -> tuple[LayerSpan, ...]:
+        """All layers by device, in order."""
+        return self.split or (LayerSpan(self.device, range(self.num_layers)),)
+
+    @property
+    def device_names(self) -> str:
+        """As an operator lists them: "cuda:0,cuda:1"."""
+        return ",".join(str(span.device) for span in self.spans)
 
     def bytes_per_token(self) -> int:
         """Keys and values of one position over all layers."""
@@ -41,8 +54,25 @@ class HiddenRows:
     attention: Tensor  # float32 [candidates]: what the choice was made by
 
 
+class Extent:
+    """Keys and values of the layers on one device: [layers, 1, KV heads, capacity, head dim] each, contiguous."""
+
+    def __init__(self, geometry: CacheGeometry, span: LayerSpan, num_tokens: int) -> None:
+        self.layers = span.layers
+        shape = (len(span.layers), 1, geometry.num_kv_heads, geometry.padded(num_tokens), geometry.head_dim)
+        self.keys, self.values = (torch.zeros(shape, dtype=geometry.dtype, device=span.device) for _ in range(2))
+
+    def resize(self, capacity: int, num_kept: int) -> None:
+        """Move to other storage, first the keys, then the values: no more than half is there twice."""
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            fresh = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
+            fresh[:, :, :, :num_kept] = old[:, :, :, :num_kept]
+            setattr(self, name, fresh)
+
+
 class KVCache:
-    """Contiguous keys and values of one sequence, [layers, 1, KV heads, capacity, head dim] each.
+    """Contiguous keys and values of one sequence: an extent on every device that has layers, all of one capacity.
 
     Rows at or beyond `length` are stale and masked by every reader; storage starts as zeros so that a masked row
     can never bring in a NaN.
@@ -52,12 +82,29 @@ class KVCache:
         self._geometry = geometry
         self.length = 0
         self.hidden: HiddenRows | None = None
-        self.keys, self.values = self._zeros(num_tokens), self._zeros(num_tokens)
+        self.extents = tuple(Extent(geometry, span, num_tokens) for span in geometry.spans)
 
     @property
     def capacity(self) -> int:
         """Rows that fit."""
-        return self.keys.shape[3]
+        return self.extents[0].keys.shape[3]
+
+    @property
+    def keys(self) -> Tensor:
+        """Of all layers, where one device has them all; raises ValueError where they are split."""
+        (extent,) = self.extents
+        return extent.keys
+
+    @property
+    def values(self) -> Tensor:
+        """As `keys`."""
+        (extent,) = self.extents
+        return extent.values
+
+    def keys_of(self, layer: int) -> Tensor:
+        """[KV heads, capacity, head dim], on the layer's device."""
+        extent = next(extent for extent in self.extents if layer in extent.layers)
+        return extent.keys[layer - extent.layers.start, 0]
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""
@@ -73,23 +120,17 @@ class KVCache:
         """Move to storage of another size; the rows up to `length` come along."""
         if num_tokens < self.length:
             raise ValueError(f"cannot resize a cache of {self.length} rows to {num_tokens}")
-        for name in ("keys", "values"):
-            fresh = self._zeros(num_tokens)
-            fresh[:, :, :, : self.length] = getattr(self, name)[:, :, :, : self.length]
-            setattr(self, name, fresh)
+        for extent in self.extents:
+            extent.resize(self._geometry.padded(num_tokens), self.length)
 
     def copy_rows(self, other: KVCache, num_rows: int) -> None:
         """Begin an empty cache with the first rows of another one; raises ValueError without room for them."""
         if self.length or num_rows > min(self.capacity, other.length):
             raise ValueError(f"cannot begin a cache of {self.length} rows with {num_rows} rows of {other.length}")
-        self.keys[:, :, :, :num_rows] = other.keys[:, :, :, :num_rows]
-        self.values[:, :, :, :num_rows] = other.values[:, :, :, :num_rows]
+        for mine, theirs in zip(self.extents, other.extents, strict=True):
+            mine.keys[:, :, :, :num_rows] = theirs.keys[:, :, :, :num_rows]
+            mine.values[:, :, :, :num_rows] = theirs.values[:, :, :, :num_rows]
         self.length = num_rows
-
-    def _zeros(self, num_tokens: int) -> Tensor:
-        geometry = self._geometry
-        shape = (geometry.num_layers, 1, geometry.num_kv_heads, geometry.padded(num_tokens), geometry.head_dim)
-        return torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)
 
 
 class KVPool:

@@ -1,8 +1,9 @@
-"""ModelSpec to VideoLM on its device: standard Hugging Face folders or hub ids, safetensors only."""
+"""ModelSpec to VideoLM on its devices: standard Hugging Face folders or hub ids, safetensors only."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vidspec_models.accelerated import make_cuda_step
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.decoder import Decoder
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.placement import LayerSpan, layer_spans, move
 from vidspec_models.registry import find_family
 from vidspec_models.row_invariance import PREFILL_RULE
 from vidspec_models.spec import ModelSpec
@@ -31,17 +33,36 @@ def model_path(spec: ModelSpec) -> str:
     return str(BUNDLED_TARGET if spec.role == "target" else BUNDLED_DRAFT)
 
 
+def resolve_devices(names: str, role: str) -> tuple[torch.device, ...]:
+    """One device, or several of a kind, separated by commas, for consecutive layers.
+
+    "auto": the target takes the last CUDA device, the draft the first; CPU without CUDA. Raises ModelLoadError.
+    """
+    if names == "auto":
+        count = torch.cuda.device_count()
+        return (torch.device("cuda", count - 1 if role == "target" else 0) if count else torch.device("cpu"),)
+    devices = tuple(_existing(name) for name in names.split(","))
+    if len({device.type for device in devices}) > 1:
+        raise ModelLoadError(f"device {names!r}: layers lie on CUDA devices or on the CPU, not on both")
+    return devices
+
+
 def resolve_device(name: str, role: str) -> torch.device:
-    """ "auto": the target takes the last CUDA device, the draft the first; CPU without CUDA."""
-    if name != "auto":
+    """For what runs on one device alone: transformers' own loop."""
+    first, *others = resolve_devices(name, role)
+    if others:
+        raise ModelLoadError(f"transformers' own `generate` runs on one device here, not on {name!r}")
+    return first
+
+
+def _existing(name: str) -> torch.device:
+    try:
         device = torch.device(name)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ModelLoadError(f"device {name!r} does not exist; CUDA devices found: {torch.cuda.device_count()}")
-        return device
-    count = torch.cuda.device_count()
-    if not count:
-        return torch.device("cpu")
-    return torch.device("cuda", count - 1 if role == "target" else 0)
+    except RuntimeError as error:
+        raise ModelLoadError(f"device {name!r} is not one of cpu, cuda, cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelLoadError(f"device {name!r} does not exist; CUDA devices found: {torch.cuda.device_count()}")
+    return device
 
 
 def resolve_dtype(name: str, role: str, device: torch.device) -> torch.dtype:
@@ -63,10 +84,10 @@ def resolve_dtype(name: str, role: str, device: torch.device) -> torch.dtype:
 def load_model(spec: ModelSpec) -> VideoLM:
     """Load, fuse, measure the row rule. Raises ModelLoadError naming the remedy."""
     path = model_path(spec)
-    device = resolve_device(spec.device, spec.role)
-    dtype = resolve_dtype(spec.dtype, spec.role, device)
+    devices = resolve_devices(spec.device, spec.role)
+    dtype = resolve_dtype(spec.dtype, spec.role, devices[0])
     if (recipe := find_recipe(path)) is not None:
-        return load_random(recipe, device, dtype, _decoder_and_step)
+        return load_random(recipe, devices, dtype, _decoder_and_step)
     transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
@@ -82,27 +103,30 @@ def load_model(spec: ModelSpec) -> VideoLM:
         )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
         raise ModelLoadError(_load_failure(spec, path, error)) from error
-    model = model.to(device).eval().requires_grad_(False)
-    language_model = family.language_model(model)
+    model = model.eval().requires_grad_(False)
+    language_model, head = family.language_model(model), model.lm_head
+    spans = layer_spans(model, language_model, head, devices)
+    move(model, language_model, spans)
     with torch.inference_mode():
-        decoder, step = _decoder_and_step(language_model, model.lm_head, config)
-    language_model.layers = nn.ModuleList()  # the decoder holds the fused copies
+        decoder, step = _decoder_and_step(language_model, head, config, spans)
+    language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(model), step)
 
 
-def _decoder_and_step(language_model: Any, lm_head: Any, config: Any) -> tuple[Decoder, StepLogits | None]:
+def _decoder_and_step(
+    language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan]
+) -> tuple[Decoder, StepLogits | None]:
     """The decoder, and compiled kernels for its steps where they are made for this model and device."""
     context_length = config.get_text_config().max_position_embeddings
-    device = language_model.embed_tokens.weight.device
-    if device.type == "cpu":
+    kind = spans[0].device.type
+    if kind == "cpu" and len(spans) == 1:
         from vidspec_models.cpu_step import CpuStep, supports  # compiles with numba, which a GPU machine can do without
 
         if supports(language_model):
             decoder = Decoder(language_model, lm_head, context_length, row_rule=PREFILL_RULE)
             return decoder, CpuStep(language_model, lm_head, decoder)
-        return Decoder(language_model, lm_head, context_length), None
-    decoder = Decoder(language_model, lm_head, context_length, releases_layers=True)
-    return decoder, make_cuda_step(decoder) if device.type == "cuda" else None
+    decoder = Decoder(language_model, lm_head, context_length, releases_layers=True, spans=spans)
+    return decoder, make_cuda_step(decoder) if kind == "cuda" else None
 
 
 def tokenizer_file(spec: ModelSpec) -> str:

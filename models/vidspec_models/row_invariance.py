@@ -48,6 +48,11 @@ class RowRule:
         """Rows that a product is made for where `num_rows` are wanted."""
         return next((size for size in self.row_buckets if size >= num_rows), max(num_rows, self.min_rows))
 
+    def pad(self, rows: Tensor) -> Tensor:
+        """Rows [n, K] with the last one repeated up to the number that a product is made for."""
+        missing = self.padded(rows.shape[0]) - rows.shape[0]
+        return rows if missing <= 0 else torch.cat((rows, rows[-1:].expand(missing, -1)))
+
 
 # For a decoder that only prefills: its chunks are the same whatever else is running.
 PREFILL_RULE = RowRule(form=ProductForm(is_packed=False), min_rows=1, context_block=_BLOCKS[0], holds=True)

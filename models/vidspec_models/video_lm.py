@@ -32,7 +32,7 @@ class StepRows:
 
 
 class VideoLM:
-    """One model on one device. Not thread-safe; keeps no state between calls but its weights."""
+    """One model, on one device or on several. Not thread-safe; keeps no state between calls but its weights."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class VideoLM:
         self._family = family
         self.decoder = decoder
         self._step = step or decoder.step
+        self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         self._side = SideStream(decoder.embedding.device)
 

@@ -146,7 +146,14 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"max_queued_requests": -1}, "--max-queued-requests: "),
         ({"request_timeout_s": 0}, "--request-timeout-s: "),
         ({"request_timeout_s": "inf"}, "--request-timeout-s: "),
-        ({"target_device": "gpu"}, "--target-device: "),
+        ({"target_device": "gpu"}, "--target-device: expected auto, cpu, cuda, cuda:N or a list as cuda:0,cuda:1, not"),
+        ({"target_device": "cuda:0,"}, "or a list as cuda:0,cuda:1, not 'cuda:0,'"),
+        ({"target_device": ","}, "--target-device: expected"),
+        ({"target_device": "cuda,cuda:1"}, "--target-device: expected"),  # which one is meant by the first?
+        ({"target_device": "auto,cuda:1"}, "--target-device: expected"),
+        ({"target_device": "cuda:0 cuda:1"}, "--target-device: expected"),
+        ({"target_device": "cpu,cuda:0"}, "layers lie either on CUDA devices or on the CPU, not 'cpu,cuda:0'"),
+        ({"draft_device": "cuda:0,cuda:1"}, "--draft-device: "),
         ({"draft_dtype": "int8"}, "--draft-dtype: "),
         ({"speculation": "fast"}, "--speculation: "),
         ({"model": ""}, "--model: "),
@@ -194,6 +201,15 @@ def test_both_workers_get_what_was_set_for_them() -> None:
     assert config.target == WorkerConfig(model="a/target", revision="r1", device="cuda:1", dtype="bfloat16", threads=2)
     assert config.draft == WorkerConfig(model="a/draft", revision="r2", device="cuda:0", dtype="float16", threads=1)
     assert config.max_running == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("cuda:0,cuda:1", "cuda:0,cuda:1"), ("cuda:2, cuda:0", "cuda:2,cuda:0"), ("cpu,cpu", "cpu,cpu")],
+)
+def test_a_target_may_have_several_devices(monkeypatch: pytest.MonkeyPatch, given: str, taken: str) -> None:
+    monkeypatch.setenv("VIDSPEC_TARGET_DEVICE", given)
+    assert engine_config(load_settings({})).target.device == taken
 
 
 def test_without_speculation_there_is_no_draft() -> None:

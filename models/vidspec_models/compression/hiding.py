@@ -34,7 +34,9 @@ def change_hidden(cache: KVCache, state: HiddenRows, hidden: Tensor, attention: 
 
 def _move(cache: KVCache, state: HiddenRows, to: Tensor, source: Tensor) -> None:
     """Put what lies in places `source` into places `to`; the two name the same places."""
-    for stored in (cache.keys, cache.values):
-        layers = stored[state.first_layer :]
-        layers[:, :, :, to] = layers[:, :, :, source]
+    for extent in cache.extents:
+        there, whence = to.to(extent.keys.device), source.to(extent.keys.device)
+        for stored in (extent.keys, extent.values):
+            layers = stored[max(0, state.first_layer - extent.layers.start) :]
+            layers[:, :, :, there] = layers[:, :, :, whence]
     state.order[to] = state.order[source]

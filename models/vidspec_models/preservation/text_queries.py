@@ -68,15 +68,17 @@ class TextQueries:
         if not len(self._video_rows) or not all(self._noted.values()):
             return None
         total: Tensor | None = None
+        device = self._video_rows.device
         for layer, parts in self._noted.items():
+            keys = cache.keys_of(layer)  # the queries noted of a layer are on its device as well
             weights = video_attention(
                 torch.cat(parts),
-                cache.keys[layer, 0],
-                self._video_rows,
+                keys,
+                self._video_rows.to(keys.device),
                 first_row=self._first,
                 scale=self._scale,
                 among_video=self._law.among_video,
-            )
+            ).to(device)
             total = weights if total is None else total.add_(weights)
         assert total is not None
         return total / len(self._noted)

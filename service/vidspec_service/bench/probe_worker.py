@@ -61,7 +61,7 @@ def probe(request: ProbeRequest, _: list[int]) -> ProbeReply:
     is_cuda = geometry.device.type == "cuda"
     return ProbeReply(
         seconds=tuple(statistics.median(measured) for measured in times.values()),
-        device=str(geometry.device),
+        device=geometry.device_names,
         device_name=torch.cuda.get_device_name(geometry.device) if is_cuda else "",
         dtype=str(geometry.dtype).removeprefix("torch."),
         rows_are_invariant=model.decoder.row_rule.holds,

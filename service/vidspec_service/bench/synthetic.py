@@ -128,8 +128,9 @@ def _facts(asked: SyntheticOptions, costs: ProbedCosts) -> SyntheticFacts:
 
 
 def measure_bandwidth(forwards: Forwards) -> float:
-    """Bytes per second of the device that these forwards ran on, with as many threads."""
-    num_bytes = _COPIED_BYTES[forwards.device.partition(":")[0]]
-    request = BandwidthRequest(device=forwards.device, num_bytes=num_bytes, threads=forwards.threads)
+    """Bytes per second of the device of these forwards, with as many threads; of several, one reads at a time."""
+    device = forwards.device.partition(",")[0]
+    num_bytes = _COPIED_BYTES[device.partition(":")[0]]
+    request = BandwidthRequest(device=device, num_bytes=num_bytes, threads=forwards.threads)
     with Child(_BANDWIDTH_WORKER, _BANDWIDTH_TIMEOUT_S) as child:
         return child.ask(request, BandwidthReply).bytes_per_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,17 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _device_list(value: str) -> str:
+    names = [name.strip() for name in value.split(",")]
+    if len(names) > 1 and {name.partition(":")[0] for name in names} == {"cpu", "cuda"}:
+        raise ValueError("layers lie either on CUDA devices or on the CPU")
+    if not all(re.fullmatch(r"cpu|cuda:\d+" if len(names) > 1 else r"auto|cpu|cuda(:\d+)?", name) for name in names):
+        raise ValueError("expected auto, cpu, cuda, cuda:N or a list as cuda:0,cuda:1")
+    return ",".join(names)
+
+
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+Devices = Annotated[str, AfterValidator(_device_list)]  # several: a model's layers one device after the other
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
@@ -56,7 +67,9 @@ class Settings(BaseSettings):
     served_model_name: NonEmpty | None = Field(default=None, description="Name told to clients; unset: the model's.")
     revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
     draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")
-    target_device: Device = Field(default="auto", description="Device of the target: auto, cpu, cuda or cuda:N.")
+    target_device: Devices = Field(
+        default="auto", description="Device of the target: auto, cpu, cuda or cuda:N, or several as cuda:0,cuda:1."
+    )
     draft_device: Device = Field(default="auto", description="Device of the draft: auto, cpu, cuda or cuda:N.")
     target_dtype: Dtype = Field(default="auto", description="Of the target: auto, bfloat16, float16 or float32.")
     draft_dtype: Dtype = Field(default="auto", description="Of the draft: auto, bfloat16, float16 or float32.")

@@ -6,7 +6,8 @@ import sys
 
 import torch
 
-from tests.unit.models.test_decoder import build, decoder_of, run
+from tests.unit.models.random_models import build
+from tests.unit.models.test_decoder import decoder_of, run
 from vidspec_models.cuda_step import CudaStep
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.kv_cache import KVCache

@@ -1,13 +1,15 @@
 """The compiled step against transformers' modules and against itself: same logits, and bits that no company changes."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tests.unit.models import random_models
+from tests.unit.models.random_models import FAMILIES
 from vidspec_models.cpu_kernels.kernels import product
 from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
 from vidspec_models.cpu_step import CpuStep, narrowed, supports
@@ -18,36 +20,7 @@ from vidspec_models.row_invariance import PREFILL_RULE
 pytestmark = pytest.mark.unit
 
 CONTEXT = 512
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": False,
-}
-FAMILIES = ["qwen2", "qwen3", "llama"]
-
-
-def build(family: str, **changes: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {**SIZES, **changes}
-    if family == "qwen2":
-        model = Qwen2ForCausalLM(Qwen2Config(**sizes))
-        for layer in model.model.layers:  # biases start as zeros, which would hide a mistake
-            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-                torch.nn.init.normal_(projection.bias, std=0.5)
-    elif family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=32))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters={"rope_type": "linear", "factor": 2.0}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(4.0)  # initial weights are so small that every logit would look alike
-    return model.eval()
+build = partial(random_models.build, hidden_size=128, max_position_embeddings=CONTEXT)
 
 
 class Stepper:

@@ -5,40 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.unit.models.random_models import FAMILIES, SIZES, build
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.kv_cache import KVCache
-
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": False,
-}
-
-
-def build(family: str) -> Any:
-    torch.manual_seed(0)
-    if family == "qwen2":
-        model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
-        for layer in model.model.layers:  # biases start as zeros, which would hide a mistake
-            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-                torch.nn.init.normal_(projection.bias, std=0.5)
-    elif family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=32))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(4.0)  # initial weights are so small that every logit would look alike
-    return model.eval()
 
 
 def decoder_of(model: Any) -> Decoder:
@@ -56,7 +28,7 @@ def run(decoder: Decoder, cache: KVCache, ids: list[int]) -> Tensor:
     return decoder.logits(hidden)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_the_reference(family: str) -> None:
     model = build(family)
     decoder = decoder_of(model)
@@ -70,7 +42,7 @@ def test_logits_equal_the_reference(family: str) -> None:
     assert torch.allclose(pieces, reference, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_rows_scored_together_have_the_bits_they_have_alone(family: str) -> None:
     decoder = decoder_of(build(family))
     assert decoder.row_rule.holds

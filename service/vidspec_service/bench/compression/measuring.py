@@ -49,7 +49,7 @@ class CompressedTarget:
         geometry = self._model.decoder.geometry
         is_cuda = geometry.device.type == "cuda"
         return Loaded(
-            device=str(geometry.device),
+            device=geometry.device_names,
             device_name=torch.cuda.get_device_name(geometry.device) if is_cuda else "",
             dtype=str(geometry.dtype).removeprefix("torch."),
         )
@@ -127,8 +127,9 @@ class CompressedTarget:
         return per_layer * (geometry.num_layers * cache.length - left_out)
 
     def _peak_bytes(self) -> int:
-        device = self._model.decoder.geometry.device
-        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_rss_bytes()
+        devices = {span.device for span in self._model.decoder.geometry.spans}
+        on_cuda = [torch.cuda.max_memory_allocated(device) for device in devices if device.type == "cuda"]
+        return sum(on_cuda) if on_cuda else peak_rss_bytes()
 
 
 def scene_clip(scene: Scene, num_frames: int) -> Video:

@@ -43,7 +43,5 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
 def copied(cache: KVCache, geometry: CacheGeometry, num_tokens: int) -> KVCache:
     """A cache of its own with the same rows, and room for `num_tokens`."""
     fresh = KVCache(geometry, num_tokens)
-    fresh.length = cache.length
-    for name in ("keys", "values"):
-        getattr(fresh, name)[:, :, :, : cache.length] = getattr(cache, name)[:, :, :, : cache.length]
+    fresh.copy_rows(cache, cache.length)
     return fresh

@@ -26,7 +26,7 @@ class Asked:
 def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[Asked]:
     """Everything of these tasks about the clip-th test scene, the caption first."""
     seed = TEST_SEEDS[clip]
-    video = scene_video(seed)
+    video = replace(scene_video(seed), key=f"test-{clip}")
     texts = [(Task.CAPTION, CAPTION_PROMPT)]
     texts += [(QUESTION_TASKS[question.kind], question.text) for question in questions(sample_scene(seed))]
     for task, text in texts:

@@ -20,7 +20,6 @@ from vidspec_service.bench.pruning.asking import Asked
 from vidspec_service.bench.pruning.judging import Answered, LoadedPair
 from vidspec_service.bench.pruning.statistics import Estimate, added, difference, rate
 from vidspec_service.bench.pruning.teacher_forcing import matches, prefilled
-from vidspec_service.engine.conversion import model_inputs
 from vidspec_service.engine.types import Preservation
 
 THIRDS = ("first", "middle", "last")
@@ -53,7 +52,7 @@ def followed(models: LoadedPair, asked: Asked, answer: Answered, every: int, rat
     assert strategy.relevance is not None
     attention = _attention(models.run_as("target"), answer, strategy.relevance, models.chunk)
     draft = models.run_as("draft")
-    whole = draft.prepare(*model_inputs(asked.messages, (asked.video,)))
+    whole = models.prompt("draft", asked)
     if grid_checksum(whole) != grid_checksum(answer.prompt):
         return None
     num_asked = len(attention) - len(answer.ids)

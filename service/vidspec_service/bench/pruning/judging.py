@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vidspec_models.encoded_videos import EncodedVideos
 from vidspec_models.inputs import Prompt
 from vidspec_models.loading import load_model
 from vidspec_models.preservation import (
@@ -26,6 +27,8 @@ from vidspec_service.bench.pruning.teacher_forcing import Prefilled, greedy_answ
 from vidspec_service.engine.conversion import model_inputs
 from vidspec_service.engine.types import EngineConfig, Preservation
 from vidspec_service.errors import ConfigError
+
+_ENCODED_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,10 @@ class Answered:
 
 
 class LoadedPair:
-    """Target and draft in this process, each with the threads that its worker would have."""
+    """Target and draft in this process, each with the threads that its worker would have.
+
+    Each keeps the features of the clip in hand, about which a dozen questions are asked.
+    """
 
     def __init__(self, pair: EngineConfig) -> None:
         if pair.draft is None:
@@ -69,11 +75,16 @@ class LoadedPair:
         self.draft = load_model(spec_of(pair.draft, "draft"))
         self.threads = threads_of(pair)
         self.chunk = pair.prefill_chunk
+        self._encoded = {role: EncodedVideos(_ENCODED_BYTES) for role in ("target", "draft")}
 
     def run_as(self, role: str) -> VideoLM:
         """The model of a role, after giving this process that worker's number of threads."""
         torch.set_num_threads(self.threads[role])
         return self.target if role == "target" else self.draft
+
+    def prompt(self, role: str, asked: Asked) -> Prompt:
+        """The whole prompt as that model reads it."""
+        return self.run_as(role).prepare(*model_inputs(asked.messages, (asked.video,)), self._encoded[role])
 
 
 def settings_of(options: PruningOptions) -> Iterator[Setting]:
@@ -95,7 +106,7 @@ def laws_of(settings: Sequence[Setting]) -> list[RelevanceLaw]:
 def answered(models: LoadedPair, asked: Asked, laws: Sequence[RelevanceLaw], max_tokens: int) -> Answered:
     """The target's turn."""
     target = models.run_as("target")
-    prompt = target.prepare(*model_inputs(asked.messages, (asked.video,)))
+    prompt = models.prompt("target", asked)
     after = prefilled(target, prompt, models.chunk, max_tokens, laws)
     found = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
     ids = greedy_answer(target, prompt, after, max_tokens)
@@ -108,7 +119,7 @@ def judged(
 ) -> Iterator[Judged]:
     """The draft's turn: under every setting it reads its part of the prompt and follows the target's text."""
     draft = models.run_as("draft")
-    whole = draft.prepare(*model_inputs(asked.messages, (asked.video,)))
+    whole = models.prompt("draft", asked)
     is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     for setting in settings:
         strategy = find_strategy(setting.strategy)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from vidspec_models.preservation import find_strategy, kept_of_prompt, pruned
 from vidspec_service.bench.pruning.asking import Asked
 from vidspec_service.bench.pruning.judging import Answered, LoadedPair, Setting
-from vidspec_service.engine.conversion import model_inputs
 
 _DARKENED = 0.25
 _GAP = 4  # pixels between frames
@@ -26,7 +25,7 @@ def draw_overlays(
     from matplotlib.image import imsave
 
     folder.mkdir(parents=True, exist_ok=True)
-    whole = models.run_as("draft").prepare(*model_inputs(asked.messages, (asked.video,)))
+    whole = models.prompt("draft", asked)
     assert whole.grid is not None
     places = whole.grid.cpu().numpy()
     for setting in settings:

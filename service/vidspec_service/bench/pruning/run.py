@@ -84,7 +84,7 @@ def _models(pair: EngineConfig, models: LoadedPair) -> dict[str, ModelFacts]:
         geometry = models.run_as(role).decoder.geometry
         facts[role] = ModelFacts(
             model=worker.model,
-            device=str(geometry.device),
+            device=geometry.device_names,
             dtype=str(geometry.dtype).removeprefix("torch."),
             threads=models.threads[role],
         )

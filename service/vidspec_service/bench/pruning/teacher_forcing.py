@@ -52,7 +52,7 @@ def prefilled(
     logits = None
     while logits is None:
         logits = model.prefill(prompt, cache, chunk, note if laws else None)
-    _settle(geometry.device)
+    _settle(logits.device)
     return Prefilled(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
 
 

@@ -1,4 +1,4 @@
-"""KV pruning while decoding: the formula, rows that come back, and text that depends on committed tokens alone."""
+"""KV pruning while decoding: what a request hides, and text that depends on committed tokens alone."""
 
 from __future__ import annotations
 
@@ -15,94 +15,17 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.unit.models.compression.prompts import cells
 from vidspec_models.compression.dycoke import REFRESH_TOKENS, DyCoke
-from vidspec_models.compression.hiding import begin_hiding, change_hidden
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.compression.selection import attention_of_row, hidden_by, still_stands
 from vidspec_models.cpu_step import CpuStep
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.inputs import NO_CELL, Prompt
-from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.kv_cache import KVCache
 from vidspec_models.row_invariance import PREFILL_RULE
 
-GEOMETRY = CacheGeometry(
-    num_layers=4, num_kv_heads=2, head_dim=3, dtype=torch.float32, device=torch.device("cpu"), context_block=4
-)
 LAYERS, TOP, NUM_VIDEO = 5, 2, 300  # enough video rows for a whole block of them to be skipped
 DYCOKE = DyCoke(layer=TOP, hide_ratio=0.9)
 both_paths = pytest.mark.parametrize("path", ["torch", "compiled"])
 TEXT = torch.randint(0, 97, (70,), generator=torch.Generator().manual_seed(5)).tolist()
-
-
-def test_attention_is_the_mean_over_heads_of_a_softmax_over_all_rows() -> None:
-    queries, keys = torch.randn(4, 3), torch.randn(2, 9, 3)
-    repeated = keys.repeat_interleave(2, 0)  # query head h reads key head h // 2
-    expected = torch.stack([torch.softmax(repeated[h] @ queries[h] * 0.7, 0) for h in range(4)]).mean(0)
-    assert torch.allclose(attention_of_row(queries, keys, 0.7), expected)
-
-
-@given(values=st.lists(st.integers(0, 5), min_size=1, max_size=30), data=st.data())
-def test_the_least_attended_are_hidden_and_of_equals_the_later(values: list[int], data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, len(values)))
-    hidden = hidden_by(torch.tensor(values, dtype=torch.float32), count).tolist()
-    ranked = sorted(range(len(values)), key=lambda i: (values[i], -i))
-    assert hidden == sorted(ranked[:count])
-
-
-def test_the_gate_is_a_cosine_of_nine_tenths() -> None:
-    before = torch.tensor([1.0, 0.0])
-    assert still_stands(torch.tensor([3.0, 0.0]), before)
-    assert still_stands(torch.tensor([0.91, 0.4146]), before)
-    assert not still_stands(torch.tensor([0.89, 0.456]), before)
-
-
-def filled(num_rows: int) -> KVCache:
-    """Row i holds i everywhere, plus its layer's hundreds."""
-    stored = KVCache(GEOMETRY, num_rows)
-    stored.length = num_rows
-    for tensor in (stored.keys, stored.values):
-        tensor += torch.arange(stored.capacity)[:, None] + 100.0 * torch.arange(4)[:, None, None, None, None]
-    return stored
-
-
-def rows_of(stored: KVCache, layer: int) -> list[int]:
-    assert torch.equal(stored.keys, stored.values)
-    return (stored.keys[layer, 0, 1, : stored.length, 2] - 100 * layer).int().tolist()
-
-
-@given(choices=st.lists(st.sets(st.integers(2, 13), min_size=4, max_size=4), min_size=1, max_size=6))
-def test_hidden_rows_are_in_front_and_every_row_is_stored_and_can_return(choices: list[set[int]]) -> None:
-    stored, nothing = filled(18), torch.zeros(0)
-    for chosen in choices:
-        hidden = torch.tensor(sorted(chosen))
-        if stored.hidden is None:
-            begin_hiding(stored, hidden, 2, 14, nothing)
-        else:
-            change_hidden(stored, stored.hidden, hidden, nothing)
-        for layer in (2, 3):
-            assert set(rows_of(stored, layer)[:4]) == chosen
-            assert sorted(rows_of(stored, layer)) == list(range(18))
-            assert rows_of(stored, layer)[14:] == [14, 15, 16, 17]
-        assert rows_of(stored, 0) == rows_of(stored, 1) == list(range(18))
-        assert stored.hidden is not None
-        assert stored.hidden.order.tolist() == rows_of(stored, 3)[:14]
-
-
-def test_the_number_of_hidden_rows_cannot_change() -> None:
-    stored = filled(10)
-    begin_hiding(stored, torch.tensor([1, 2]), 1, 5, torch.zeros(0))
-    assert stored.hidden is not None
-    with pytest.raises(ValueError, match="2 rows are hidden"):
-        change_hidden(stored, stored.hidden, torch.tensor([3]), torch.zeros(0))
-
-
-def test_forgetting_everything_forgets_what_was_hidden_and_less_would_be_wrong() -> None:
-    stored = filled(10)
-    begin_hiding(stored, torch.tensor([1, 2]), 1, 5, torch.zeros(0))
-    stored.truncate(5)
-    with pytest.raises(ValueError, match="out of order"):
-        stored.truncate(4)
-    stored.truncate(0)
-    assert stored.hidden is None
 
 
 def prompt_of(num_cells: int, num_newlines: int = 1) -> Prompt:
@@ -139,8 +62,7 @@ class Walk:
     step: Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]
 
 
-@cache
-def walk(path: str) -> Walk:
+def random_qwen2() -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=97, hidden_size=128, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=4,
@@ -151,6 +73,12 @@ def walk(path: str) -> Walk:
         for name, parameter in stock.named_parameters():
             if parameter.dim() == 2:  # attention so sharp that choices really change
                 parameter.mul_(12.0 if "q_proj" in name or "k_proj" in name else 4.0)
+    return stock
+
+
+@cache
+def walk(path: str) -> Walk:
+    stock = random_qwen2()
     with torch.inference_mode():
         if path == "torch":
             decoder = Decoder(stock.model, stock.lm_head, 1024)

@@ -1,0 +1,100 @@
+"""A target whose layers lie in two places, served by the real engine: nobody can tell from the ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.component.engine.harness import EngineHarness
+from tests.component.engine.test_families import ANSWER, request, video
+from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.spec import ModelSpec
+from vidspec_models.stock import StockGenerator
+from vidspec_service.engine.conversion import model_inputs
+from vidspec_service.engine.types import (
+    Compression,
+    DyCoke,
+    EngineConfig,
+    GenerationRequest,
+    SpeculationMode,
+    WorkerConfig,
+)
+
+pytestmark = pytest.mark.slow  # two workers that load, and stock transformers
+
+FAMILY = "qwen3_vl"  # features added behind the layers of both places
+CHUNK = 128
+SEEDS = (0, 1, 3, 4)
+
+
+@dataclass(frozen=True)
+class World:
+    """The engine, and stock transformers on the unsplit checkpoint."""
+
+    engine: EngineHarness
+    stock: StockGenerator
+
+    def wanted(self, asked: GenerationRequest) -> tuple[int, ...]:
+        return self.stock.ids(*model_inputs(asked.messages, asked.videos), ANSWER)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder: Path = tmp_path_factory.mktemp(FAMILY)
+    save(FAMILY, folder / "target")
+    save(FAMILY, folder / "draft", noise=0.02)
+    target, draft = (
+        WorkerConfig(model=str(folder / role), dtype="float32", device=device)
+        for role, device in (("target", "cpu,cpu"), ("draft", "cpu"))
+    )
+    stock = StockGenerator(ModelSpec(path=target.model, role="target", device="cpu", dtype="float32"))
+    # Not room for four growing requests: the youngest is paused, comes back and is told again what it had said.
+    engine = EngineHarness(
+        EngineConfig(target=target, draft=draft, prefill_chunk=CHUNK, kv_tokens=1280, dycoke=DyCoke(layer=1))
+    )
+    yield World(engine, stock)
+    engine.close()
+
+
+def longer(asked: GenerationRequest) -> GenerationRequest:
+    """So long that its answer needs another block of the cache."""
+    (message,) = asked.messages
+    return replace(asked, messages=(replace(message, text=message.text + "?" * 60),))
+
+
+@pytest.mark.parametrize("mode", [SpeculationMode.OFF, SpeculationMode.PARALLEL])
+def test_ids_are_those_of_generate_alone_together_and_after_a_pause(world: World, mode: SpeculationMode) -> None:
+    requests = [longer(request(mode, seed)) for seed in SEEDS]
+    wanted = [world.wanted(each) for each in requests]
+    assert [answer.ids for answer in world.engine.answers(requests)] == wanted
+    alone = world.engine.answer(replace(requests[1], request_id=f"alone-{mode}"))
+    assert alone.ids == wanted[1]
+    assert mode is SpeculationMode.OFF or alone.finished.speculation.num_draft_tokens > 0
+
+
+def test_both_places_are_named(world: World) -> None:
+    info = world.engine.engine.info
+    assert info.devices == {"target": "cpu,cpu float32", "draft": "cpu float32"}
+
+
+def test_a_follow_up_begins_with_the_rows_that_are_there(world: World) -> None:
+    known = replace(video(5), key="known")
+    first, again = (
+        replace(request(SpeculationMode.PARALLEL, 5), request_id=name, videos=(known,)) for name in ("first", "again")
+    )
+    ids = [world.engine.answer(asked) for asked in (first, again)]
+    assert ids[0].started.cached_tokens == 0
+    assert ids[1].started.cached_tokens >= CHUNK
+    assert ids[0].ids == ids[1].ids == world.wanted(first)
+
+
+def test_dycoke_hides_the_same_rows_in_every_mode(world: World) -> None:
+    compressed = [
+        replace(request(mode, 3), request_id=f"dycoke-{mode}", compression=Compression.DYCOKE)
+        for mode in (SpeculationMode.OFF, SpeculationMode.PARALLEL)
+    ]
+    off, parallel = (world.engine.answer(asked) for asked in compressed)
+    assert off.ids == parallel.ids
