@@ -1,8 +1,7 @@
-"""/v1/videos: uploaded once, asked about many times, seen by its owner only, and gone when it should be."""
+"""/v1/videos: uploaded once, asked about many times, decoded once for each choice of frames."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from pathlib import Path
@@ -10,34 +9,15 @@ from typing import Any
 
 import pytest
 
+from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
-from vidspec_service.api import clips
-from vidspec_service.api.videos import LEAST_BYTES
 from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
-VIDEOS = "/v1/videos"
-ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 ID = f"video-{hashlib.sha256(CLIP_BYTES).hexdigest()[:32]}"
-
-
-def other_clip(number: int) -> dict[str, Any]:
-    """A file part with other bytes."""
-    return {"video": ("x", CLIP_BYTES + bytes([number]))}
-
-
-def as_(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-async def upload(world: World, files: Any = FILE, **options: Any) -> dict[str, Any]:
-    response = await world.client.post(VIDEOS, files=files, **options)
-    assert response.status_code == 200, response.text
-    kept: dict[str, Any] = response.json()
-    return kept
 
 
 async def test_an_upload_is_told_with_its_facts_and_named_by_its_content(tmp_path: Path) -> None:
@@ -116,113 +96,6 @@ async def test_a_conversation_about_a_kept_video(tmp_path: Path) -> None:
     response = await world.ask(video=None, prompt=None, video_id=kept["id"], messages=turns)
     assert response.status_code == 200
     assert [turn.num_videos for turn in world.engine.requests[0].messages] == [1, 0, 0]
-
-
-async def test_list_one_and_delete(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    first, second = await upload(world), await upload(world, other_clip(1))
-    assert (await world.client.get(VIDEOS)).json() == {"object": "list", "data": [second, first]}
-    assert (await world.client.get(f"{VIDEOS}/{first['id']}")).json() == first
-    gone = await world.client.delete(f"{VIDEOS}/{first['id']}")
-    assert gone.json() == {"id": first["id"], "object": "video", "deleted": True}
-    assert (await world.client.get(VIDEOS)).json()["data"] == [second]
-    assert len(world.leftovers) == 1
-    for response in (
-        await world.client.get(f"{VIDEOS}/{first['id']}"),
-        await world.client.delete(f"{VIDEOS}/{first['id']}"),
-        await world.ask(video=None, video_id=first["id"]),
-    ):
-        assert (response.status_code, response.json()["error"]["param"]) == (404, "video_id")
-
-
-async def test_after_a_delete_its_frames_are_gone_too(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    kept = await upload(world)
-    await world.client.delete(f"{VIDEOS}/{kept['id']}")
-    await upload(world)
-    assert len(world.decoder.requests) == 2
-
-
-async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_path: Path) -> None:
-    world = World(tmp_path, keys=[ALICE, BOB])
-    kept = await upload(world, headers=as_(ALICE))
-    url = f"{VIDEOS}/{kept['id']}"
-    assert (await world.client.get(VIDEOS, headers=as_(BOB))).json()["data"] == []
-    assert (await world.client.get(url, headers=as_(BOB))).status_code == 404
-    assert (await world.client.delete(url, headers=as_(BOB))).status_code == 404
-    asked = {"video_id": kept["id"], "prompt": "x"}
-    assert (await world.client.post("/v1/video-chat", json=asked, headers=as_(BOB))).status_code == 404
-    assert (await world.client.post("/v1/video-chat", json=asked, headers=as_(ALICE))).status_code == 200
-    bobs = await upload(world, headers=as_(BOB))
-    assert (bobs["id"], len(world.leftovers), len(world.decoder.requests)) == (kept["id"], 2, 2)
-    await world.client.delete(url, headers=as_(BOB))
-    assert (await world.client.get(url, headers=as_(ALICE))).status_code == 200
-
-
-async def test_over_the_budget_the_least_recently_used_go_first(tmp_path: Path) -> None:
-    world = World(tmp_path, max_stored_bytes=2 * LEAST_BYTES)
-    first, second = await upload(world), await upload(world, other_clip(1))
-    await world.ask(video=None, video_id=first["id"])
-    third = await upload(world, other_clip(2))
-    assert [kept["id"] for kept in (await world.client.get(VIDEOS)).json()["data"]] == [third["id"], first["id"]]
-    assert (await world.ask(video=None, video_id=second["id"])).status_code == 404
-    assert len(world.leftovers) == 2
-    await world.client.get("/metrics")
-    assert (world.metric("stored_videos"), world.metric("stored_video_bytes")) == (2, 2 * LEAST_BYTES)
-
-
-async def test_a_video_that_never_fits_is_refused_and_not_kept(tmp_path: Path) -> None:
-    world = World(tmp_path, max_stored_bytes=0)
-    response = await world.client.post(VIDEOS, files=FILE)
-    assert response.status_code == 413
-    assert "VIDSPEC_MAX_STORED_BYTES" in response.json()["error"]["message"]
-    assert world.leftovers == []
-
-
-async def test_a_video_goes_when_it_has_not_been_used_for_its_time(tmp_path: Path) -> None:
-    world = World(tmp_path, video_ttl_s=0.05)
-    kept = await upload(world)
-    await asyncio.sleep(0.1)
-    world.services.videos.expire()
-    assert world.leftovers == []
-    assert (await world.ask(video=None, video_id=kept["id"])).status_code == 404
-
-
-async def test_a_video_that_is_deleted_while_it_is_decoded_is_still_answered_about(tmp_path: Path) -> None:
-    gate = asyncio.Event()
-    world = World(tmp_path)
-    kept = await upload(world)
-    world.decoder.gate = gate
-    asked = asyncio.create_task(world.ask(video=None, video_id=kept["id"], fps=1))
-    async with asyncio.timeout(5):
-        while len(world.decoder.requests) < 2:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.001)
-    await world.client.delete(f"{VIDEOS}/{kept['id']}")
-    assert len(world.leftovers) == 1
-    gate.set()
-    assert (await asked).status_code == 200
-    assert world.leftovers == []
-
-
-async def test_closing_deletes_every_kept_file(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    await upload(world)
-    world.services.videos.close()
-    assert world.leftovers == []
-
-
-async def test_frames_in_memory_have_a_budget(tmp_path: Path) -> None:
-    world = World(tmp_path, max_cached_frame_bytes=0)
-    await world.ask()
-    await world.ask()
-    assert len(world.decoder.requests) == 2
-
-
-async def test_small_clips_are_counted_so_that_their_number_is_bounded_too(tmp_path: Path) -> None:
-    world = World(tmp_path, max_cached_frame_bytes=2 * clips.LEAST_BYTES)
-    for num_frames in (1, 2, 3, 1):
-        await world.ask(num_frames=num_frames)
-    assert [request.num_frames for request in world.decoder.requests] == [1, 2, 3, 1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
@@ -31,7 +30,7 @@ from vidspec_service.engine.messages import (
     Trace,
 )
 from vidspec_service.engine.pairing import common_tokenizer, engine_info
-from vidspec_service.engine.payload import write_payload
+from vidspec_service.engine.payload import payload_of
 from vidspec_service.engine.reply import replies
 from vidspec_service.engine.roles import configures
 from vidspec_service.engine.supervisor import Worker
@@ -44,10 +43,7 @@ from vidspec_service.engine.types import (
     SpeculationMode,
     WorkerState,
 )
-from vidspec_service.errors import (
-    ConfigError,
-    EngineDead,
-)
+from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import Metrics
 
 OnTrace = Callable[[str, Trace], None]  # role, what its worker did
@@ -62,7 +58,7 @@ class EngineClient:
         self._config = config
         self._metrics = metrics
         self._on_trace = on_trace
-        self._inflight = Inflight()
+        self._inflight = Inflight(config.max_running)
         self._workers: dict[str, Worker] = {}
         self._ready: dict[str, Ready] = {}
         self._started: asyncio.Future[None] | None = None
@@ -123,7 +119,7 @@ class EngineClient:
         if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:
             raise EngineDead("the target worker is gone and cannot be brought back")
         detokenizer = Detokenizer(self._tokenizer, request.stop)
-        pending = Pending(self._generate_message(request), await _payload_of(request))
+        pending = Pending(self._generate_message(request), await payload_of(request))
         request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice
         with self._inflight.registered(pending):
             try:
@@ -134,13 +130,20 @@ class EngineClient:
                 if self._inflight.forget(request.request_id):
                     for worker in self._workers.values():
                         worker.send(Cancel(request_id=request.request_id))
+                    self._hand_over()
 
     def _submit(self, pending: Pending) -> None:
         """To the draft first, so that it knows the request when the target's first verdict comes."""
         draft = self._workers.get("draft")
         if draft is not None and pending.wants_draft:
             draft.send(pending.message, (pending.payload,))
-        self._workers["target"].send(pending.resumed(), (pending.payload,))  # not ready: sent when it is
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the target all that it may have now; what it cannot take waits for it, or for the next one."""
+        send = self._workers["target"].send
+        while (pending := self._inflight.due()) is not None and send(pending.resumed(), (pending.payload,)):
+            self._inflight.gave(pending)
 
     def worker_ready(self, worker: Worker, ready: Ready) -> None:
         """A worker (again) takes work: introduce the two to each other, hand it what is in flight."""
@@ -150,10 +153,9 @@ class EngineClient:
         if self._info is None and len(self._ready) == len(self._workers):
             self._open()
         for pending in self._inflight:
-            if worker.role == "target":
-                worker.send(pending.resumed(), (pending.payload,))
-            elif pending.wants_draft:
+            if worker.role == "draft" and pending.wants_draft:
                 worker.send(pending.message, (pending.payload,))
+        self._hand_over()
         self._introduce()
 
     def worker_said(self, worker: Worker, message: Message) -> None:
@@ -162,6 +164,7 @@ class EngineClient:
             case Accepted() | Rejected() | Tokens() | Ended():
                 if self._inflight.route(message):
                     self._observe(message)
+                    self._hand_over()
             case Heartbeat():
                 self._metrics.idle(worker.role, max(0.0, 1 - message.busy_s / message.elapsed_s))
                 self._metrics.kv_use(worker.role, message.cache_tokens / self._config.kv_tokens)
@@ -178,9 +181,17 @@ class EngineClient:
         elif isinstance(message, Rejected) and "draft" in self._workers:
             self._workers["draft"].send(Cancel(request_id=message.request_id))
 
-    def worker_lost(self, worker: Worker) -> None:
-        """It will be started again; requests wait (target) or go on alone (draft)."""
+    def worker_lost(self, worker: Worker) -> bool:
+        """It will be started again; requests wait (target) or go on alone (draft). True if a request is to blame."""
         logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._inflight))
+        if worker.role == "draft":
+            self._inflight.draft_lost()
+            return False
+        culprit = self._inflight.target_lost()
+        if culprit is not None:
+            logger.error("request %s is refused: the target ended on its way to the same place again", culprit)
+            self.worker_said(worker, Rejected(request_id=culprit, kind="failed", message="it ends the model's process"))
+        return culprit is not None
 
     def worker_dead(self, worker: Worker, reason: str) -> None:
         """It cannot be brought back."""
@@ -230,13 +241,3 @@ class EngineClient:
             speculation=mode.value,
             compression=request.compression.value,
         )
-
-
-async def _payload_of(request: GenerationRequest) -> int:
-    """Write the payload off the event loop: it is a copy of megabytes. Cancelled or not, no descriptor is lost."""
-    writing = asyncio.ensure_future(asyncio.to_thread(write_payload, request.messages, request.videos))
-    try:
-        return await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        writing.add_done_callback(lambda done: None if done.cancelled() else os.close(done.result()))
-        raise

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull
-from vidspec_service.engine.messages import Proposal, Release, Relevance, Verdict
+from vidspec_service.engine.messages import Follow, Proposal, Release, Relevance, Verdict
 from vidspec_service.engine.running import Running
 
 logger = logging.getLogger(__name__)
@@ -51,11 +51,7 @@ class DraftLink:
         speculation.num_told = len(committed)
         self.send(verdict)
 
-    def release(self, request_id: str) -> None:
-        """The request needs no more proposals."""
-        self.send(Release(request_id=request_id))
-
-    def send(self, message: Verdict | Relevance | Release, fds: Sequence[int] = ()) -> None:
+    def send(self, message: Follow | Verdict | Relevance | Release, fds: Sequence[int] = ()) -> None:
         """At once, or the draft is lost."""
         if self.channel is None:
             return

@@ -23,6 +23,7 @@ from vidspec_service.engine.drafting import Drafting, View
 from vidspec_service.engine.messages import (
     Cancel,
     Configure,
+    Follow,
     Generate,
     Peer,
     Proposal,
@@ -31,6 +32,7 @@ from vidspec_service.engine.messages import (
     Verdict,
 )
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
+from vidspec_service.engine.payload import close_payload
 from vidspec_service.engine.preparing import Preparer, Waiting
 
 _PACE_MEMORY = 0.95
@@ -49,7 +51,8 @@ class DraftLoop:
         self._target: Channel | None = None
         self._preparer = Preparer(model, config.encoded_bytes)
         self._strategy = find_strategy(config.preservation)
-        self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests in preparation: what the target said
+        self._offered: dict[str, Waiting] = {}  # what the target has not asked to follow (yet)
+        self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
         self._active: dict[str, Drafting] = {}  # oldest first
         self._meter = WorkMeter(is_traced=config.trace)
         self._pace_s = 0.0
@@ -71,31 +74,33 @@ class DraftLoop:
         wait_readable(sources if self._target is None else [*sources, self._target], HEARTBEAT_S)
 
     def _receive(self) -> None:
+        """What the target has said comes after what the API has: it speaks of requests that the API gave us before."""
+        target = self._target
+        said = self._said_by_target()
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
                 self._early[message.request_id] = []
-                self._preparer.submit(Waiting(message, fds[0], time.monotonic()))
+                self._offered[message.request_id] = Waiting(message, fds[0], time.monotonic())
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        self._receive_from_target()
+        for each in said if self._target is target else ():
+            self._hear(each)
 
-    def _receive_from_target(self) -> None:
-        if self._target is None:
-            return
+    def _said_by_target(self) -> list[Follow | Verdict | CellScores | Release]:
+        said: list[Follow | Verdict | CellScores | Release] = []
         try:
-            while (received := self._target.receive()) is not None:
+            while self._target is not None and (received := self._target.receive()) is not None:
                 message, fds = received
-                if isinstance(message, Verdict):
-                    self._hear(message)
-                elif isinstance(message, Relevance):
-                    self._hear(read_scores(message, fds[0]))
-                elif isinstance(message, Release):
-                    self._forget(message.request_id)
+                if isinstance(message, Relevance):
+                    said.append(read_scores(message, fds[0]))
+                elif isinstance(message, Follow | Verdict | Release):
+                    said.append(message)
         except ChannelClosed:
             self._target = None
+        return said
 
     def _meet(self, target: Channel) -> None:
         """A (new) target: it will tell every request's committed tokens from the start."""
@@ -106,8 +111,13 @@ class DraftLoop:
         for drafting in self._active.values():
             drafting.restart()
 
-    def _hear(self, said: Verdict | CellScores) -> None:
-        if said.request_id in self._early:
+    def _hear(self, said: Follow | Verdict | CellScores | Release) -> None:
+        if isinstance(said, Release):
+            self._forget(said.request_id)
+        elif isinstance(said, Follow):
+            if (offered := self._offered.pop(said.request_id, None)) is not None:
+                self._preparer.submit(offered)
+        elif said.request_id in self._early:
             self._early[said.request_id].append(said)
         elif said.request_id in self._active:  # else it failed here, was cancelled or given up
             with self._sparing_others(said.request_id):
@@ -124,6 +134,8 @@ class DraftLoop:
 
     def _forget(self, request_id: str) -> None:
         self._early.pop(request_id, None)
+        if (offered := self._offered.pop(request_id, None)) is not None:
+            close_payload(offered.payload)
         drafting = self._active.pop(request_id, None)
         if drafting is not None:
             self._pool.release(drafting.cache)
@@ -211,7 +223,7 @@ class DraftLoop:
                     epoch=epoch,
                     start=start,
                     ids=(token,),
-                    step_s=self._pace_s,
+                    step_s=self._pace_s or time.monotonic() - started,  # never 0: the target divides by it
                     video_tokens=drafting.view.num_video_tokens,
                 )
             )

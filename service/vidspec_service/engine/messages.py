@@ -16,6 +16,7 @@
 | API    | draft  | Generate   | the same request, before the target gets it                           |
 | API    | draft  | Cancel     | as for the target                                                     |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
+| target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt              |
 | draft  | target | Proposal   | the draft has run one token further                                   |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
 | target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
@@ -37,6 +38,7 @@ class Configure:
     role: str  # "target" | "draft"
     spec: ModelSpec
     threads: int
+    prompt_threads: int  # where kernels of our own compute the steps, so that torch has the prompts only
     max_running: int
     prefill_chunk: int  # prompt rows per forward between decoding steps
     max_context: int | None
@@ -159,6 +161,13 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """The draft is to prepare a request that the API has given it, and to run ahead of it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
 
@@ -197,5 +206,5 @@ class Release:
 
 ApiToWorker = Configure | Generate | Cancel | Peer
 WorkerToApi = Ready | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
-BetweenWorkers = Proposal | Verdict | Relevance | Release
+BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

@@ -5,6 +5,7 @@ Anonymous (memfd) memory has no name: it vanishes with its last holder, however 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import mmap
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from vidspec_service.engine.types import ChatMessage, VideoInput
+from vidspec_service.engine.types import ChatMessage, GenerationRequest, VideoInput
 
 _PREFIX_BYTES = 8  # length of the header that follows
 
@@ -57,6 +58,16 @@ def write_payload(messages: tuple[ChatMessage, ...], videos: tuple[VideoInput, .
         for video in videos:
             file.write(np.ascontiguousarray(video.frames).data)
     return fd
+
+
+async def payload_of(request: GenerationRequest) -> int:
+    """Write it off the event loop: it is a copy of megabytes. Cancelled or not, no descriptor is lost."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write_payload, request.messages, request.videos))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        writing.add_done_callback(lambda done: None if done.cancelled() else os.close(done.result()))
+        raise
 
 
 def read_payload(fd: int) -> tuple[tuple[ChatMessage, ...], tuple[VideoInput, ...]]:

@@ -24,7 +24,8 @@ def roles(config: EngineConfig) -> dict[str, WorkerConfig]:
 def configures(config: EngineConfig) -> list[Configure]:
     """The first message of every worker."""
     found = roles(config)
-    threads = share_cores(found, len(os.sched_getaffinity(0)))
+    num_cores = len(os.sched_getaffinity(0))
+    threads = share_cores(found, num_cores)
     return [
         Configure(
             role=role,
@@ -32,6 +33,7 @@ def configures(config: EngineConfig) -> list[Configure]:
                 path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
             ),
             threads=threads[role],
+            prompt_threads=worker.threads or (num_cores if role == "target" else threads[role]),
             max_running=config.max_running,
             prefill_chunk=config.prefill_chunk,
             max_context=config.max_context,
@@ -49,7 +51,8 @@ def configures(config: EngineConfig) -> list[Configure]:
 def share_cores(found: Mapping[str, WorkerConfig], num_cores: int) -> dict[str, int]:
     """Threads of every worker: the draft gets one core, the target the rest, unless a worker's config says else.
 
-    A draft step is a chain of tiny products that a second thread cannot speed up, while the target's is not.
+    A draft step is a chain of tiny products that a second thread cannot speed up, while the target's is not. (Compiled
+    steps have one thread of their own; the target's prompts then use every core, the draft's steps beside them or not.)
     """
     chosen = {"draft": 1, "target": max(1, num_cores - 1) if "draft" in found else num_cores}
     return {role: worker.threads or chosen[role] for role, worker in found.items()}

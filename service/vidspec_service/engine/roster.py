@@ -37,6 +37,11 @@ class Roster:
         return len(self._preparing) + len(self.prefilling) + len(self.decoding) + len(self.paused)
 
     @property
+    def num_unfinished(self) -> int:
+        """Every request that is here, wherever it stands."""
+        return len(self.waiting) + self.num_active
+
+    @property
     def can_compute(self) -> bool:
         """There is a forward to make now."""
         return bool(self.prefilling or self.decoding or self.paused)

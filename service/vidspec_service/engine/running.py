@@ -27,6 +27,7 @@ class Running:
     sampler: CoupledSampler
     speculation: Speculation
     pruner: KVPruner | None = None  # of requests that are compressed
+    prepare_s: float = 0.0  # what its prompt took
     ticket: int = 0  # order of admission
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
     relevance: CellScores | None = None  # what the draft was told, or a later one will be

@@ -19,8 +19,8 @@ from vidspec_service.engine.messages import Configure, LoadFailed, Message, Read
 from vidspec_service.engine.types import WorkerState
 
 _GRACE_S = 5.0
-_FIRST_PAUSE_S = 0.2
-_MOST_FAILURES = 5  # in a row, without having been ready in between for _STABLE_S
+_SHORTEST_PAUSE_S = 0.1
+_MOST_FAILURES = 5  # in a row, without having been ready in between for _STABLE_S or been excused
 _STABLE_S = 30.0
 _WATCH_S = 0.5
 
@@ -32,7 +32,7 @@ class WorkerOwner(Protocol):
 
     def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
     def worker_said(self, worker: Worker, message: Message) -> None: ...
-    def worker_lost(self, worker: Worker) -> None: ...
+    def worker_lost(self, worker: Worker) -> bool: ...  # True if it was the work, not the worker
     def worker_dead(self, worker: Worker, reason: str) -> None: ...
 
 
@@ -125,14 +125,14 @@ class Worker:
             return
         logger.error("%s worker %s", self.role, what)
         was_stable = self.state is WorkerState.READY and time.monotonic() - self._since > _STABLE_S
-        self._failures = 1 if was_stable else self._failures + 1
         self._disconnect()
         self._enter(WorkerState.STARTING)
-        self._owner.worker_lost(self)
+        is_excused = self._owner.worker_lost(self)
+        self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
         if self._failures >= _MOST_FAILURES:
             self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; its log says why")
         else:
-            self._keep(self._restart(_FIRST_PAUSE_S * 2 ** (self._failures - 1)))
+            self._keep(self._restart(_SHORTEST_PAUSE_S * 2**self._failures))
 
     async def _restart(self, pause_s: float) -> None:
         process = self._process

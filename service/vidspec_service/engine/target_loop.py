@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 
 from vidspec_models.compression.dycoke import REFRESH_TOKENS
-from vidspec_models.errors import ContextOverflow
-from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVPool
 from vidspec_models.token_sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -19,7 +17,9 @@ from vidspec_service.engine.channels import Channel, Readable, wait_readable
 from vidspec_service.engine.compressing import TargetCompression
 from vidspec_service.engine.conversion import answer_limit, sampling_law
 from vidspec_service.engine.draft_link import DraftLink
-from vidspec_service.engine.messages import Accepted, Cancel, Configure, Generate, Peer, Rejected
+from vidspec_service.engine.faults import Faults
+from vidspec_service.engine.following import Following
+from vidspec_service.engine.messages import Accepted, Cancel, Configure, Generate, Peer
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.preparing import Prepared, Preparer, Waiting
 from vidspec_service.engine.relevance import RelevanceSource
@@ -47,6 +47,8 @@ class TargetLoop:
         self._preparer = Preparer(model, config.encoded_bytes, self._compression.prompt)
         self._roster = Roster(self._pool, config.max_running, config.prefill_chunk)
         self._draft = DraftLink()
+        self._following = Following(self._draft, shares_cores=model.decoder.embedding.device.type == "cpu")
+        self._faults = Faults(api, self._roster, self._following, model.decoder.geometry)
         self._relevance = RelevanceSource(model, config, self._draft)
         self._acceptance = 0.85  # of requests so far; where a new request starts from
         self._meter = WorkMeter(is_traced=config.trace)
@@ -83,7 +85,7 @@ class TargetLoop:
                 self._roster.waiting.append(Waiting(message, fds[0], time.monotonic()))
             elif isinstance(message, Cancel):
                 self._roster.cancel(message.request_id)
-                self._draft.release(message.request_id)
+                self._following.release(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
         for proposal in self._draft.proposals():
@@ -95,6 +97,7 @@ class TargetLoop:
     def _meet(self, draft: Channel) -> None:
         """A new draft: it is told every running request's committed tokens."""
         self._draft.connect(draft)
+        self._following.forget()
         for running in self._roster.decoding.values():
             running.speculation.drop()
             self._plan(running)
@@ -103,31 +106,32 @@ class TargetLoop:
     def _admit(self) -> None:
         """Have waiting requests prepared; those that are enter the roster or are refused."""
         while (waiting := self._roster.next_waiting()) is not None:
+            self._following.begin(waiting.request, num_sharing=self._roster.num_unfinished)
             self._preparer.submit(waiting)
         for prepared in self._preparer.finished():
             request = prepared.waiting.request
             if not self._roster.is_wanted(request.request_id):
                 continue
-            try:
+            with self._faults.confined_to(request.request_id):
                 self._enter(request, prepared)
-            except ContextOverflow as error:
-                self._api.send(Rejected(request_id=request.request_id, kind="context_length", message=str(error)))
-            except ValueError as error:  # this request's input, nobody else's
-                self._api.send(Rejected(request_id=request.request_id, kind="failed", message=str(error)))
 
     def _enter(self, request: Generate, prepared: Prepared) -> None:
         """Raises what preparing raised, and ContextOverflow if the answer does not fit."""
         if isinstance(prompt := prepared.result, Exception):
             raise prompt
+        most = answer_limit(request, prompt, self.context_length, self._config.default_max_tokens)
+        sequence = TargetSequence(self._model.stop_ids, most)
+        sequence.commit(request.committed)
         num_cached = self._roster.enter(
             Running(
                 request_id=request.request_id,
                 prompt=prompt,
                 cache=self._pool.new_cache(),
-                sequence=self._new_sequence(request, prompt),
+                sequence=sequence,
                 sampler=CoupledSampler(sampling_law(request)),
                 speculation=Speculation(mode=SpeculationMode(request.speculation), acceptance=self._acceptance),
                 pruner=self._compression.pruner(request, prompt),
+                prepare_s=prepared.prepare_s,
             )
         )
         self._api.send(
@@ -141,12 +145,6 @@ class TargetLoop:
             )
         )
 
-    def _new_sequence(self, request: Generate, prompt: Prompt) -> TargetSequence:
-        most = answer_limit(request, prompt, self.context_length, self._config.default_max_tokens)
-        sequence = TargetSequence(self._model.stop_ids, most)
-        sequence.commit(request.committed)
-        return sequence
-
     def _prefill(self) -> None:
         """One chunk of the oldest prompt; the last chunk yields the first token."""
         running = self._roster.next_prefill()
@@ -156,21 +154,22 @@ class TargetLoop:
         if not self._roster.secure(running, num_rows):
             return
         self._meter.rows(num_rows)
-        observer = self._relevance.observer(running, num_rows)
-        logits = self._model.prefill(running.prompt, running.cache, num_rows, observer)
-        if logits is None:
-            return
-        if running.sequence.finish_reason is not None:  # the last target died between the last token and the end
-            self._roster.begin_decoding(running)
-            self._end(running)
-            return
-        if running.sequence.committed:
-            self._replay(running)
-        else:
-            self._roster.begin_decoding(running)
-            committed = running.sequence.commit(running.sampler.choose(logits[None], 0))
-            self._publish(running, committed, 0, 0)
-        self._relevance.measure(running)
+        with self._faults.confined_to(running.request_id):
+            observer = self._relevance.observer(running, num_rows)
+            logits = self._model.prefill(running.prompt, running.cache, num_rows, observer)
+            if logits is None:
+                return
+            if running.sequence.finish_reason is not None:  # the last target died between the last token and the end
+                self._roster.begin_decoding(running)
+                self._end(running)
+                return
+            if running.sequence.committed:
+                self._replay(running)
+            else:
+                self._roster.begin_decoding(running)
+                committed = running.sequence.commit(running.sampler.choose(logits[None], 0))
+                self._publish(running, committed, 0, 0)
+            self._relevance.measure(running)
 
     def _replay(self, running: Running) -> None:
         """Bring back the rows of a request that was paused, or whose first target died, as verification made them."""
@@ -211,9 +210,8 @@ class TargetLoop:
             return
         started = time.monotonic()
         logits = self._model.step([running.rows(pending) for running, pending in batch])
-        chosen = choose_all(
-            [(each.sampler, scores, each.num_committed) for (each, _), scores in zip(batch, logits, strict=True)]
-        )
+        judges = [(running.sampler, running.num_committed) for running, _ in batch]
+        chosen = choose_all([(law, rows, at) for (law, at), rows in zip(judges, logits, strict=True)])
         num_rows = sum(len(tokens) for tokens in chosen)
         self._costs.forward(num_rows, time.monotonic() - started)
         self._meter.rows(num_rows)
@@ -235,7 +233,7 @@ class TargetLoop:
 
     def _end(self, running: Running) -> None:
         self._roster.finish(running.request_id)
-        self._draft.release(running.request_id)
+        self._following.ended(running)
         self._acceptance = 0.8 * self._acceptance + 0.2 * running.speculation.acceptance
         self._api.send(running.ended())
 
@@ -244,6 +242,9 @@ class TargetLoop:
         if self._draft.channel is None:
             running.speculation.drop()
             return
-        running.speculation.replan(self._costs.costs(len(self._roster.decoding)))
-        if not running.speculation.plan.is_off:
+        costs = self._costs.costs(len(self._roster.decoding))
+        running.speculation.replan(costs)
+        if running.speculation.plan.is_off:
+            return
+        if self._following.follows(running, costs.verification_s(1), num_sharing=self._roster.num_unfinished):
             self._draft.tell(running)

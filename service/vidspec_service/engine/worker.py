@@ -58,6 +58,8 @@ def _serve(channel: Channel, config: Configure) -> int:
     except ModelLoadError as error:
         channel.send(LoadFailed(message=str(error)))
         return 2
+    if model.has_kernels:
+        torch.set_num_threads(config.prompt_threads)
     geometry = model.decoder.geometry
     loop: TargetLoop | DraftLoop
     if config.role == "target":
@@ -68,7 +70,7 @@ def _serve(channel: Channel, config: Configure) -> int:
         Ready(
             context_length=model.context_length,
             default_num_frames=model.default_num_frames,
-            device=str(geometry.device),
+            device=geometry.device_names,
             dtype=str(geometry.dtype).removeprefix("torch."),
             tokenizer_file=tokenizer_file(config.spec),
             rows_are_invariant=model.decoder.row_rule.holds,

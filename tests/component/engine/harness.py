@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -96,11 +97,11 @@ def ask(
 class EngineHarness:
     """Runs the engine's event loop in a thread of its own; `run` waits for a coroutine on it."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, client: type[EngineClient] = EngineClient) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.engine = EngineClient(config, Metrics(CollectorRegistry()))
+        self.engine = client(config, Metrics(CollectorRegistry()))
         self.run(self.engine.__aenter__(), timeout_s=100)
 
     def close(self) -> None:
@@ -154,14 +155,15 @@ async def collect(engine: EngineClient, request: GenerationRequest) -> Answer:
     started: Started | None = None
     ids: tuple[int, ...] = ()
     text = ""
-    async for event in engine.generate(request):
-        match event:
-            case Started():
-                started = event
-            case TextDelta():
-                ids += event.ids
-                text += event.text
-            case Finished():
-                assert started is not None
-                return Answer(started, ids, text, event)
+    async with aclosing(engine.generate(request)) as events:  # left to the collector it would end some time later
+        async for event in events:
+            match event:
+                case Started():
+                    started = event
+                case TextDelta():
+                    ids += event.ids
+                    text += event.text
+                case Finished():
+                    assert started is not None
+                    return Answer(started, ids, text, event)
     raise AssertionError("the generation ended without Finished")

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
-from vidspec_service.engine.types import SamplingParams, SpeculationMode, TextDelta, WorkerConfig, WorkerState
+from vidspec_service.engine.types import (
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    TextDelta,
+    WorkerConfig,
+    WorkerState,
+)
 from vidspec_service.errors import ConfigError, ContextLengthExceeded
 
 LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed
@@ -59,6 +69,45 @@ def disturbed(harness: EngineHarness, count: int, role: str, sign: signal.Signal
     return harness.run(run(), timeout_s=110)
 
 
+PAYLOADS = "/memfd:vidspec-payload (deleted)"
+
+
+def descriptors() -> Counter[str]:
+    """What this process holds open, by kind: sockets, pipes, payloads, one file or another."""
+    kinds: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            kinds[re.sub(r":\[\d+\]$", "", os.readlink(f"/proc/self/fd/{name}"))] += 1
+    return kinds
+
+
+# Before there is a `fragile` engine: a worker of its that is replaced in these moments would be counted too.
+def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
+    async def cancel_soon(request: GenerationRequest, after_s: float) -> None:
+        task = asyncio.ensure_future(collect(engine.engine, request))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def many(tag: str) -> Counter[str]:
+        requests = [ask(f"{tag}{i}", "Describe the video.", [noise_video(i)], max_tokens=500) for i in range(20)]
+        await asyncio.gather(*(cancel_soon(request, 0.01 * (i % 7)) for i, request in enumerate(requests)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                # A payload that was being written is closed when its thread is done with it; nothing tells when.
+                while descriptors()[PAYLOADS]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        return descriptors()
+
+    before = engine.run(many("warm-up"))
+    assert not before[PAYLOADS]
+    assert not engine.run(many("c")) - before
+    assert engine.answer(ask("then", "Hello.", [], max_tokens=2)).finished.completion_tokens >= 1
+    status = engine.engine.status()
+    assert (status.num_running, status.num_waiting) == (0, 0)
+    assert not descriptors() - before
+
+
 @pytest.mark.parametrize("role", ["draft", "target"])
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_streams_survive_a_lost_worker_with_the_same_text(
@@ -94,27 +143,6 @@ def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None
     # The workers take new requests at once: were the stream still running, 4000 tokens would come first.
     answers = engine.answers([ask(f"n{i}", "Hello.", [], max_tokens=3) for i in range(16)])
     assert all(answer.finished.completion_tokens <= 3 for answer in answers)
-
-
-def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
-
-    async def cancel_soon(i: int) -> None:
-        task = asyncio.ensure_future(
-            collect(engine.engine, ask(f"c{i}", "Describe the video.", [noise_video(i)], max_tokens=500))
-        )
-        await asyncio.sleep(0.01 * (i % 7))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    async def run() -> None:
-        await asyncio.gather(*(cancel_soon(i) for i in range(20)))
-
-    engine.run(run())
-    assert engine.answer(ask("then", "Hello.", [], max_tokens=2)).finished.completion_tokens >= 1
-    status = engine.engine.status()
-    assert (status.num_running, status.num_waiting) == (0, 0)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_its_size(engine: EngineHarness) -> None:

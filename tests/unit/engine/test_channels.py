@@ -33,6 +33,7 @@ MESSAGES: list[Message] = [
         role="target",
         spec=ModelSpec(path="bundled", role="target"),
         threads=1,
+        prompt_threads=1,
         max_running=4,
         prefill_chunk=512,
         max_context=None,

@@ -1,0 +1,99 @@
+"""/v1/chat/completions: a clear no to what is not done here, and none to what costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.chat import ASK, URL, VIDEO, ask, user
+from tests.api.world import DATA_URL, FILE, World
+from tests.fakes import FakeEngine
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"n": 2}, "n", "one answer per request"),
+        ({"n": 0}, "n", "one answer per request"),
+        ({"logprobs": True}, "logprobs", "no log probabilities"),
+        ({"top_logprobs": 3}, "top_logprobs", "no log probabilities"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "no penalties"),
+        ({"frequency_penalty": -1}, "frequency_penalty", "no penalties"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "plain text only"),
+        ({"tools": []}, "tools", "Unknown field 'tools'"),
+        ({"user": "me"}, "user", "Unknown field 'user'"),
+        ({"num_frame": 3}, "num_frame", "Did you mean num_frames?"),
+        ({"prompt": "x"}, "prompt", "Unknown field"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
+        ({"stream": True, "stream_options": {"include_use": True}}, "stream_options.include_use", "include_usage?"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "not both"),
+        ({"fps": 1, "num_frames": 2}, "fps", "not both"),
+        ({"temperature": 3}, "temperature", ""),
+        ({"messages": None}, "messages", ""),
+        ({"messages": []}, "messages", ""),
+        ({"messages": [user(ASK)]}, "messages", "exactly one video"),
+        ({"messages": [user(VIDEO, ASK, VIDEO)]}, "messages", "exactly one video"),
+        ({"messages": [user(VIDEO, ASK), user(VIDEO, ASK)]}, "messages", "exactly one video"),
+        ({"messages": [user(VIDEO)]}, "messages.0", "must say something"),
+        ({"messages": [{**user(VIDEO, ASK), "role": "system"}, user(ASK)]}, "messages.0.role", "in a user turn"),
+        ({"messages": [user(VIDEO, ASK), {"role": "assistant", "content": "x"}]}, "messages.1.role", "the user's"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", ""),
+        ({"messages": [{**user(VIDEO, ASK), "name": "me"}]}, "messages.0.name", "Unknown field"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", ""),
+        ({"messages": [user(VIDEO, {"type": "text", "text": " "})]}, "messages.0.content.1.text", ""),
+        ({"messages": [user(VIDEO, {"type": "image_url", "image_url": {}})]}, "messages.0.content.1", "no images"),
+        ({"messages": [user(VIDEO, {"type": "input_audio"})]}, "messages.0.content.1", "no audio"),
+        ({"messages": [user(VIDEO, {"text": "x"})]}, "messages.0.content.1", ""),
+        ({"messages": [user({"type": "video_url", "video_url": "x"})]}, "messages.0.content.0.video_url", ""),
+        (
+            {"messages": [user({"type": "video_url", "video_url": {"url": DATA_URL, "fps": 2}}, ASK)]},
+            "messages.0.content.0.video_url.fps", "Unknown field",
+        ),
+        ({"messages": [user({"type": "input_video", "input_video": {}}, ASK)]}, "messages", "exactly one of data"),
+        ({"messages": [user({"type": "video_url", "video_url": {"url": "data:,x"}}, ASK)]}, "video", "data:video/"),
+        (
+            {"messages": [user({"type": "video_url", "video_url": {"url": "https://a.example/b"}}, ASK)]},
+            "video_url", "does not fetch URLs",
+        ),
+        (
+            {"messages": [user({"type": "video_url", "video_url": {"url": "file:///etc/passwd"}}, ASK)]},
+            "video_url", "does not fetch URLs",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_is_not_done_here_is_a_400_that_says_so(
+    tmp_path: Path, fields: dict[str, Any], param: str, words: str
+) -> None:
+    world = World(tmp_path)
+    response = await ask(world, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_request")
+    assert error["param"] == param
+    assert words in error["message"]
+    assert (world.decoder.requests, world.leftovers) == ([], [])
+
+
+async def test_another_model_is_a_404(tmp_path: Path) -> None:
+    error = await ask(World(tmp_path), model="gpt-4o")
+    assert (error.status_code, error.json()["error"]["code"]) == (404, "model_not_found")
+    assert "'fake-target'" in error.json()["error"]["message"]
+    assert (await ask(World(tmp_path), model=None)).status_code == 200
+
+
+async def test_only_json_is_taken(tmp_path: Path) -> None:
+    response = await World(tmp_path).client.post(URL, files=FILE, data={"messages": "[]"})
+    assert response.status_code == 415
+
+
+async def test_its_bytes_have_the_same_limits_as_those_of_any_other_body(tmp_path: Path) -> None:
+    assert (await ask(World(tmp_path, max_upload_bytes=10))).status_code == 413
+    assert (await ask(World(tmp_path, max_json_bytes=100))).status_code == 413
+    assert (await ask(World(tmp_path, FakeEngine(is_ready=False)))).status_code == 503
+    world = World(tmp_path, max_running_requests=1, max_queued_requests=0)
+    with world.admission.place(""):
+        assert (await ask(world)).status_code == 503

@@ -1,0 +1,126 @@
+"""A request that ends every target it meets is refused; whoever is there with it loses time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.component.engine.conftest import PAIR
+from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
+from vidspec_service.engine.client import EngineClient
+from vidspec_service.engine.messages import Accepted, Message, Ready
+from vidspec_service.engine.roles import configures
+from vidspec_service.engine.supervisor import Worker
+from vidspec_service.engine.types import EngineConfig, SamplingParams, WorkerState
+from vidspec_service.errors import GenerationFailed
+from vidspec_service.telemetry import Metrics
+
+LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed
+
+
+class Deadly(EngineClient):
+    """The target is killed whenever it has accepted a request named poison."""
+
+    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
+        super().__init__(config, metrics)
+        self.blames: list[bool] = []
+
+    def worker_said(self, worker: Worker, message: Message) -> None:
+        if isinstance(message, Accepted) and message.request_id.startswith("poison"):
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+        super().worker_said(worker, message)
+
+    def worker_lost(self, worker: Worker) -> bool:
+        self.blames.append(super().worker_lost(worker))
+        return self.blames[-1]
+
+
+@pytest.fixture(scope="module")
+def deadly() -> Iterator[EngineHarness]:
+    harness = EngineHarness(PAIR, Deadly)
+    yield harness
+    harness.close()
+
+
+def blames(harness: EngineHarness) -> list[bool]:
+    assert isinstance(harness.engine, Deadly)
+    return harness.engine.blames
+
+
+def test_what_kills_two_targets_is_refused_and_the_others_have_their_text(deadly: EngineHarness) -> None:
+    requests = [ask(f"{i}", "Describe the video.", [scene_video(i)], sampling=LAW, max_tokens=120) for i in range(3)]
+    expected = [answer.ids for answer in deadly.answers(requests)]
+    poison = ask("poison", "Describe the video.", [noise_video(0)], max_tokens=500)
+    started = len(blames(deadly))
+
+    async def all_at_once() -> list[object]:
+        mixed = [requests[0], poison, *requests[1:]]
+        return await asyncio.gather(*(collect(deadly.engine, each) for each in mixed), return_exceptions=True)
+
+    first, refusal, *others = deadly.run(all_at_once())
+    assert isinstance(refusal, GenerationFailed)
+    assert [getattr(answer, "ids", answer) for answer in (first, *others)] == expected
+    assert blames(deadly)[started:] == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_may_be_sent_again_and_again(deadly: EngineHarness) -> None:
+    calm = ask("calm", "Describe the video.", [scene_video(0)], sampling=LAW, max_tokens=120)
+    expected = deadly.answer(calm).ids
+    started = len(blames(deadly))
+    for i in range(3):
+        with pytest.raises(GenerationFailed):
+            deadly.answer(ask(f"poison {i}", "Describe the video.", [noise_video(i)], max_tokens=500))
+    assert blames(deadly)[started:] == [False, True] * 3, "more in a row than a worker may fail"
+    assert deadly.answer(replace(calm, request_id="after")).ids == expected
+
+
+class Owner:
+    """Of one worker, whose losses it excuses or not."""
+
+    def __init__(self, *, excuses: bool) -> None:
+        self.excuses = excuses
+        self.num_lost = 0
+        self.reason: str | None = None
+
+    def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
+
+    def worker_said(self, worker: Worker, message: Message) -> None: ...
+
+    def worker_lost(self, worker: Worker) -> bool:
+        self.num_lost += 1
+        return self.excuses
+
+    def worker_dead(self, worker: Worker, reason: str) -> None:
+        self.reason = reason
+
+
+@pytest.mark.parametrize(("excuses", "num_lost"), [(True, 7), (False, 5)])
+def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(excuses: bool, num_lost: int) -> None:
+    owner = Owner(excuses=excuses)
+
+    async def kill_as_it_comes() -> WorkerState:
+        worker = Worker(configures(PAIR)[0], owner, silence_s=60, start_timeout_s=60)
+        worker.start()
+        killed: set[int | None] = set()
+        async with asyncio.timeout(60):
+            while owner.num_lost < 7 and worker.state is not WorkerState.DEAD:
+                if (pid := worker.pid) is not None and pid not in killed:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+                await asyncio.sleep(0.01)
+        state = worker.state
+        await worker.stop()
+        return state
+
+    state = asyncio.run(kill_as_it_comes())
+    assert owner.num_lost == num_lost
+    assert state is (WorkerState.STARTING if excuses else WorkerState.DEAD)
+    assert (owner.reason is None) is excuses

@@ -1,0 +1,116 @@
+"""CountingModel: as much of a VideoLM as the loops drive. After token t comes t + 1; a prompt's ids are its text."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.video_lm import StepRows
+from vidspec_service.engine.channels import Channel, ChannelClosed
+from vidspec_service.engine.draft_loop import DraftLoop
+from vidspec_service.engine.messages import Configure, Generate
+from vidspec_service.engine.payload import write_payload
+from vidspec_service.engine.roles import configures
+from vidspec_service.engine.target_loop import TargetLoop
+from vidspec_service.engine.types import ChatMessage, EngineConfig, WorkerConfig
+
+VOCABULARY = 256
+CELLS = 4 * 36
+
+
+class CountingModel:
+    """Every prompt has a video of the same size before its text; `prefill` may be replaced by one that fails."""
+
+    context_length = 1000
+    default_num_frames = 4
+    stop_ids: frozenset[int] = frozenset()
+    has_kernels = False
+
+    class decoder:
+        geometry = CacheGeometry(
+            num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"), context_block=8
+        )
+        embedding = torch.zeros(1)
+        scale = 1.0
+
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos) -> Prompt:
+        ids = (0,) * CELLS + tuple(turns[-1].text.encode())
+        rows = torch.arange(float(len(ids))).view(-1, 1, 1)
+        return Prompt(
+            ids=ids,
+            embeddings=torch.zeros(len(ids), 4),
+            rotary=(rows, rows),
+            is_video=torch.arange(len(ids)) < CELLS,
+            next_position=len(ids),
+            grid=torch.cartesian_prod(torch.arange(4), torch.arange(6), torch.arange(6)),
+        )
+
+    def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
+        cache.length += num_rows
+        return self._after(prompt.ids[-1:])[0] if cache.length >= prompt.num_tokens else None
+
+    def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
+        for rows in batch:
+            rows.cache.length += len(rows.ids)
+        return [self._after(rows.ids) for rows in batch]
+
+    def _after(self, ids: Sequence[int]) -> Tensor:
+        return torch.nn.functional.one_hot((torch.tensor(ids) + 1) % VOCABULARY, VOCABULARY).float()
+
+
+def configure(role: str) -> Configure:
+    """What the API would send, for a pair that is never loaded."""
+    pair = EngineConfig(target=WorkerConfig(model="none"), draft=WorkerConfig(model="none"))
+    return next(each for each in configures(pair) if each.role == role)
+
+
+def generate(name: str, *, seed: int = 0, max_tokens: int = 4) -> Generate:
+    """A greedy request without a draft."""
+    return Generate(
+        request_id=name, max_tokens=max_tokens, temperature=0.0, top_p=1.0, top_k=0, seed=seed, speculation="off",
+        compression="none",
+    )  # fmt: skip
+
+
+def submit(api: Channel, request: Generate) -> None:
+    """Its text is its name."""
+    payload = write_payload((ChatMessage(role="user", text=request.request_id),), ())
+    api.send(request, (payload,))
+    os.close(payload)
+
+
+class Running:
+    """The loop works in a thread until the block is left. `error` is what ended it, if anything but its channel did."""
+
+    def __init__(self, loop: TargetLoop | DraftLoop, api: Channel) -> None:
+        self.error: Exception | None = None
+        self._loop = loop
+        self._api = api
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._api.close()
+        self.wait()
+
+    def wait(self) -> None:
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except ChannelClosed:
+            pass
+        except Exception as error:
+            self.error = error

@@ -1,0 +1,165 @@
+"""An error about one request is that request's: neither loop lets it reach the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.engine.counting_model import CELLS, CountingModel, Running, configure, generate, submit
+from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.preservation import STRATEGIES, Strategy, grid_checksum
+from vidspec_models.preservation.strategies import Candidates
+from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.cell_scores import CellScores, write_scores
+from vidspec_service.engine.channels import Channel, wait_readable
+from vidspec_service.engine.draft_loop import DraftLoop
+from vidspec_service.engine.messages import (
+    Accepted,
+    Ended,
+    Follow,
+    Peer,
+    Proposal,
+    Rejected,
+    Relevance,
+    Tokens,
+    Verdict,
+)
+from vidspec_service.engine.speculation import CostMeter
+from vidspec_service.engine.target_loop import TargetLoop
+
+pytestmark = pytest.mark.unit
+
+GOOD, BAD_AT_ONCE, BAD_LATER = 0, 1, 2  # seeds: what the strategy makes of a request
+
+
+def picky(cells: Candidates) -> Tensor:
+    if cells.seed == BAD_AT_ONCE or (cells.seed == BAD_LATER and cells.relevance is not None):
+        raise IndexError("index 144 is out of bounds for dimension 0 with size 144")
+    first = 0 if cells.relevance is None else 1
+    return torch.arange(first, first + cells.budget)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = Channel.pair()
+    yield ours, theirs
+    theirs.close()
+
+
+def next_proposal(target: Channel) -> Proposal:
+    wait_readable([target], 20)
+    received = target.receive()
+    assert received is not None, "the draft says nothing any more"
+    assert isinstance(received[0], Proposal)
+    return received[0]
+
+
+def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law = RelevanceLaw(among_video=False)
+    monkeypatch.setitem(
+        cast("dict[str, Strategy]", STRATEGIES), "hippo", Strategy(name="hippo", select=picky, relevance=law)
+    )
+    api, far_api = ends
+    target, far_target = Channel.pair()
+    model = CountingModel()
+    loop = DraftLoop(cast("VideoLM", model), far_api, configure("draft"))
+    checksum = grid_checksum(model.prepare([Turn(role="user", text="x")], [], EncodedVideos(0)))
+
+    with Running(loop, api) as draft:
+        api.send(Peer(), (far_target.fileno(),))
+        far_target.close()
+        for name, seed in (("later", BAD_LATER), ("at once", BAD_AT_ONCE), ("good", GOOD)):
+            submit(api, generate(name, seed=seed, max_tokens=50))
+            target.send(Follow(request_id=name))
+        for name in ("later", "at once", "good"):
+            target.send(Verdict(request_id=name, start=0, ids=(10,), room=1))
+        assert {next_proposal(target).request_id for _ in range(2)} == {"later", "good"}
+        for name in ("later", "good"):
+            fd = write_scores(CellScores(request_id=name, grid_checksum=checksum, values=np.ones(CELLS, np.float16)))
+            target.send(Relevance(request_id=name, grid_checksum=checksum), (fd,))
+            os.close(fd)
+        for name in ("later", "at once", "good"):
+            target.send(Verdict(request_id=name, start=1, ids=(11,), room=3))
+        found = [next_proposal(target) for _ in range(3)]
+        assert {proposal.request_id for proposal in found} == {"good"}
+        assert [proposal.ids for proposal in found] == [(12,), (13,), (14,)]
+    target.close()
+    if loop._target is not None:
+        loop._target.close()  # a process that ends does that for it
+    assert draft.error is None
+
+
+class Failing(CountingModel):
+    """A model that makes something wrong of one prompt, and cannot read another."""
+
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos) -> Prompt:
+        prompt = super().prepare(turns, videos, encoded)
+        return replace(prompt, next_position=cast("int", None)) if turns[-1].text == "misfit" else prompt
+
+    def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
+        if bytes(prompt.ids).endswith(b"poison"):
+            raise RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
+        return super().prefill(prompt, cache, num_rows, observer)
+
+
+def target_of(far_api: Channel) -> TargetLoop:
+    """One that has room for one of these prompts at a time: what is not given back is missed."""
+    costs = CostMeter(base_s=1e-3, row_s=1e-5, draft_s=1e-4)
+    return TargetLoop(cast("VideoLM", Failing()), far_api, replace(configure("target"), kv_tokens=200), costs)
+
+
+def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Rejected]:
+    """Until so many requests have ended, one way or the other."""
+    found: list[Accepted | Tokens | Ended | Rejected] = []
+    while sum(isinstance(message, Ended | Rejected) for message in found) < num_ends:
+        wait_readable([api], 20)
+        received = api.receive()
+        assert received is not None, "the target says nothing any more"
+        if isinstance(received[0], Accepted | Tokens | Ended | Rejected):
+            found.append(received[0])
+    return found
+
+
+@pytest.mark.parametrize("bad", ["poison", "misfit"], ids=["in its prefill", "before it"])
+def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answered(
+    ends: tuple[Channel, Channel], bad: str
+) -> None:
+    api, far_api = ends
+    with Running(target_of(far_api), api) as target:
+        for name in ("first", bad, "last"):
+            submit(api, generate(name))
+        messages = said(api, 3)
+    assert target.error is None
+    (refusal,) = [message for message in messages if isinstance(message, Rejected)]
+    assert (refusal.request_id, refusal.kind) == (bad, "failed")
+    assert "tensor" not in refusal.message
+    for name in ("first", "last"):
+        start = name.encode()[-1] + 1
+        ids = [message.ids for message in messages if isinstance(message, Tokens) and message.request_id == name]
+        assert sum(ids, ()) == tuple(range(start, start + 4))
+
+
+def test_where_the_device_is_broken_the_worker_ends_instead_of_refusing_everyone(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    api, far_api = ends
+    with Running(target_of(far_api), api) as target:
+        monkeypatch.setattr("vidspec_service.engine.faults.torch.ones", broken)
+        submit(api, generate("poison"))
+        target.wait()
+        assert "illegal memory access" in str(target.error)

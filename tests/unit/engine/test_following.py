@@ -1,0 +1,124 @@
+"""Which requests the draft is asked to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_service.engine.channels import Channel
+from vidspec_service.engine.draft_link import DraftLink
+from vidspec_service.engine.following import Following, expected_rest
+from vidspec_service.engine.messages import Follow, Generate
+from vidspec_service.engine.policy import Plan
+from vidspec_service.engine.running import Running
+from vidspec_service.engine.sequence import TargetSequence
+from vidspec_service.engine.speculation import Speculation
+from vidspec_service.engine.types import SpeculationMode
+
+pytestmark = pytest.mark.unit
+
+TOKEN_S = 0.004
+PREPARE_S = 0.1
+
+
+@dataclass
+class Draft:
+    """A link, and the far end of its channel."""
+
+    link: DraftLink
+    far: Channel
+
+    def asked(self) -> list[str]:
+        found = []
+        while (received := self.far.receive()) is not None:
+            if isinstance(received[0], Follow):
+                found.append(received[0].request_id)
+        return found
+
+
+@pytest.fixture
+def draft() -> Iterator[Draft]:
+    near, far = Channel.pair()
+    link = DraftLink()
+    link.connect(near)
+    yield Draft(link, far)
+    link.disconnect()
+    far.close()
+
+
+def generate(mode: SpeculationMode) -> Generate:
+    return Generate(
+        request_id="r", max_tokens=None, temperature=0.0, top_p=1.0, top_k=0, seed=0, speculation=mode.value,
+        compression="none",
+    )  # fmt: skip
+
+
+def running(mode: SpeculationMode, *, speedup: float = 2.0, num_committed: int = 1, limit: int = 4000) -> Running:
+    sequence = TargetSequence(frozenset(), limit)
+    sequence.commit([7] * num_committed)
+    speculation = Speculation(mode=mode, acceptance=0.9, plan=Plan(minimum=1, window=4, room=8, speedup=speedup))
+    nothing = cast(Any, None)
+    return Running(
+        request_id="r", prompt=nothing, cache=nothing, sequence=sequence, sampler=nothing, speculation=speculation,
+        prepare_s=PREPARE_S,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [SpeculationMode.SERIAL, SpeculationMode.PARALLEL])
+def test_a_mode_that_forces_speculation_asks_at_once_in_any_crowd(draft: Draft, mode: SpeculationMode) -> None:
+    Following(draft.link, shares_cores=True).begin(generate(mode), num_sharing=50)
+    assert draft.asked() == ["r"]
+
+
+def test_off_never_asks(draft: Draft) -> None:
+    Following(draft.link, shares_cores=True).begin(generate(SpeculationMode.OFF), num_sharing=1)
+    assert draft.asked() == []
+
+
+@pytest.mark.parametrize(("shares_cores", "num_sharing", "asks"), [(True, 1, True), (True, 2, False), (False, 9, True)])
+def test_auto_asks_at_once_where_the_drafts_work_takes_nothing_from_others(
+    draft: Draft, shares_cores: bool, num_sharing: int, asks: bool
+) -> None:
+    following = Following(draft.link, shares_cores=shares_cores)
+    following.begin(generate(SpeculationMode.AUTO), num_sharing=num_sharing)
+    assert bool(draft.asked()) is asks
+
+
+def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft: Draft) -> None:
+    following = Following(draft.link, shares_cores=True)
+    long = running(SpeculationMode.AUTO, num_committed=2000)
+    assert not following.follows(running(SpeculationMode.AUTO), TOKEN_S, num_sharing=8)
+    assert not following.follows(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), TOKEN_S, num_sharing=8)
+    assert following.follows(long, TOKEN_S, num_sharing=8)
+    assert following.follows(long, TOKEN_S, num_sharing=8)
+    assert draft.asked() == ["r"], "asked once"
+
+
+def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: Draft) -> None:
+    following = Following(draft.link, shares_cores=True)
+    request = running(SpeculationMode.PARALLEL)
+    assert following.follows(request, TOKEN_S, num_sharing=1)
+    following.forget()
+    assert following.follows(request, TOKEN_S, num_sharing=1)
+    following.ended(request)
+    assert following.follows(request, TOKEN_S, num_sharing=1)
+    assert draft.asked() == ["r"] * 3
+
+
+def test_without_a_draft_nobody_is_followed() -> None:
+    following = Following(DraftLink(), shares_cores=True)
+    assert not following.follows(running(SpeculationMode.PARALLEL), TOKEN_S, num_sharing=1)
+
+
+@given(mean=st.floats(1, 1e4), committed=st.integers(0, 10_000))
+def test_what_is_left_of_an_answer_is_never_negative_and_shrinks_up_to_the_usual_length(
+    mean: float, committed: int
+) -> None:
+    assert expected_rest(mean, committed) >= 0
+    if committed + 1 <= mean:
+        assert expected_rest(mean, committed + 1) < expected_rest(mean, committed)
