@@ -70,17 +70,18 @@ def _thing_sentence(thing: Thing, phrasing: int) -> str:
     start, end = REGIONS[thing.start], REGIONS[thing.end]
     rests = thing.direction == "nowhere"
     timing = _TIMING_PHRASES[phrasing][thing.timing]
+    last = thing.new_colour or thing.colour  # stated always: a word to look up is learned, whether to go on is not
     if phrasing == 0:
         motion = f"stays still at the {start}" if rests else f"moves {thing.direction} from the {start} to the {end}"
-        change = f" and turns {thing.new_colour}" if thing.new_colour else ""
-        return f"A {thing.size} {thing.colour} {thing.shape} {motion} {timing}{change}."
+        return f"A {thing.size} {thing.colour} {thing.shape} {motion} {timing} and ends {last}."
     if phrasing == 1:
         motion = f"rests at the {start}" if rests else f"travels {thing.direction} from the {start} to the {end}"
-        change = f", becoming {thing.new_colour}" if thing.new_colour else ""
-        return f"There is a {thing.size} {thing.shape} in {thing.colour}, {timing}, that {motion}{change}."
+        return (
+            f"There is a {thing.size} {thing.shape} in {thing.colour}, {timing}, that {motion} and is {last} at last."
+        )
     motion = "never moves" if rests else f"heads {thing.direction} and ends at the {end}"
-    change = f", and changes to {thing.new_colour}" if thing.new_colour else ""
-    return f"The {start} holds a {thing.colour} {thing.shape} of {thing.size} size that {motion}, {timing}{change}."
+    what = f"{thing.colour} {thing.shape} of {thing.size} size"
+    return f"The {start} holds a {what} that {motion}, {timing}, and ends {last}."
 
 
 def _sign_sentence(sign: Sign, phrasing: int) -> str:
@@ -121,20 +122,20 @@ def _thing_patterns() -> tuple[re.Pattern[str], ...]:
     kind = {"size": _any("size", SIZES), "colour": _any("colour", COLOUR_NAMES), "shape": _any("shape", SHAPES)}
     start, end, way = _any("start", REGIONS), _any("end", REGIONS), _any("direction", DIRECTIONS)
     rest = _any("rest", REGIONS)
-    new = _any("new_colour", COLOUR_NAMES)
+    last = _any("last_colour", COLOUR_NAMES)
     timing = [_any("timing", tuple(phrases.values())) for phrases in _TIMING_PHRASES]
     return (
         re.compile(
             f"A {kind['size']} {kind['colour']} {kind['shape']} "
-            f"(?:stays still at the {rest}|moves {way} from the {start} to the {end}) {timing[0]}(?: and turns {new})?"
+            f"(?:stays still at the {rest}|moves {way} from the {start} to the {end}) {timing[0]} and ends {last}"
         ),
         re.compile(
             f"There is a {kind['size']} {kind['shape']} in {kind['colour']}, {timing[1]}, "
-            f"that (?:rests at the {rest}|travels {way} from the {start} to the {end})(?:, becoming {new})?"
+            f"that (?:rests at the {rest}|travels {way} from the {start} to the {end}) and is {last} at last"
         ),
         re.compile(
             f"The {start} holds a {kind['colour']} {kind['shape']} of {kind['size']} size that "
-            f"(?:never moves|heads {way} and ends at the {end}), {timing[2]}(?:, and changes to {new})?"
+            f"(?:never moves|heads {way} and ends at the {end}), {timing[2]}, and ends {last}"
         ),
     )
 
@@ -196,6 +197,6 @@ def _parse_thing(sentence: str) -> dict[str, str | None] | None:
                 "end": found["end"] or start,
                 "direction": found["direction"] or "nowhere",
                 "timing": next(name for name, phrase in phrases.items() if phrase == found["timing"]),
-                "new_colour": found["new_colour"],
+                "new_colour": found["last_colour"] if found["last_colour"] != found["colour"] else None,
             }
     return None

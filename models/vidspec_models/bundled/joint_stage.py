@@ -66,7 +66,7 @@ class Phase:
 PHASES = (
     Phase(0.0, 8, 96, 176, 2),
     Phase(0.5, 12, 104, 192, 1),
-    Phase(0.93, 8, NUM_VISUAL, 160, 1),
+    Phase(0.96, 8, NUM_VISUAL, 160, 1),
 )
 
 
