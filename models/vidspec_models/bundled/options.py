@@ -17,8 +17,8 @@ class TrainOptions:
     work_dir: Path  # checkpoints; a run with `resume` goes on from the newest
     output_dir: Path  # receives target/ and draft/
     tower_minutes: float = 14.5
-    joint_minutes: float = 150.0
-    distil_minutes: float = 40.0
+    joint_minutes: float = 260.0
+    distil_minutes: float = 15.0
     stages: tuple[Stage, ...] = STAGES
     device: str = "cpu"
     seed: int = 0
