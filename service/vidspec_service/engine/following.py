@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from vidspec_service.engine.draft_link import DraftLink
 from vidspec_service.engine.messages import Follow, Generate, Release
+from vidspec_service.engine.policy import StepCosts
 from vidspec_service.engine.running import Running
 from vidspec_service.engine.types import SpeculationMode
 
@@ -33,19 +34,26 @@ class Following:
         if is_forced or (mode is SpeculationMode.AUTO and self._is_free(num_sharing)):
             self._ask(request.request_id)
 
-    def follows(self, running: Running, token_s: float, *, num_sharing: int) -> bool:
-        """Whether the draft follows a decoding request, asked now if need be.
-
-        `token_s` is what the target alone takes for one of its tokens.
-        """
-        if running.request_id not in self._asked:
-            speculation = running.speculation
-            rest = min(expected_rest(self._answer_tokens, running.num_committed), running.sequence.num_left)
-            gain_s = rest * token_s * (1.0 - 1.0 / speculation.plan.speedup) if speculation.plan.speedup > 0 else 0.0
-            is_forced = speculation.mode is not SpeculationMode.AUTO
-            if is_forced or self._is_free(num_sharing) or gain_s > running.prepare_s * num_sharing:
-                self._ask(running.request_id)
+    def follows(self, running: Running, costs: StepCosts, *, num_sharing: int) -> bool:
+        """Plan how far the draft may run ahead of a decoding request; True if it follows, asked now if need be."""
+        token_s = costs.verification_s(1)
+        is_asked = running.request_id in self._asked
+        if not is_asked and not self._pays(running, token_s, num_sharing):
+            return False  # not even proposals that take no time would pay: no plan need be searched
+        running.speculation.replan(costs)
+        plan = running.speculation.plan
+        if plan.is_off:
+            return False
+        if not is_asked and self._pays(running, token_s * (1.0 - 1.0 / max(plan.speedup, 1.0)), num_sharing):
+            self._ask(running.request_id)
         return running.request_id in self._asked
+
+    def _pays(self, running: Running, saved_s: float, num_sharing: int) -> bool:
+        """Whether the draft's work is worth `saved_s` for every token to come."""
+        if running.speculation.mode is not SpeculationMode.AUTO or self._is_free(num_sharing):
+            return True
+        rest = min(expected_rest(self._answer_tokens, running.num_committed), running.sequence.num_left)
+        return rest * saved_s > running.prepare_s * num_sharing
 
     def ended(self, running: Running) -> None:
         """An answer is complete."""

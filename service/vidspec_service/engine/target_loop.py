@@ -243,8 +243,5 @@ class TargetLoop:
             running.speculation.drop()
             return
         costs = self._costs.costs(len(self._roster.decoding))
-        running.speculation.replan(costs)
-        if running.speculation.plan.is_off:
-            return
-        if self._following.follows(running, costs.verification_s(1), num_sharing=self._roster.num_unfinished):
+        if self._following.follows(running, costs, num_sharing=self._roster.num_unfinished):
             self._draft.tell(running)

@@ -14,7 +14,7 @@ from vidspec_service.engine.channels import Channel
 from vidspec_service.engine.draft_link import DraftLink
 from vidspec_service.engine.following import Following, expected_rest
 from vidspec_service.engine.messages import Follow, Generate
-from vidspec_service.engine.policy import Plan
+from vidspec_service.engine.policy import StepCosts
 from vidspec_service.engine.running import Running
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import Speculation
@@ -22,7 +22,7 @@ from vidspec_service.engine.types import SpeculationMode
 
 pytestmark = pytest.mark.unit
 
-TOKEN_S = 0.004
+COSTS = StepCosts(base_s=0.0036, row_s=0.0003, draft_s=0.0004)
 PREPARE_S = 0.1
 
 
@@ -58,10 +58,10 @@ def generate(mode: SpeculationMode) -> Generate:
     )  # fmt: skip
 
 
-def running(mode: SpeculationMode, *, speedup: float = 2.0, num_committed: int = 1, limit: int = 4000) -> Running:
+def running(mode: SpeculationMode, *, acceptance: float = 0.9, num_committed: int = 1, limit: int = 4000) -> Running:
     sequence = TargetSequence(frozenset(), limit)
     sequence.commit([7] * num_committed)
-    speculation = Speculation(mode=mode, acceptance=0.9, plan=Plan(minimum=1, window=4, room=8, speedup=speedup))
+    speculation = Speculation(mode=mode, acceptance=acceptance)
     nothing = cast(Any, None)
     return Running(
         request_id="r", prompt=nothing, cache=nothing, sequence=sequence, sampler=nothing, speculation=speculation,
@@ -92,27 +92,37 @@ def test_auto_asks_at_once_where_the_drafts_work_takes_nothing_from_others(
 def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft: Draft) -> None:
     following = Following(draft.link, shares_cores=True)
     long = running(SpeculationMode.AUTO, num_committed=2000)
-    assert not following.follows(running(SpeculationMode.AUTO), TOKEN_S, num_sharing=8)
-    assert not following.follows(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), TOKEN_S, num_sharing=8)
-    assert following.follows(long, TOKEN_S, num_sharing=8)
-    assert following.follows(long, TOKEN_S, num_sharing=8)
+    assert not following.follows(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
+    assert not following.follows(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), COSTS, num_sharing=8)
+    assert following.follows(long, COSTS, num_sharing=8)
+    assert following.follows(long, COSTS, num_sharing=8)
     assert draft.asked() == ["r"], "asked once"
+
+
+def test_a_draft_that_is_never_right_is_not_asked_and_one_that_nobody_asks_is_not_planned_for(draft: Draft) -> None:
+    following = Following(draft.link, shares_cores=True)
+    wrong = running(SpeculationMode.AUTO, acceptance=0.0)
+    assert not following.follows(wrong, COSTS, num_sharing=1)
+    short = running(SpeculationMode.AUTO)
+    assert not following.follows(short, COSTS, num_sharing=8)
+    assert (wrong.speculation.plan.is_off, short.speculation.plan.is_off) == (True, True)
+    assert draft.asked() == []
 
 
 def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: Draft) -> None:
     following = Following(draft.link, shares_cores=True)
     request = running(SpeculationMode.PARALLEL)
-    assert following.follows(request, TOKEN_S, num_sharing=1)
+    assert following.follows(request, COSTS, num_sharing=1)
     following.forget()
-    assert following.follows(request, TOKEN_S, num_sharing=1)
+    assert following.follows(request, COSTS, num_sharing=1)
     following.ended(request)
-    assert following.follows(request, TOKEN_S, num_sharing=1)
+    assert following.follows(request, COSTS, num_sharing=1)
     assert draft.asked() == ["r"] * 3
 
 
 def test_without_a_draft_nobody_is_followed() -> None:
     following = Following(DraftLink(), shares_cores=True)
-    assert not following.follows(running(SpeculationMode.PARALLEL), TOKEN_S, num_sharing=1)
+    assert not following.follows(running(SpeculationMode.PARALLEL), COSTS, num_sharing=1)
 
 
 @given(mean=st.floats(1, 1e4), committed=st.integers(0, 10_000))
