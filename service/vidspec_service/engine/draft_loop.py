@@ -86,8 +86,10 @@ class DraftLoop:
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        for each in said if self._target is target else ():
-            self._hear(each)
+        is_replaced = self._target is not None and self._target is not target
+        for each in said:
+            if not is_replaced or isinstance(each, Release):  # what has ended has ended, whoever the target is now
+                self._hear(each)
 
     def _said_by_target(self) -> list[Follow | Verdict | CellScores | Release]:
         said: list[Follow | Verdict | CellScores | Release] = []
@@ -99,13 +101,17 @@ class DraftLoop:
                 elif isinstance(message, Follow | Verdict | Release):
                     said.append(message)
         except ChannelClosed:
-            self._target = None
+            self._leave_target()
         return said
+
+    def _leave_target(self) -> None:
+        if self._target is not None:
+            self._target.close()
+            self._target = None
 
     def _meet(self, target: Channel) -> None:
         """A (new) target: it will tell every request's committed tokens from the start."""
-        if self._target is not None:
-            self._target.close()
+        self._leave_target()
         self._target = target
         self._early = {request_id: [] for request_id in self._early}
         for drafting in self._active.values():
@@ -239,4 +245,4 @@ class DraftLoop:
             for proposal in proposals:
                 self._target.send(proposal)
         except (ChannelClosed, ChannelFull):
-            self._target = None  # a target that does not read is lost; the API sends a new Peer
+            self._leave_target()  # a target that does not read is lost; the API sends a new Peer
