@@ -9,11 +9,15 @@ from torch.nn.attention.bias import causal_lower_right
 
 
 class CausalMasks:
-    """Additive causal masks as views of one line: zeros, then -inf. The context is padded to a multiple of `block`."""
+    """Additive causal masks as views of one line: zeros, then -inf. The context is padded to a multiple of `block`,
+    the lines to one of `lines`."""
 
-    def __init__(self, max_context: int, block: int, group: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, max_context: int, block: int, group: int, dtype: torch.dtype, device: torch.device, lines: int = 1
+    ) -> None:
         self._block = block
         self._group = group
+        self._lines = lines
         self._zeros = -(-max_context // block) * block
         line = torch.zeros(2 * self._zeros, dtype=dtype, device=device)
         line[self._zeros :] = float("-inf")
@@ -24,17 +28,24 @@ class CausalMasks:
         return -(-length // self._block) * self._block
 
     def rows(self, start: int, num_rows: int) -> Tensor:
-        """[num_rows * group, context]: row i may look at 0..start+i; `group` equal lines a row ([1, context] for one).
+        """[lines, context]: row i may look at 0..start+i; `group` equal lines a row, the last repeated as padding.
 
-        One row needs no lines of its own per head: attention broadcasts it.
+        One row without padding is a single line: attention broadcasts it.
         """
+        num_lines = self._padded_lines(num_rows)
         context = self.padded(start + num_rows)
         last = self._zeros - (start + num_rows)  # where the line of the last row begins
         if num_rows == 1:
             line = self._line[last : last + context][None]
-            return line.clone() if line.is_cuda else line  # kernels there read masks in aligned pieces
+            line = line.clone() if line.is_cuda else line  # kernels there read masks in aligned pieces
+            return line if num_lines == self._group else line.expand(num_lines, -1)
         lines = self._line[last : last + context + num_rows - 1].unfold(0, context, 1).flip(0)
-        return lines.repeat_interleave(self._group, 0)
+        lines = lines.repeat_interleave(self._group, 0)
+        missing = num_lines - len(lines)
+        return lines if missing == 0 else torch.cat((lines, lines[-1:].expand(missing, -1)))
+
+    def _padded_lines(self, num_rows: int) -> int:
+        return -(-num_rows * self._group // self._lines) * self._lines
 
     def num_skipped(self, num_hidden: int) -> int:
         """Of so many hidden rows at the front, those that fill whole blocks: attention starts behind them."""
@@ -79,8 +90,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: f
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
     grouped = queries.reshape(num_rows, num_kv_heads, group, head_dim).transpose(0, 1)
-    out = functional.scaled_dot_product_attention(
-        grouped.reshape(1, num_kv_heads, num_rows * group, head_dim), keys, values, attn_mask=mask, scale=scale
-    )
-    out = out.view(num_kv_heads, num_rows, group, head_dim).transpose(0, 1)
+    lines = grouped.reshape(1, num_kv_heads, num_rows * group, head_dim)
+    missing = mask.shape[0] - num_rows * group  # below 0: a single line for all
+    if missing > 0:
+        lines = functional.pad(lines, (0, 0, 0, missing))
+    out = functional.scaled_dot_product_attention(lines, keys, values, attn_mask=mask, scale=scale)
+    out = out[0, :, : num_rows * group].reshape(num_kv_heads, num_rows, group, head_dim).transpose(0, 1)
     return out.reshape(num_rows, num_heads * head_dim)

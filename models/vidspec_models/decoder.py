@@ -92,7 +92,7 @@ class Decoder:
             HeadShape(
                 num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, scale=self.scale
             ),
-            CausalMasks(self.context_length + block, block, group, dtype, span.device),
+            CausalMasks(self.context_length + block, block, group, dtype, span.device, self.row_rule.attention_lines),
             self.row_rule,
         )
 

@@ -2,11 +2,12 @@
 
 Without it a verification forward could pick another token than single-row decoding at a near-tie, and the text
 would depend on how well the draft guesses. Matrix libraries choose kernels and summation orders by shape, so the
-property is not free. Three rules about shapes restore it on every CPU seen so far:
+property is not free. Four rules about shapes restore it on every CPU seen so far:
 
 * the form of the products (see `product`);
 * never fewer than `min_rows` rows in one (a single row may take another code path than two);
-* attend over a context padded to a multiple of `context_block`, so that sums over it split alike.
+* attend over a context padded to a multiple of `context_block`, so that sums over it split alike;
+* attend with a multiple of `attention_lines` query lines (MKL on AMD processors takes another kernel for few).
 
 On CUDA a product's kernel is chosen by its number of rows at every step of that number, so rows are padded to one of
 two sizes, or to one if even these two disagree; up to there a product's time is that of reading its weight.
@@ -29,6 +30,7 @@ _MIN_ROWS = (1, 2, 4)
 _PLAIN = tuple(ProductForm(is_packed=False, max_inner=most) for most in (None, 512, 256))
 _CACHED_BYTES = 16 * 2**20
 _BLOCKS = (64, 256, 512)
+_LINES = (1, 16, 32)
 _ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33)
 _CUDA_ROWS = (16, 64)
 _BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kernels were seen to change
@@ -41,6 +43,7 @@ class RowRule:
     form: ProductForm
     min_rows: int
     context_block: int
+    attention_lines: int = 1
     holds: bool
     row_buckets: tuple[int, ...] = ()  # ascending; a smaller number of rows is padded to the next of them
 
@@ -76,13 +79,16 @@ def find_row_rule(shapes: StepShapes) -> RowRule:
     generator = torch.Generator().manual_seed(0)
     rules = itertools.product(_forms(shapes), _MIN_ROWS)
     found = next(((form, rows) for form, rows in rules if _products_agree(shapes, rows, form, generator)), None)
-    block = next((block for block in _BLOCKS if _attention_agrees(shapes, block, generator)), None)
+    extents = itertools.product(_LINES, _BLOCKS)
+    extent = next((extent for extent in extents if _attention_agrees(shapes, *extent, generator)), None)
     form, min_rows = found or (_PLAIN[0], 2)
+    lines, block = extent or (_LINES[0], _BLOCKS[-1])
     return RowRule(
         form=form,
         min_rows=min_rows,
-        context_block=block or _BLOCKS[-1],
-        holds=found is not None and block is not None,
+        context_block=block,
+        attention_lines=lines,
+        holds=found is not None and extent is not None,
     )
 
 
@@ -90,7 +96,7 @@ def _cuda_rule(shapes: StepShapes) -> RowRule:
     generator = torch.Generator().manual_seed(0)
     form, last = _PLAIN[0], _CUDA_ROWS[-1:]
     buckets = next((sizes for sizes in (_CUDA_ROWS, last) if _agree(shapes, sizes, form, generator)), None)
-    block = next((block for block in _BLOCKS if _attention_agrees(shapes, block, generator)), None)
+    block = next((block for block in _BLOCKS if _attention_agrees(shapes, 1, block, generator)), None)
     return RowRule(
         form=form,
         min_rows=(buckets or last)[0],
@@ -134,12 +140,12 @@ def _results(product: Product, rows: Tensor, residual: Tensor, start: int, count
     return torch.cat((product(rows[chosen]), product.added_to(residual[chosen], rows[chosen])), dim=-1)
 
 
-def _attention_agrees(shapes: StepShapes, block: int, generator: torch.Generator) -> bool:
+def _attention_agrees(shapes: StepShapes, lines: int, block: int, generator: torch.Generator) -> bool:
     like = shapes.weights[0]
     scale, together = shapes.head_dim**-0.5, 12
     capacity = -(-(max(_BOUNDARIES) + together) // block) * block
     group = shapes.num_heads // shapes.num_kv_heads
-    masks = CausalMasks(capacity, block, group, like.dtype, like.device)
+    masks = CausalMasks(capacity, block, group, like.dtype, like.device, lines)
     keys = _random((1, shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
     values = _random((1, shapes.num_kv_heads, capacity, shapes.head_dim), like, generator)
     queries = _random((capacity, shapes.num_heads, shapes.head_dim), like, generator)
@@ -152,6 +158,6 @@ def _attention_agrees(shapes: StepShapes, block: int, generator: torch.Generator
     for boundary in _BOUNDARIES:
         start = boundary - together // 2
         alone = torch.cat([rows(start + i, 1) for i in range(together)])
-        if not torch.equal(rows(start, together), alone):
+        if not all(torch.equal(rows(start, count), alone[:count]) for count in (2, 5, together)):
             return False
     return True
