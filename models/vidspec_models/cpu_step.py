@@ -1,27 +1,31 @@
-"""CpuStep: a model's decoding step on a CPU through compiled kernels, for Llama-shaped decoders in float32 arithmetic.
+"""CpuStep: a model's decoding step on a CPU through compiled kernels, for Llama-shaped decoders.
 
-A step reads every weight once, so its time is the weights' bytes. They stay in the narrowest type that holds them
-exactly: a checkpoint stored in bfloat16 is streamed as bfloat16 and widened in registers, which halves a step's time
-and changes no bit of its result. Prefill, with hundreds of rows, is bound by arithmetic and stays with torch.
+A step of few rows reads every weight once, so its time is the weights' bytes. In float32 arithmetic they stay in the
+narrowest type that holds them exactly: a checkpoint stored in bfloat16 is streamed as such and widened in registers,
+which halves a step's time and changes no bit of its result. More rows are bound by arithmetic; a processor that
+multiplies bfloat16 does so at twice the pace. Prefill, with hundreds of rows, stays with torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.cpu_kernels.kernels import SEGMENT_FIELDS, StepWeights, decode
+from vidspec_models.cpu_kernels.attending import SEGMENT_FIELDS
+from vidspec_models.cpu_kernels.kernels import StepWeights, decode
 from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.decoder_weights import fused_weights, query_key_norm, query_key_value_bias
 from vidspec_models.kv_cache import KVCache
 
 _LOW_HALF = 0xFFFF
+_Storing = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 
 class CpuStep:
@@ -33,7 +37,9 @@ class CpuStep:
         self._tables = _array(decoder.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         self._eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
-        self._weights = _step_weights(language_model, lm_head, decoder.head_dim)
+        is_paired = decoder.embedding.dtype is torch.bfloat16
+        self._queries = np.empty((MAX_ROWS, decoder.head_dim), np.uint16 if is_paired else np.float32)
+        self._weights = _step_weights(language_model, lm_head, decoder.head_dim, paired if is_paired else narrowed)
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])  # compiles, or fetches what an earlier start did
 
     @property
@@ -58,17 +64,24 @@ class CpuStep:
             self._eps,
             decoder.scale,
             self._weights,
+            self._queries,
         )
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has the instruction that the kernels need for bfloat16 arithmetic."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
+
+
 def supports(language_model: Any) -> bool:
-    """Whether the kernels compute this model: float32 on a CPU, in sizes that fill whole vectors."""
+    """Whether the kernels compute this model: on a CPU, in sizes of whole vectors, in an arithmetic they have."""
     config, embedding = language_model.config, language_model.embed_tokens.weight
     head_dim = language_model.layers[0].self_attn.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
-    return fits and group <= MAX_ROWS and embedding.device.type == "cpu" and embedding.dtype is torch.float32
+    is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and multiplies_bfloat16())
+    return fits and group <= MAX_ROWS and embedding.device.type == "cpu" and is_known
 
 
 def _described(segments: Sequence[Segment]) -> NDArray[np.int64]:
@@ -91,10 +104,10 @@ def _described(segments: Sequence[Segment]) -> NDArray[np.int64]:
     return table
 
 
-def _step_weights(language_model: Any, lm_head: Any, head_dim: int) -> StepWeights:
+def _step_weights(language_model: Any, lm_head: Any, head_dim: int, stored: _Storing) -> StepWeights:
     layers = language_model.layers
     qkv, output, gate_up, down = (
-        _strips(weights) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
+        stored(_strips(weights)) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
     )
     head_norms = [query_key_norm(layer.self_attn) for layer in layers]
     return StepWeights(
@@ -107,17 +120,17 @@ def _step_weights(language_model: Any, lm_head: Any, head_dim: int) -> StepWeigh
         gate_up=gate_up,
         down=down,
         final_norm=_array(language_model.norm.weight),
-        head=_strips([lm_head.weight.detach()])[0],
+        head=stored(_strips([lm_head.weight.detach()]))[0],
     )
 
 
-def _strips(weights: Sequence[Tensor]) -> NDArray[Any]:
-    """Linear weights [N, K] of every layer as [layers, N / 32, K, 32 or 16], in the narrowest type that is exact."""
+def _strips(weights: Sequence[Tensor]) -> NDArray[np.float32]:
+    """Linear weights [N, K] of every layer as [layers, N / 32, K, 32]."""
     stacked = np.stack([_array(weight) for weight in weights])
     num_layers, columns, inner = stacked.shape
     padded = np.zeros((num_layers, -(-columns // STRIP) * STRIP, inner), np.float32)
     padded[:, :columns] = stacked
-    return narrowed(np.ascontiguousarray(padded.reshape(num_layers, -1, STRIP, inner).transpose(0, 1, 3, 2)))
+    return np.ascontiguousarray(padded.reshape(num_layers, -1, STRIP, inner).transpose(0, 1, 3, 2))
 
 
 def narrowed(strips: NDArray[np.float32]) -> NDArray[Any]:
@@ -127,6 +140,13 @@ def narrowed(strips: NDArray[np.float32]) -> NDArray[Any]:
         return strips
     lower, upper = np.split(bits, 2, axis=-1)
     return np.asarray(lower >> 16 | upper)
+
+
+def paired(strips: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Strips [..., K, 32] for bfloat16 arithmetic: [..., K / 2, 64], a column's two numbers side by side."""
+    numbers = torch.from_numpy(strips).bfloat16().view(torch.uint16).numpy()
+    rows = numbers.reshape(*strips.shape[:-2], -1, 2, STRIP).swapaxes(-1, -2)
+    return np.ascontiguousarray(rows).reshape(*rows.shape[:-2], -1)
 
 
 def _bias(attention: Any, qkv: NDArray[Any]) -> Tensor:

@@ -54,7 +54,7 @@ class StockGenerator:
     def __init__(self, spec: ModelSpec) -> None:
         path = model_path(spec)
         self.device = resolve_device(spec.device, spec.role)
-        self.dtype = resolve_dtype(spec.dtype, spec.role, self.device)
+        self.dtype = resolve_dtype(spec.dtype, self.device)
         transformers.utils.logging.disable_progress_bar()
         try:
             self._processor: Any = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision)

@@ -50,4 +50,4 @@ def load_stock(spec: ModelSpec) -> StockGenerator | RandomStock:
     if recipe is None:
         return StockGenerator(spec)
     device = resolve_device(spec.device, spec.role)
-    return RandomStock(recipe, device, resolve_dtype(spec.dtype, spec.role, device))
+    return RandomStock(recipe, device, resolve_dtype(spec.dtype, device))

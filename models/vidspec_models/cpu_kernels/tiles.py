@@ -3,7 +3,8 @@
 Each sum is one chain of fused multiply-adds in ascending order, whatever the number of rows in the tile: that makes
 a step row-invariant by construction, where libraries choose their order by shape.
 
-Operands are addresses as integers and strides in elements, so that a tile works on any slice of any array.
+Operands are addresses as integers and strides in elements, so that a tile works on any slice of any array. Arrays
+named `like` are there for their type only: float32, uint16 (a bfloat16) or uint32 (two bfloat16 of a strip's row).
 """
 
 from __future__ import annotations
@@ -25,35 +26,46 @@ _AHEAD = 64 * _LINE  # far enough for the memory to answer, and past the page at
 
 @intrinsic
 def strip_tile(
-    _typing: Any, like: Any, rows: Any, x: Any, x_stride: Any, w: Any, w_stride: Any,
+    _typing: Any, x_like: Any, w_like: Any, rows: Any, x: Any, x_stride: Any, w: Any, w_stride: Any,
     out: Any, out_stride: Any, count: Any,
 ) -> Any:  # fmt: skip
-    """out[r, :32] += sum over k < count of x[r, k] * w[k, :32] for r < rows <= MAX_ROWS.
+    """out[r, :32] += sum over k < count of x[r, k] * w[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
-    `like` is an array of w's type, float32 or uint32 (two bfloat16: columns c and c + 16); x and out are float32.
-    Strides count w's elements.
+    By the types of x and w:
+
+    * float32 with float32, or with bfloat16 in order: as written;
+    * float32 with uint32: words of two bfloat16, columns c and c + 16;
+    * bfloat16 with bfloat16: k counts pairs; x[r, k] and each of w[k, :32] are two numbers, multiplied one by one.
     """
-    is_narrow = like.dtype == types.uint32
-    num_lines = 1 if is_narrow else 2  # of a strip's row
+    is_paired = x_like.dtype == types.uint16
+    is_ordered = w_like.dtype == types.uint16 and not is_paired
+    is_halved = w_like.dtype == types.uint32
+    num_lines = 1 if is_ordered or is_halved else 2  # of a strip's row
+    x_bytes, w_bytes = (like.dtype.bitwidth // 8 for like in (x_like, w_like))
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, rows, x, x_stride, w, w_stride, out, out_stride, count = arguments
+        _, _, rows, x, x_stride, w, w_stride, out, out_stride, count = arguments
         emitter = Emitter(builder)
         halves = range(0, STRIP, LANES)
+        multiplied = emitter.dot_pairs if is_paired else emitter.fma
 
         def emit(num_rows: int) -> None:
-            lines = [emitter.address(x, index(r), x_stride, 4) for r in range(num_rows)]
+            lines = [emitter.address(x, index(r), x_stride, x_bytes) for r in range(num_rows)]
             outs = [emitter.address(out, index(r), out_stride, 4) for r in range(num_rows)]
             places = [emitter.beyond(line, half * 4) for line in outs for half in halves]
 
             def body(k: Any, sums: list[Any]) -> list[Any]:
-                lines_of_w = [emitter.beyond(emitter.address(w, k, w_stride, 4), i * _LINE) for i in range(num_lines)]
+                row_of_w = emitter.address(w, k, w_stride, w_bytes)
+                lines_of_w = [emitter.beyond(row_of_w, i * _LINE) for i in range(num_lines)]
                 for place in lines_of_w:
                     emitter.prefetch(emitter.beyond(place, _AHEAD))
-                columns = emitter.load_halves(lines_of_w[0]) if is_narrow else [*map(emitter.load, lines_of_w)]
+                if is_halved:
+                    columns = emitter.load_halves(row_of_w)
+                else:
+                    columns = emitter.load_row(row_of_w) if is_ordered else [*map(emitter.load, lines_of_w)]
                 factors = [emitter.load_spread(emitter.address(line, k, index(1), 4)) for line in lines]
                 pairs = [(factor, column) for factor in factors for column in columns]
-                return [emitter.fma(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
+                return [multiplied(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
 
             sums = emitter.loop(count, [emitter.load(place) for place in places], body)
             for place, total in zip(places, sums, strict=True):
@@ -62,21 +74,24 @@ def strip_tile(
         emitter.select_rows(rows, MAX_ROWS, emit)
         return context.get_dummy_value()
 
-    return types.none(like, rows, x, x_stride, w, w_stride, out, out_stride, count), generate
+    return types.none(x_like, w_like, rows, x, x_stride, w, w_stride, out, out_stride, count), generate
 
 
 @intrinsic
 def dot_tiles(
-    _typing: Any, tiles: Any, queries: Any, keys: Any, num_keys: Any, out: Any, out_stride: Any, count: Any
+    _typing: Any, like: Any, tiles: Any, queries: Any, keys: Any, num_keys: Any, out: Any, out_stride: Any, count: Any
 ) -> Any:  # fmt: skip
-    """out[r, j] = queries[r] . keys[j] for r < 4 * tiles and j < num_keys; count * 16 numbers each, in a row.
+    """out[r, j] = queries[r] . keys[j] for r < 4 * tiles and j < num_keys; out is float32.
+
+    Queries and keys are lines of count times 16 float32, or 32 bfloat16, as `like` says.
 
     Four by four, whose sums are then made together; out[r] is written up to the next multiple of four.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        tiles, queries, keys, num_keys, out, out_stride, count = arguments
+        _, tiles, queries, keys, num_keys, out, out_stride, count = arguments
         emitter = Emitter(builder)
+        multiplied = emitter.dot_pairs if like.dtype == types.uint16 else emitter.fma
         last = builder.sub(num_keys, index(1))
 
         def four_keys(block: Any, _: list[Any]) -> list[Any]:
@@ -100,7 +115,7 @@ def dot_tiles(
                         for group in (lines, places)
                     )
                     pairs = [(query, key) for query in parts for key in others]
-                    return [emitter.fma(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
+                    return [multiplied(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
 
                 totals = emitter.totals(emitter.loop(count, [splat(0.0)] * TILE**2, body))
                 for r, row in enumerate(rows):
@@ -116,7 +131,7 @@ def dot_tiles(
         emitter.loop(blocks, [], four_keys)
         return context.get_dummy_value()
 
-    return types.none(tiles, queries, keys, num_keys, out, out_stride, count), generate
+    return types.none(like, tiles, queries, keys, num_keys, out, out_stride, count), generate
 
 
 @intrinsic
@@ -195,19 +210,21 @@ def sum_of_squares(_typing: Any, numbers: Any, count: Any) -> Any:
 
 
 @intrinsic
-def copy_line(_typing: Any, source: Any, target: Any, count: Any) -> Any:
-    """Copy count * 16 float32."""
+def copy_line(_typing: Any, like: Any, source: Any, target: Any, count: Any) -> Any:
+    """Copy count * 16 float32, to bfloat16 if `like` says so."""
+    is_rounded = like.dtype == types.uint16
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        source, target, count = arguments
+        _, source, target, count = arguments
         emitter = Emitter(builder)
 
         def body(k: Any, _: list[Any]) -> list[Any]:
             value = emitter.load(emitter.address(source, k, index(LANES), 4))
-            emitter.store(value, emitter.address(target, k, index(LANES), 4))
+            kept = emitter.rounded(value) if is_rounded else value
+            emitter.store(kept, emitter.address(target, k, index(LANES), 2 if is_rounded else 4))
             return []
 
         emitter.loop(count, [], body)
         return context.get_dummy_value()
 
-    return types.none(source, target, count), generate
+    return types.none(like, source, target, count), generate

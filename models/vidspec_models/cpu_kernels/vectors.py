@@ -16,10 +16,27 @@ LANES = 16
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(F32, LANES)
 _INTEGERS = ir.VectorType(I32, LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _LOG2_E = 1.4426950408889634
 # 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
 _LEAST_EXPONENT, _MOST_EXPONENT = -126.0, 127.0
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no name for it
+    """LLVM's bfloat."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def index(value: int) -> Any:
@@ -55,6 +72,11 @@ class Emitter:
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self._call("llvm.fma.v16f32", VECTOR, [a, b, c])
+
+    def dot_pairs(self, a: Any, b: Any, c: Any) -> Any:
+        """c + the products of a's and b's pairs of bfloat16, one a lane; x86 with AVX512_BF16 only."""
+        pairs = [self.builder.bitcast(vector, _PAIRS) for vector in (a, b)]
+        return self._call("llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, [c, *pairs])
 
     def total(self, vector: Any) -> Any:
         """Sum of the lanes, always by the same tree."""
@@ -129,6 +151,26 @@ class Emitter:
         upper = builder.and_(words, ir.Constant(_INTEGERS, [0xFFFF0000] * LANES))
         return [builder.bitcast(half, VECTOR) for half in (lower, upper)]
 
+    def load_row(self, address: Any) -> list[Any]:
+        """Two vectors of 16 successive bfloat16 each, as float32."""
+        builder, widened = self.builder, []
+        for place in (address, self.beyond(address, 2 * LANES)):
+            shorts = builder.load(builder.inttoptr(place, _SHORTS.as_pointer()))
+            shorts.align = 2
+            words = builder.shl(builder.zext(shorts, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES))
+            widened.append(builder.bitcast(words, VECTOR))
+        return widened
+
+    def rounded(self, vector: Any) -> Any:
+        """16 bfloat16: to nearest, ties to even. For finite numbers."""
+        builder = self.builder
+        words = builder.bitcast(vector, _INTEGERS)
+        odd = builder.and_(
+            builder.lshr(words, ir.Constant(_INTEGERS, [16] * LANES)), ir.Constant(_INTEGERS, [1] * LANES)
+        )
+        words = builder.add(words, builder.add(odd, ir.Constant(_INTEGERS, [0x7FFF] * LANES)))
+        return builder.trunc(builder.lshr(words, ir.Constant(_INTEGERS, [16] * LANES)), _SHORTS)
+
     def prefetch(self, address: Any) -> None:
         """Ask for the line at an address that will be read soon; one that is nowhere does no harm."""
         builder = self.builder
@@ -146,7 +188,9 @@ class Emitter:
         return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())))
 
     def store(self, value: Any, address: Any) -> None:
-        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = 4
+        self.builder.store(
+            value, self.builder.inttoptr(address, value.type.as_pointer())
+        ).align = 2  # as bfloat16 may lie
 
     def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """`for k in range(count)` with vectors carried in registers; count is at least 1."""

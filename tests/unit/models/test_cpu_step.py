@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
-from vidspec_models.cpu_kernels.kernels import product
+from vidspec_models.cpu_kernels.products import product
 from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
-from vidspec_models.cpu_step import CpuStep, narrowed, supports
+from vidspec_models.cpu_step import CpuStep, multiplies_bfloat16, narrowed, paired, supports
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.row_invariance import PREFILL_RULE
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.unit
 
 CONTEXT = 512
 build = partial(random_models.build, hidden_size=128, max_position_embeddings=CONTEXT)
+in_bfloat16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16")
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=in_bfloat16)]
 
 
 class Stepper:
@@ -61,8 +63,24 @@ def test_logits_equal_the_reference(family: str, pace: int) -> None:
     assert torch.allclose(pieces, reference, atol=5e-4)
 
 
-def test_the_decoder_and_the_step_share_a_cache() -> None:
-    model = build("qwen2")
+@in_bfloat16
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_logits_are_as_near_the_reference_as_its_own_bfloat16(family: str) -> None:
+    model = build(family).bfloat16()
+    ids = tokens(90, 1)
+    with torch.inference_mode():
+        rounded = model(torch.tensor([ids])).logits[0].float()
+        stepper = Stepper(model)
+        reference = model.float()(torch.tensor([ids])).logits[0]
+    found = stepper.run((stepper.cache(), ids))
+    assert (found - reference).abs().max() <= (rounded - reference).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 5e-4), pytest.param(torch.bfloat16, 0.05, marks=in_bfloat16)]
+)
+def test_the_decoder_and_the_step_share_a_cache(dtype: torch.dtype, tolerance: float) -> None:
+    model = build("qwen2").to(dtype)
     stepper = Stepper(model)
     ids = tokens(60, 2)
     cache = stepper.cache()
@@ -72,12 +90,13 @@ def test_the_decoder_and_the_step_share_a_cache() -> None:
         first = torch.tensor(ids[:40])
         decoder.forward(decoder.embed(first), decoder.rotary(torch.arange(40)), [Segment(cache, 0, 40)])
     cache.length = 40
-    assert torch.allclose(stepper.run((cache, ids[40:])), reference[40:], atol=5e-4)
+    assert torch.allclose(stepper.run((cache, ids[40:])), reference[40:].float(), atol=tolerance)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_scored_together_have_the_bits_they_have_alone(family: str) -> None:
-    stepper = Stepper(build(family))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_scored_together_have_the_bits_they_have_alone(family: str, dtype: torch.dtype) -> None:
+    stepper = Stepper(build(family).to(dtype))
     prompt, text = tokens(250, 3), tokens(2 * MAX_ROWS + 5, 4)
     cache = stepper.cache()
     stepper.run((cache, prompt))
@@ -87,8 +106,9 @@ def test_rows_scored_together_have_the_bits_they_have_alone(family: str) -> None
         assert torch.equal(stepper.run((cache, text[:count])), alone[:count]), f"{count} rows"
 
 
-def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone() -> None:
-    stepper = Stepper(build("qwen2"))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone(dtype: torch.dtype) -> None:
+    stepper = Stepper(build("qwen2").to(dtype))
     prompts = [tokens(count, 5) for count in (5, 200, 61)]
     rows = [tokens(count, 6) for count in (4, 2, 9)]
     caches = [[stepper.cache() for _ in prompts] for _ in range(2)]
@@ -113,6 +133,16 @@ def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32
     assert np.allclose(first, rows @ flat, atol=1e-4)
 
 
+@in_bfloat16
+def test_a_product_in_bfloat16_is_that_of_the_rounded_numbers() -> None:
+    generator = torch.Generator().manual_seed(7)
+    rows, weight = torch.randn(9, 128, generator=generator), torch.randn(3 * STRIP, 128, generator=generator)
+    strips = weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous()
+    out = np.zeros((9, 3 * STRIP), np.float32)
+    product(rows.numpy(), paired(strips.numpy()), out)
+    assert np.allclose(out, rows.bfloat16().float() @ weight.bfloat16().float().T, atol=1e-4)
+
+
 def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
     model = build("llama")
     wide = Stepper(model).step.num_bytes
@@ -124,4 +154,5 @@ def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
 def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
     assert supports(build("llama").model)
     assert not supports(build("llama", hidden_size=64).model)  # heads of 16
-    assert not supports(build("llama").bfloat16().model)
+    assert not supports(build("llama").half().model)
+    assert supports(build("llama").bfloat16().model) == multiplies_bfloat16()

@@ -1,0 +1,111 @@
+"""Attention of a step's rows, each against its own sequence's cache; the cache's new rows are written here, too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vidspec_models.cpu_kernels.products import FLOAT, Array, compiled, rms_norm
+from vidspec_models.cpu_kernels.tiles import (
+    MAX_ROWS,
+    STRIP,
+    TILE,
+    copy_line,
+    dot_tiles,
+    exponentials,
+    largest,
+    strip_tile,
+)
+from vidspec_models.cpu_kernels.vectors import LANES
+
+# Columns of a segment: first row, number of rows, cache rows before them, address of keys, of values, capacity,
+# cached rows at the front that are not attended to, and from which layer on (see `HiddenRows`).
+SEGMENT_FIELDS = 8
+_VECTOR = 64  # bytes
+
+
+@compiled
+def rotate(head: Array, table: Array) -> None:
+    """Rotary embedding in place: head [D], table [2, D] of cosines and signed sines (see `Decoder.rotary_from`)."""
+    half = head.shape[0] // 2
+    for i in range(half):
+        low, high = head[i], head[i + half]
+        head[i] = low * table[0, i] + high * table[1, i]
+        head[i + half] = high * table[0, i + half] + low * table[1, i + half]
+
+
+@compiled
+def attend(
+    queries: Array, num_lines: int, group: int, keys: int, values: int, context: int, scale: float, scores: Array,
+    out: Array,
+) -> None:  # fmt: skip
+    """Successive rows' query heads, `group` a row, of one key/value head over the cached rows; [12, D] each, n used.
+
+    Queries have the type of keys and values. The first row sees `context` cached rows, each further one sees one more.
+    Together they read keys and values once; what a row does not see weighs exactly nothing. out is overwritten, scores
+    [12, longest context] are scratch.
+    """
+    width, stride = queries.shape[1], scores.shape[1]
+    longest = context + (num_lines - 1) // group
+    weights = scores.ctypes.data
+    tiles = (num_lines + TILE - 1) // TILE
+    num_bytes = width * queries.itemsize
+    dot_tiles(queries, tiles, queries.ctypes.data, keys, longest, weights, stride, num_bytes // _VECTOR)
+    totals = np.empty(num_lines, np.float32)
+    for line in range(num_lines):
+        own = context + line // group
+        padded = (own + LANES - 1) // LANES * LANES
+        scores[line, own:padded] = -np.inf
+        numbers = scores[line].ctypes.data
+        most = np.float32(scale * largest(numbers, padded // LANES))
+        totals[line] = exponentials(numbers, np.float32(scale), most, padded // LANES)
+        scores[line, own:longest] = 0.0
+        out[line] = 0.0
+    for strip in range(width // STRIP):
+        first = strip * STRIP
+        column, place = values + first * queries.itemsize, out.ctypes.data + first * FLOAT
+        strip_tile(scores, queries, num_lines, weights, stride, column, width, place, width, longest)
+    for line in range(num_lines):
+        out[line] /= totals[line]
+
+
+@compiled
+def attend_segment(
+    heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
+    scale: float, queries: Array, scores: Array, mixed: Array,
+) -> None:  # fmt: skip
+    """Norm and turn a segment's heads [rows, H + 2 KV, D], write its keys and values, attend; mixed [rows, H, D].
+
+    queries [12, D] and scores are scratch; queries have the type that keys and values are stored in.
+    """
+    first, num_rows, start = segment[0], segment[1], segment[2]
+    keys, values, capacity = segment[3], segment[4], segment[5]
+    width = heads.shape[2]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    group = num_heads // num_kv_heads
+    line, num_vectors = width * queries.itemsize, width // LANES
+    layer_bytes = layer * num_kv_heads * capacity * line
+    for row in range(first, first + num_rows):
+        for head in range(num_heads + num_kv_heads):
+            if head_norm.shape[0]:
+                one = heads[row, head : head + 1]
+                rms_norm(one, head_norm[head], eps, one)
+            rotate(heads[row, head], tables[row])
+        for kv in range(num_kv_heads):
+            place = layer_bytes + (kv * capacity + start + row - first) * line
+            copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
+            copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
+    skipped = segment[6] if layer >= segment[7] else 0
+    at_once = MAX_ROWS // group
+    out = np.empty((MAX_ROWS, width), np.float32)
+    for kv in range(num_kv_heads):
+        place = layer_bytes + (kv * capacity + skipped) * line
+        chosen = slice(kv * group, (kv + 1) * group)
+        for row in range(first, first + num_rows, at_once):
+            count = min(at_once, first + num_rows - row)
+            for i in range(count * group):
+                head = heads[row + i // group, kv * group + i % group]
+                copy_line(queries, head.ctypes.data, queries[i].ctypes.data, num_vectors)
+            context = start + row - first + 1 - skipped
+            attend(queries, count * group, group, keys + place, values + place, context, scale, scores, out)
+            for i in range(count):
+                mixed[row + i, chosen] = out[i * group : (i + 1) * group]
