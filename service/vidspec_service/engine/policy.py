@@ -16,7 +16,6 @@ from heapq import nlargest
 
 _MINIMUMS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-_MAX_ROUNDS = 64
 _GRAIN = 1.1  # of rounded measurements
 _CANDIDATES = 2  # what is best for rounded measurements is not always best for the exact ones
 _MOST_ACCEPTANCE, _LEAST_RATIO = 0.99, 1e-3
@@ -55,20 +54,22 @@ OFF = Plan(minimum=0, window=0, room=0, speedup=1.0)
 def tokens_per_second(acceptance: float, costs: StepCosts, minimum: int, window: int, *, overlap: bool) -> float:
     """Rate of the loop at acceptance `acceptance` in [0, 1); with `overlap` False the draft waits for verdicts."""
     tokens, seconds, probability = 0.0, 0.0, 1.0
-    available = 0.0
-    for _ in range(_MAX_ROUNDS):
+    available, before = 0.0, -1
+    while True:
         waited = max(0.0, minimum - available) * costs.draft_s
         if available == 0.0 and minimum:
             waited += costs.latency_s
         pending = min(window, max(minimum, int(available)))
         verification = costs.verification_s(pending + 1)
         success = acceptance ** (pending + 1)
-        tokens += probability * (1.0 - success) / (1.0 - acceptance)
-        seconds += probability * (waited + verification)
-        probability *= success
-        if probability < 1e-4:
+        # A round leaves as much for the next one as an equal round before it did: from there on all are equal.
+        weight = probability / (1.0 - success) if pending == before else probability
+        tokens += weight * (1.0 - success) / (1.0 - acceptance)
+        seconds += weight * (waited + verification)
+        if pending == before:
             break
-        available = max(0.0, verification / costs.draft_s - 1.0) if overlap else 0.0
+        available, before = max(0.0, verification / costs.draft_s - 1.0) if overlap else 0.0, pending
+        probability *= success
     return tokens / seconds
 
 
