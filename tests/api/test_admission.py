@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.api.test_limits import FORM, part, video
@@ -162,6 +163,37 @@ async def test_a_key_may_send_so_many_requests_a_minute_and_is_told_when_to_come
     assert (await world.client.post("/v1/videos", files=FILE, headers=as_(BOB))).status_code == 200
 
 
+async def test_one_key_never_takes_the_last_places_from_the_others(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    decoder = FakeDecodePool(gate=gate)
+    world = World(tmp_path, decoder=decoder, keys=[ALICE, BOB], max_running_requests=4, max_queued_requests=4)
+    body = {"video": DATA_URL, "prompt": "x"}
+    inside = [asyncio.create_task(world.client.post(URL, json=body, headers=as_(ALICE))) for _ in range(20)]
+    await until_admitted(world, 6)
+    inside += [asyncio.create_task(world.client.post(URL, json=body, headers=as_(BOB))) for _ in range(2)]
+    await until_admitted(world, 8)
+    assert (await world.client.post(URL, json=body, headers=as_(BOB))).status_code == 503
+    gate.set()
+    answers = [await task for task in inside]
+    assert [answer.status_code for answer in answers].count(200) == 8
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) == 14
+    assert refused[0].headers["retry-after"] == "1"
+    assert "left are for other keys" in refused[0].json()["error"]["message"]
+
+
+async def test_an_only_key_may_take_every_place(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(
+        tmp_path, decoder=FakeDecodePool(gate=gate), keys=[ALICE], max_running_requests=4, max_queued_requests=4
+    )
+    body = {"video": DATA_URL, "prompt": "x"}
+    inside = [asyncio.create_task(world.client.post(URL, json=body, headers=as_(ALICE))) for _ in range(9)]
+    await until_admitted(world, 8)
+    gate.set()
+    assert sorted([(await task).status_code for task in inside]) == [200] * 8 + [503]
+
+
 async def test_when_it_is_busy_the_callers_are_served_in_rotation(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(
@@ -215,6 +247,34 @@ async def test_bodies_have_a_budget_together_and_the_declared_length_counts_firs
     assert (await first).status_code == 200
     assert (world.admission.num_bytes, world.leftovers) == (0, [])
     assert (await world.client.post(URL, content=undeclared(), headers=FORM)).status_code == 200
+
+
+async def test_one_key_never_takes_the_last_bytes_from_the_others(tmp_path: Path) -> None:
+    """It costs nothing to announce a large body and send none of it."""
+    gate = asyncio.Event()
+    world = World(tmp_path, keys=[ALICE, BOB], max_queued_bytes=4000)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"--XX"
+        await gate.wait()
+
+    async def announce(key: str, num_bytes: int) -> httpx.Response:
+        headers = {**FORM, **as_(key), "content-length": str(num_bytes)}
+        return await world.client.post(URL, content=stalled(), headers=headers)
+
+    stalling = []
+    for number in range(3):
+        stalling.append(asyncio.create_task(announce(ALICE, 1000)))
+        async with asyncio.timeout(5):
+            while world.admission.num_bytes < 1000 * (number + 1):  # noqa: ASYNC110  nothing tells a test
+                await asyncio.sleep(0.001)
+    refused = await announce(ALICE, 1000)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+    body = part("prompt", b"x") + part("video", video(600), "a.mp4") + b"--XX--\r\n"
+    assert (await world.client.post(URL, content=body, headers={**FORM, **as_(BOB)})).status_code == 200
+    gate.set()
+    assert [response.status_code for response in await asyncio.gather(*stalling)] == [400] * 3
+    assert world.admission.num_bytes == 0
 
 
 async def test_one_body_alone_may_be_as_large_as_bodies_may_be(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.chat import ASK, VIDEO, ask, user
+from tests.api.chat import ASK, IMAGE, IMAGE_BYTES, IMAGE_URL, VIDEO, ask, user
 from tests.api.test_stream import events_of
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeEngine
@@ -99,6 +99,27 @@ async def test_each_way_to_send_a_video_is_taken(tmp_path: Path, part: Any) -> N
     assert (await ask(world, messages=[user(ASK, part)])).status_code == 200
     assert world.decoder.contents == [CLIP_BYTES]
     assert world.engine.requests[0].messages == (ChatMessage(role="user", text="What moves?", num_videos=1),)
+
+
+async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert (await ask(world, messages=[user(IMAGE, ASK)])).status_code == 200
+    assert world.decoder.contents == [IMAGE_BYTES]
+    assert world.decoder.requests[0].is_still
+    assert world.engine.requests[0].messages == (ChatMessage(role="user", text="What moves?", num_videos=1),)
+    assert world.leftovers == []
+
+
+async def test_a_video_that_calls_itself_an_image_is_refused_and_so_is_the_other_way(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    lies = (
+        {"type": "image_url", "image_url": {"url": DATA_URL.replace("video/mp4", "image/png")}},
+        {"type": "video_url", "video_url": {"url": IMAGE_URL.replace("image/png", "video/mp4")}},
+    )
+    for part in lies:
+        response = await ask(world, messages=[user(part, ASK)])
+        assert (response.status_code, response.json()["error"]["code"]) == (415, "video_unsupported")
+    assert (world.decoder.requests, world.leftovers) == ([], [])
 
 
 async def test_an_uploaded_video_is_a_file_part(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.chat import ASK, URL, VIDEO, ask, user
+from tests.api.chat import ASK, IMAGE, IMAGE_URL, URL, VIDEO, ask, user
 from tests.api.world import DATA_URL, FILE, World
 from tests.fakes import FakeEngine
 
@@ -45,7 +45,18 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ({"messages": [{**user(VIDEO, ASK), "name": "me"}]}, "messages.0.name", "Unknown field"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", ""),
         ({"messages": [user(VIDEO, {"type": "text", "text": " "})]}, "messages.0.content.1.text", ""),
-        ({"messages": [user(VIDEO, {"type": "image_url", "image_url": {}})]}, "messages.0.content.1", "no images"),
+        ({"messages": [user(VIDEO, IMAGE, ASK)]}, "messages", "exactly one video or image"),
+        ({"messages": [user({"type": "image_url", "image_url": {}})]}, "messages.0.content.0.image_url.url", ""),
+        (
+            {"messages": [user({"type": "image_url", "image_url": {"url": IMAGE_URL, "detail": "high"}}, ASK)]},
+            "messages.0.content.0.image_url.detail", "one size",
+        ),
+        ({"messages": [user({"type": "image_url", "image_url": {"url": DATA_URL}}, ASK)]}, "video", "data:image/"),
+        ({"messages": [user({"type": "video_url", "video_url": {"url": IMAGE_URL}}, ASK)]}, "video", "data:video/"),
+        (
+            {"messages": [user({"type": "image_url", "image_url": {"url": "https://a.example/b"}}, ASK)]},
+            "video_url", "does not fetch URLs",
+        ),
         ({"messages": [user(VIDEO, {"type": "input_audio"})]}, "messages.0.content.1", "no audio"),
         ({"messages": [user(VIDEO, {"text": "x"})]}, "messages.0.content.1", ""),
         ({"messages": [user({"type": "video_url", "video_url": "x"})]}, "messages.0.content.0.video_url", ""),

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Message
 
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
-from vidspec_service.api.body_limit import LINGER_BYTES
+from vidspec_service.api.body_limit import LINGER_BYTES, BodyLimit
 from vidspec_service.api.multipart import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -195,3 +197,23 @@ async def test_no_mutation_of_a_body_gets_a_5xx_or_leaves_a_file(tmp_path: Path)
         statuses.add(response.status_code)
     assert {200, 400, 415} <= statuses <= {200, 400, 413, 415, 422}
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
+
+
+async def test_a_server_that_ends_leaves_a_refused_client_in_order() -> None:
+    """Cut off while the rest of a body was thrown away: the answer is given, and nothing is left to report."""
+    sent: list[Message] = []
+    is_answered = asyncio.Event()
+
+    async def receive() -> Message:
+        is_answered.set()
+        return await asyncio.Future()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"content-length", b"1000")]}
+    serving = asyncio.create_task(BodyLimit(PlainTextResponse("no", 401), 10_000)(scope, receive, send))
+    await is_answered.wait()
+    serving.cancel()
+    await serving
+    assert [message.get("more_body") for message in sent] == [None, True, False]

@@ -40,6 +40,14 @@ async def test_a_loaded_service_is_ready_until_it_drains(tmp_path: Path) -> None
     assert (await world.client.get("/health/live")).status_code == 200
 
 
+async def test_one_model_is_looked_at_by_its_name(tmp_path: Path) -> None:
+    client = World(tmp_path).client
+    (listed,) = (await client.get("/v1/models")).json()["data"]
+    assert (await client.get("/v1/models/fake-target")).json() == listed
+    other = await client.get("/v1/models/meta/other")
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+
+
 async def test_the_model_list_has_openais_shape(tmp_path: Path) -> None:
     answer = (await World(tmp_path).client.get("/v1/models")).json()
     created = answer["data"][0].pop("created")
@@ -131,6 +139,12 @@ async def test_an_unknown_route_and_a_wrong_method_have_the_usual_shape(tmp_path
     assert set(wrong.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("path", ["/v1/videos/", "/v1/video-chat/", "/health/live/"])
+async def test_no_path_is_redirected_to_an_address_made_of_the_clients_host(tmp_path: Path, path: str) -> None:
+    response = await World(tmp_path).client.get(path, headers={"host": "evil.example"})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
 async def test_fastapis_own_validation_errors_are_400s_of_the_usual_shape(tmp_path: Path) -> None:
     world = World(tmp_path)
 
@@ -148,6 +162,7 @@ async def test_a_failure_of_the_engine_is_told_to_the_log_and_not_to_the_client(
 ) -> None:
     response = await World(tmp_path, FakeEngine(GenerationFailed("CUDA error at 0xdeadbeef"))).ask()
     assert "0xdeadbeef" not in response.text
+    assert response.headers["x-should-retry"] == "false"  # OpenAI's clients would ask twice more
     failed = next(line for line in log.getvalue().splitlines() if "request failed" in line)
     assert json.loads(failed)["reason"] == "CUDA error at 0xdeadbeef"
     assert json.loads(failed)["request_id"] in response.json()["error"]["message"]
@@ -176,6 +191,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     configure_logging("debug", "json", stream)
     yield stream
     logging.root.setLevel(level)
+
+
+async def test_the_log_has_the_beginning_of_a_path_that_has_no_end(tmp_path: Path, log: io.StringIO) -> None:
+    await World(tmp_path, keys=["the-key-0123456789abcdef"]).client.get("/" + "x" * 50_000)
+    assert '"path": "/xxx' in log.getvalue()
+    assert len(log.getvalue()) < 1000
 
 
 async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(tmp_path: Path, log: io.StringIO) -> None:

@@ -182,3 +182,15 @@ async def test_what_the_decoder_refuses_has_its_own_status(
     assert world.engine.requests == []
     assert world.leftovers == []
     assert world.admission.num_admitted == 0
+
+
+async def test_a_body_of_a_million_fields_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    fields = ",".join(f'"k{index}":1' for index in range(1_000_000))
+    asked = await world.client.post(URL, content="{" + fields + "}", headers={"content-type": "application/json"})
+    assert (asked.status_code, asked.json()["error"]["code"]) == (400, "invalid_request")
+    assert "more values in it" in asked.json()["error"]["message"]
+    form = {"messages": "[" + "[]," * 200_000 + "[]]"}
+    asked = await world.client.post(URL, files=FILE, data=form)
+    assert "more values in it" in asked.json()["error"]["message"]
+    assert world.leftovers == []

@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
+from hypothesis import strategies
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
@@ -42,6 +43,17 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
+@strategies.composite
+def _cases(draw: strategies.DrawFn, made: strategies.SearchStrategy[Any]) -> Any:
+    """Those that schemathesis itself can handle: it sometimes fails to judge the bytes that it made for a file."""
+    try:
+        return draw(made)
+    except ValueError as error:
+        if "Unsupported type: 'Binary'" in str(error):
+            hypothesis.reject()
+        raise
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_every_operation_does_what_its_document_says(server: Served, mode: GenerationMode) -> None:
@@ -53,7 +65,7 @@ def test_every_operation_does_what_its_document_says(server: Served, mode: Gener
         operation = result.ok()
 
         @hypothesis.settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+        @hypothesis.given(case=_cases(operation.as_strategy(generation_mode=mode)))
         def call(case: Any) -> None:
             case.call_and_validate(checks=CHECKS)
 

@@ -161,3 +161,17 @@ async def test_the_log_names_callers_and_never_keys_questions_or_videos(tmp_path
     callers = {entry.get("caller") for entry in answered if "path" in entry}
     assert len(callers) == 2
     assert None in callers
+
+
+async def test_an_allowed_page_may_send_any_header_that_its_client_has(tmp_path: Path) -> None:
+    """OpenAI's own sends x-stainless-...; a key is the only thing that opens anything, and pages have none."""
+    world = World(tmp_path, cors_origins="https://app.example")
+    asked = {
+        "origin": "https://app.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type,x-stainless-lang",
+    }
+    answer = await world.client.options("/v1/video-chat", headers=asked)
+    assert answer.status_code == 200
+    assert "x-stainless-lang" in answer.headers["access-control-allow-headers"]
+    assert "access-control-allow-credentials" not in answer.headers

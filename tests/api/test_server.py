@@ -167,7 +167,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert len(engine.cancelled) == 1
 
 
-async def test_what_a_killed_server_left_is_swept_and_a_private_folder_is_removed(tmp_path: Path) -> None:
+async def test_the_operators_folder_is_made_for_nobody_else(tmp_path: Path) -> None:
     async with running(FakeEngine(), tmp_path / "new" / "folder"):
         assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
 

@@ -43,7 +43,8 @@ class World:
         self.decoder = decoder or FakeDecodePool()
         self.settings = Settings(upload_dir=upload_dir, **settings)
         self.metrics = Metrics(CollectorRegistry())
-        self.services = build_services(self.settings, self.engine, self.decoder, self.metrics)
+        keys = list(keys)
+        self.services = build_services(self.settings, self.engine, self.decoder, self.metrics, num_keys=len(keys))
         if fetcher is not None:
             self.services = replace(self.services, fetcher=fetcher)
         self.admission = self.services.admission

@@ -44,8 +44,12 @@ def _kinds_of_boxes(data: bytes) -> Iterator[Box]:
 
 def mutations(seeds: Seeds, count: int, seed: int) -> Iterator[bytes]:
     """`count` damaged clips, the same for the same seed."""
+    return mutated(seeds.all(), count, seed)
+
+
+def mutated(clips: list[bytes], count: int, seed: int) -> Iterator[bytes]:
+    """`count` damaged files made of these."""
     dice = random.Random(seed)
-    clips = seeds.all()
     for _ in range(count):
         data = bytearray(dice.choice(clips))
         for _ in range(dice.choice((1, 1, 2, 4, 16))):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import SECRETS, Settings, api_keys, load_settings
+from vidspec_service.settings import SECRETS, Settings, api_keys, client_key, load_settings
 
 pytestmark = pytest.mark.unit
 
@@ -16,6 +17,18 @@ ONE, TWO, THREE = (f"{word}-0123456789abcdef" for word in ("one", "two", "three"
 
 def test_without_a_source_nobody_is_asked_for_a_key() -> None:
     assert api_keys(Settings()) == frozenset()
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_variable_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("VIDSPEC_API_KEYS", value)
+    with pytest.raises(ConfigError, match="VIDSPEC_API_KEYS is empty"):
+        load_settings({})
+
+
+def test_a_client_of_the_same_settings_takes_one_of_the_keys() -> None:
+    assert client_key(Settings()) is None
+    assert client_key(Settings(api_keys=SecretStr(f"{ONE} {TWO}"))) in {ONE, TWO}
 
 
 def test_both_sources_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
-    def __bool__(self) -> bool:
-        return bool(self._digests)
+    def __len__(self) -> int:
+        return len(self._digests)
 
     def caller(self, authorization: str) -> str | None:
         """The name of the key in an `Authorization: Bearer` header, or None. A name tells nothing about its key."""

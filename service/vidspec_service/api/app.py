@@ -36,8 +36,8 @@ leaves its text as it is. Errors have OpenAI's shape, `{"error": {"message", "ty
 string codes; every answer carries `X-Request-Id`."""
 _CORS: dict[str, Any] = {
     "allow_methods": ["GET", "POST", "DELETE"],
-    "allow_headers": ["authorization", "content-type", "x-request-id"],
-    "expose_headers": ["x-request-id", "retry-after"],
+    "allow_headers": ["*"],  # clients have their own (x-stainless-...); there are no cookies that one could abuse
+    "expose_headers": ["x-request-id", "retry-after", "x-should-retry"],
 }
 
 
@@ -53,6 +53,7 @@ def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
         description=_DESCRIPTION,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # to an address made of the client's Host, and of http behind a TLS proxy
     )
     for make in (video_chat_router, chat_completions_router, videos_router, models_router, health_router):
         app.include_router(make(services))

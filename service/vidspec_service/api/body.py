@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from vidspec_service.api import openai_schemas
+from vidspec_service.api import openai_parts, openai_schemas
 from vidspec_service.api.intake import Intake
+from vidspec_service.api.json_structure import check_structure
 from vidspec_service.api.multipart import MultipartReader, PartHead
 from vidspec_service.api.schemas import Message, VideoChat
 from vidspec_service.errors import InvalidRequest, VideoTooLarge
@@ -24,12 +25,13 @@ _WORDS = frozenset(
     name
     for model in (
         VideoChat, Message, openai_schemas.ChatCompletion, openai_schemas.ChatTurn, openai_schemas.StreamOptions,
-        openai_schemas.TextPart, openai_schemas.VideoUrlPart, openai_schemas.VideoUrl, openai_schemas.InputVideoPart,
-        openai_schemas.InputVideo, openai_schemas.FilePart, openai_schemas.FileRef,
+        openai_parts.TextPart, openai_parts.VideoUrlPart, openai_parts.VideoUrl, openai_parts.InputVideoPart,
+        openai_parts.InputVideo, openai_parts.ImageUrlPart, openai_parts.ImageUrl, openai_parts.FilePart,
+        openai_parts.FileRef,
     )
     for name in model.model_fields
 )  # fmt: skip
-_PARTS = "Parts may be text, video_url, input_video or file; this server takes no images, no audio and no tools"
+_PARTS = "Parts may be text, video_url, input_video, image_url or file; this server takes no audio and no tools"
 
 F = TypeVar("F", bound=BaseModel)
 J = TypeVar("J", bound=BaseModel)
@@ -89,7 +91,7 @@ class BodyReader:
             if len(body) > most:
                 raise VideoTooLarge(f"A JSON body may have {most:,} bytes (VIDSPEC_MAX_JSON_BYTES); send a form.")
         try:  # in a thread: megabytes of base64 must not hold up everybody's tokens
-            return await asyncio.to_thread(model.model_validate_json, body, strict=True)
+            return await asyncio.to_thread(_validated, model, body)
         except ValidationError as error:
             raise refusal(error, model) from None
 
@@ -102,6 +104,11 @@ class BodyReader:
             num_bytes += len(chunk)
             place.hold_bytes(num_bytes)
             yield chunk
+
+
+def _validated(model: type[J], body: bytearray) -> J:
+    check_structure(body)
+    return model.model_validate_json(body, strict=True)
 
 
 def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
@@ -138,6 +145,7 @@ def _unknown_field(name: str, param: str, model: type[BaseModel]) -> InvalidRequ
 
 
 def _parse_json_field(name: str, text: str) -> object:
+    check_structure(text.encode())
     try:
         return pydantic_core.from_json(text)
     except ValueError as error:

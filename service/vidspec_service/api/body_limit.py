@@ -67,13 +67,13 @@ class _Body:
         return message
 
     async def discard(self) -> None:
-        """Read on for a bounded time and size, keeping nothing."""
+        """Read on for a bounded time and size, keeping nothing. The answer is given: a server that ends now stops."""
         most = self._num_bytes + max(self._max_bytes, LINGER_BYTES)
         try:
             async with asyncio.timeout(_LINGER_S):
                 while not self.is_finished and self._num_bytes < most:
                     await self._next()
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):
             pass
 
     async def _next(self) -> Message:

@@ -20,9 +20,18 @@ from vidspec_service.telemetry import Metrics
 
 
 def build_services(
-    settings: Settings, engine: Engine, decoder: Decoder, metrics: Metrics, upload_dir: Path | None = None
+    settings: Settings,
+    engine: Engine,
+    decoder: Decoder,
+    metrics: Metrics,
+    upload_dir: Path | None = None,
+    *,
+    num_keys: int = 0,
 ) -> Services:
-    """Nothing is started and no file is touched; whoever ends a server closes its `videos`."""
+    """Nothing is started and no file is touched; whoever ends a server closes its `videos`.
+
+    `num_keys` are in use; none: all callers are one.
+    """
     clips = Clips(decoder, metrics, Lru(settings.max_cached_frame_bytes, settings.video_ttl_s, time.monotonic))
     # Wall clock: clients are told when a video expires.
     videos = Videos(settings.max_stored_bytes, settings.video_ttl_s, time.time, clips.forget)
@@ -37,18 +46,19 @@ def build_services(
             max_bytes=settings.max_upload_bytes,
         ),
         metrics=metrics,
-        admission=_admission(settings, metrics),
+        admission=_admission(settings, metrics, num_keys),
         # As many as are generated, and those that are decoded meanwhile.
         turns=Turns(settings.max_running_requests + settings.decode_workers),
         upload_dir=upload_dir or settings.upload_dir or Path(tempfile.gettempdir()),
     )
 
 
-def _admission(settings: Settings, metrics: Metrics) -> Admission:
+def _admission(settings: Settings, metrics: Metrics, num_keys: int) -> Admission:
     return Admission(
         settings.max_running_requests + settings.max_queued_requests,
         settings.max_queued_bytes,
         metrics,
+        several_callers=num_keys > 1,
         per_caller=settings.max_requests_per_key,
         rate=RateLimit(settings.requests_per_minute_per_key, time.monotonic),
     )

@@ -32,6 +32,7 @@ class VideoFile:
     path: Path
     num_bytes: int
     content_id: str  # names the bytes: equal content, equal id
+    is_still: bool = False  # an image
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ _ERRORS = {
     503: "Every place is taken, the server is shutting down or the model is not loaded. See Retry-After.",
     504: "The request took longer than its time limit.",
 }
+_NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
 _FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
@@ -69,6 +70,8 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         documented[status] = {"model": ErrorBody, "description": _ERRORS[status]}
         if status in (429, 503):
             documented[status]["headers"] = _RETRY_AFTER
+        elif status in (500, 504):
+            documented[status]["headers"] = _NO_RETRY
     return documented
 
 

@@ -20,7 +20,7 @@ class Asked:
     turns: tuple[ChatMessage, ...]
 
 
-def frame_request(options: Options) -> FrameRequest:
+def frame_request(options: Options, *, is_still: bool = False) -> FrameRequest:
     """Which frames the client wants."""
     return FrameRequest(
         fps=options.fps,
@@ -28,6 +28,7 @@ def frame_request(options: Options) -> FrameRequest:
         max_frames=options.max_frames,
         start_s=options.start_s,
         end_s=options.end_s,
+        is_still=is_still,
     )
 
 

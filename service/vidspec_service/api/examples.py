@@ -129,6 +129,20 @@ CHAT_COMPLETIONS = {
             ],
         },
     },
+    "image_url": {
+        "summary": "An image",
+        "value": {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoA..."}},
+                        {"type": "text", "text": "What is in it?"},
+                    ],
+                }
+            ],
+        },
+    },
     "file": {
         "summary": "A video that was uploaded before, streamed",
         "value": {

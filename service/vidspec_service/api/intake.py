@@ -49,18 +49,20 @@ class Intake:
             self._file = VideoFile(kept.path, kept.facts.bytes, kept.facts.id)
         elif source.url is not None:
             async with self._services.fetcher.opened(source.url) as chunks:
-                await self.store(self._counted(chunks))
+                await self.store(self._counted(chunks), is_still=source.is_still)
         elif source.data_url is not None:
             limit = self._services.settings.max_upload_bytes
-            await self.store(_once(await asyncio.to_thread(decode_data_url, source.data_url, limit)))
+            content = await asyncio.to_thread(decode_data_url, source.data_url, limit, is_still=source.is_still)
+            await self.store(_once(content), is_still=source.is_still)
 
-    async def store(self, chunks: AsyncIterator[bytes]) -> None:
+    async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> None:
         """Write a stream to a private file of this request."""
         measured = _Measured(chunks)
         limit = self._services.settings.max_upload_bytes
-        path = await write_upload(measured.chunks(), self._services.upload_dir, limit)
+        path = await write_upload(measured.chunks(), self._services.upload_dir, limit, is_still=is_still)
         self._held.callback(path.unlink, missing_ok=True)
-        self._file = VideoFile(path, measured.num_bytes, f"video-{measured.digest.hexdigest()[:32]}")
+        content_id = f"video-{measured.digest.hexdigest()[:32]}"
+        self._file = VideoFile(path, measured.num_bytes, content_id, is_still)
 
     def hand_over(self) -> VideoFile:
         """The stored file, which somebody else deletes from now on."""

@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_LOGGED_PATH = 256  # characters; a stranger may send tens of thousands
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -71,7 +72,7 @@ class RequestContext:
         self._metrics.http_answered(method, route, status)
         if self._access_log:
             level = logging.DEBUG if route in _PROBES and status == 200 else logging.INFO
-            facts = {"method": scope["method"], "path": scope["path"], "status": status}
+            facts = {"method": scope["method"], "path": scope["path"][:_LOGGED_PATH], "status": status}
             if caller := scope.get("state", {}).get("caller"):
                 facts["caller"] = caller
             _log.log(level, "answered", extra={**facts, "duration_s": round(seconds, 4)})

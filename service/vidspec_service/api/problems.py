@@ -75,6 +75,8 @@ STATUS: Mapping[type[ServiceError], int] = {
 }
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
+# The same would happen again, at full price. OpenAI's clients heed it; without it they ask twice more.
+_NO_RETRY = {"X-Should-Retry": "false"}
 _RETRY_AFTER_DEAD_S = 10.0  # about what an orchestrator needs to replace the process
 
 
@@ -115,4 +117,6 @@ def _headers_of(error: ServiceError) -> dict[str, str]:
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, CapacityError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    return {"Retry-After": str(int(_RETRY_AFTER_DEAD_S))} if isinstance(error, EngineDead) else {}
+    if isinstance(error, EngineDead):
+        return {"Retry-After": str(int(_RETRY_AFTER_DEAD_S))}
+    return _NO_RETRY if status_of(error) in (500, 504) else {}

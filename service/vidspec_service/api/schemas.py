@@ -48,11 +48,12 @@ FilePart = Annotated[Path, WithJsonSchema({"type": "string", "format": "binary"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a request's video is; none of them: it came as a part of the form."""
+    """Where a request's video, or an image in its stead, is; none of them: it came as a part of the form."""
 
     data_url: str | None = None
     video_id: str | None = None
     url: str | None = None
+    is_still: bool = False
 
 
 class Options(BaseModel):

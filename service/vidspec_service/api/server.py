@@ -14,10 +14,8 @@ import logging
 import resource
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
-from pathlib import Path
 
 import uvicorn
 
@@ -27,7 +25,7 @@ from vidspec_service.api.app import create_app
 from vidspec_service.api.building import build_services
 from vidspec_service.api.clips import Decoder
 from vidspec_service.api.deps import Services
-from vidspec_service.decoding.source import sweep
+from vidspec_service.api.upload_folder import upload_folder
 from vidspec_service.engine.interface import Engine
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys
@@ -93,8 +91,8 @@ async def serve(
     """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
     keys = ApiKeys(api_keys(settings))
     _allow_descriptors()
-    with listener or bind(settings) as sock, _upload_folder(settings) as upload_dir:
-        services = build_services(settings, engine, decode_pool, metrics, upload_dir)
+    with listener or bind(settings) as sock, upload_folder(settings.upload_dir) as upload_dir:
+        services = build_services(settings, engine, decode_pool, metrics, upload_dir, num_keys=len(keys))
         config = uvicorn.Config(
             create_app(services, keys),
             log_config=None,
@@ -168,18 +166,3 @@ async def _expiring(services: Services) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@contextmanager
-def _upload_folder(settings: Settings) -> Iterator[Path]:
-    """The operator's folder, swept of what a killed process left, or a private one that goes with us."""
-    if settings.upload_dir is None:
-        with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
-            yield Path(folder)
-        return
-    try:
-        settings.upload_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sweep(settings.upload_dir)
-    except OSError as error:
-        raise ConfigError(f"cannot use upload_dir {settings.upload_dir}: {error.strerror}") from error
-    yield settings.upload_dir

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec_service.bench.compression.options import CompressionOptions
-from vidspec_service.cli.bench_output import progress, require_writable, show
+from vidspec_service.cli.bench_output import command_line, deliver, progress, require_outputs
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.engine.types import Compression
 from vidspec_service.errors import ConfigError
@@ -53,11 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from vidspec_service.bench.compression.results import results
     from vidspec_service.bench.compression.runs import measure
     from vidspec_service.bench.facts import hardware, load_average, now, versions
-    from vidspec_service.bench.plots import require_matplotlib
 
-    require_writable(args.json, args.plot)
-    if args.plot is not None:
-        require_matplotlib()
+    require_outputs(args)
     settings = settings_of(args)
     options = compression_options(args, settings)
     threads = settings.target_threads or len(os.sched_getaffinity(0))
@@ -73,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         measured, loaded = measure(options, spec, threads, tell)
     report = CompressionReport(
         created=created,
-        command=shlex.join(["vidspec", *sys.argv[1:]]),
+        command=command_line(),
         baseline=_BASELINE,
         hardware=hardware({loaded.device: loaded.device_name} if loaded.device_name else {}),
         versions=versions(),
@@ -86,11 +81,7 @@ def run(args: argparse.Namespace) -> int:
         load_average_before=load_before,
         results=results(measured),
     )
-    show(renderables(report))
-    if args.json is not None:
-        report.write(args.json)
-    if args.plot is not None:
-        save_plot(report, args.plot)
+    deliver(args, report, renderables, save_plot)
     return 0
 
 

@@ -6,12 +6,10 @@ Each library is measured in a process of its own, with its own defaults; how its
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 
 from vidspec_service.bench.decode.options import DecodeOptions
-from vidspec_service.cli.bench_output import progress, require_writable, show
+from vidspec_service.cli.bench_output import command_line, deliver, progress, require_files, require_outputs
 from vidspec_service.errors import ConfigError
 
 _DEFAULTS = DecodeOptions()
@@ -41,19 +39,12 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     from vidspec_service.bench.decode.measuring import measure_decoding
     from vidspec_service.bench.decode.output import renderables, save_plot
-    from vidspec_service.bench.plots import require_matplotlib
 
     options = decode_options(args)
-    require_writable(args.json, args.plot)
-    if args.plot is not None:
-        require_matplotlib()
+    require_outputs(args)
     with progress() as tell:
-        report = measure_decoding(options, shlex.join(["vidspec", *sys.argv[1:]]), tell)
-    show(renderables(report))
-    if args.json is not None:
-        report.write(args.json)
-    if args.plot is not None:
-        save_plot(report, args.plot)
+        report = measure_decoding(options, command_line(), tell)
+    deliver(args, report, renderables, save_plot)
     return 0
 
 
@@ -62,9 +53,7 @@ def decode_options(args: argparse.Namespace) -> DecodeOptions:
     for name in ("frames", "repeats"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} must be 1 or more, not {getattr(args, name)}")
-    for path in args.clip:
-        if not path.is_file():
-            raise ConfigError(f"{path} is not a file")
+    require_files(args.clip)
     if args.seconds < 0 or (args.seconds == 0 and not args.clip):
         raise ConfigError("--seconds must be above 0, or 0 with --clip")
     return DecodeOptions(clips=tuple(args.clip), rendered_s=args.seconds, num_frames=args.frames, repeats=args.repeats)

@@ -7,12 +7,10 @@ are predicted from it by the speed model, or measured with --engine (captions).
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 
 from vidspec_service.bench.pruning.options import PruningOptions, Task
-from vidspec_service.cli.bench_output import progress, require_writable, show
+from vidspec_service.cli.bench_output import command_line, deliver, progress, require_outputs
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.engine.types import Preservation, SpeculationMode
 from vidspec_service.errors import ConfigError
@@ -53,28 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    from vidspec_service.bench.plots import require_matplotlib
     from vidspec_service.settings import engine_config
     from vidspec_service.telemetry import configure_logging
 
     options = pruning_options(args)
-    require_writable(args.json, args.plot, args.overlay)
-    if args.plot is not None or args.overlay is not None:
-        require_matplotlib()
+    require_outputs(args, args.overlay)
     settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})
     configure_logging("warning", settings.log_format)
     from vidspec_service.bench.pruning.plot import save_plot
     from vidspec_service.bench.pruning.run import Outputs, measure_pruning
     from vidspec_service.bench.pruning.tables import renderables
 
-    outputs = Outputs(command=shlex.join(["vidspec", *sys.argv[1:]]), overlay=args.overlay)
+    outputs = Outputs(command=command_line(), overlay=args.overlay)
     with progress() as tell:
         report = measure_pruning(options, engine_config(settings), outputs, tell)
-    show(renderables(report))
-    if args.json is not None:
-        report.write(args.json)
-    if args.plot is not None:
-        save_plot(report, args.plot)
+    deliver(args, report, renderables, save_plot)
     return 0
 
 
@@ -99,10 +90,3 @@ def pruning_options(args: argparse.Namespace) -> PruningOptions:
         use_engine=args.engine,
         seed=args.seed,
     )
-
-
-def _require_writable(args: argparse.Namespace) -> None:
-    """Minutes of measuring must not end in a folder that is not there."""
-    for path in (args.json, args.plot, args.overlay):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")

@@ -1,4 +1,4 @@
-"""Load a server over HTTP with rendered clips: latencies, goodput, errors; overload; long runs.
+"""Load a server over HTTP with rendered or given clips: latencies, goodput, errors; overload; long runs.
 
 Without --url a server is started for it, with the settings given. Closed load (--concurrency) by default, open load
 with --rate. Every file is sent once only, so that no cache of the server helps, unless --repeat-files says otherwise.
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
-import sys
 from pathlib import Path
 
 from vidspec_service.bench.serve.options import ServeOptions
-from vidspec_service.cli.bench_output import progress, require_writable, show
+from vidspec_service.cli.bench_output import command_line, deliver, progress, require_files, require_outputs
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.errors import ConfigError
@@ -43,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of --overload (default %(default)g)",
     )
     parser.add_argument("--soak", type=int, metavar="N", help="N requests of all sizes, of which many leave early")
-    parser.add_argument("--clips", type=int, default=_DEFAULTS.num_clips, metavar="N", help="default %(default)s")
+    parser.add_argument(
+        "--clip", type=Path, nargs="+", default=[], metavar="FILE", help="send these, not rendered ones"
+    )
+    parser.add_argument(
+        "--clips", type=int, default=_DEFAULTS.num_clips, metavar="N", help="to render (default %(default)s)"
+    )
     parser.add_argument("--repeat-files", action="store_true", help="send equal files again: caches may help")
     parser.add_argument(
         "--max-tokens", type=int, default=_DEFAULTS.max_tokens, metavar="N", help="per answer (default %(default)s)"
@@ -61,25 +64,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
-    from vidspec_service.bench.plots import require_matplotlib
     from vidspec_service.bench.serve.output import renderables, save_plot
     from vidspec_service.bench.serve.running import run_load
-    from vidspec_service.settings.keys import api_keys
+    from vidspec_service.settings import client_key
 
     settings = settings_of(args)
     options = serve_options(args, settings)
-    require_writable(args.json, args.plot)
-    if args.plot is not None:
-        require_matplotlib()
-    key = next(iter(sorted(api_keys(settings))), None)
-    command = shlex.join(["vidspec", *sys.argv[1:]])
+    require_outputs(args)
     with progress() as tell:
-        report = asyncio.run(run_load(options, args.url, server_flags(args), key, command, tell))
-    show(renderables(report))
-    if args.json is not None:
-        report.write(args.json)
-    if args.plot is not None:
-        save_plot(report, args.plot)
+        report = asyncio.run(
+            run_load(options, args.url, server_flags(args), client_key(settings), command_line(), tell)
+        )
+    deliver(args, report, renderables, save_plot)
     if report.num_lost or (report.soak is not None and report.soak.has_left_something):
         note("vidspec bench serve: something was lost or left over, see above")
         return 1
@@ -96,6 +92,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
     for name in ("requests", "concurrency", "rate", "overload", "duration_s", "soak", "clips", "max_tokens", "frames"):
         if (value := getattr(args, name)) is not None and value <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    require_files(args.clip)
     return ServeOptions(
         num_requests=args.requests,
         concurrency=args.concurrency,
@@ -103,6 +100,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         overload=args.overload,
         duration_s=args.duration_s,
         soak=args.soak,
+        clips=tuple(args.clip),
         num_clips=args.clips,
         has_repeated_files=args.repeat_files,
         max_tokens=args.max_tokens,

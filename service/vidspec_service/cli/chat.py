@@ -41,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("video", type=Path, metavar="VIDEO", help="the video file")
     parser.add_argument("prompt", metavar="PROMPT", help="the question")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
+    )
     parser.add_argument("--json", action="store_true", help="print the server's whole JSON answer instead")
     parser.add_argument(
         "--timeout-s", type=float, default=300.0, metavar="SECONDS", help="longest silence (default 300)"
@@ -66,10 +72,12 @@ def run(args: argparse.Namespace) -> int:
     """Ask once."""
     from vidspec_service.cli.chat_client import ChatClient, ChatFailed
     from vidspec_service.cli.chat_display import ChatProgress
+    from vidspec_service.settings import client_key, load_settings
 
     given = {name: getattr(args, name) for name in FIELDS}
     fields = {"prompt": args.prompt, **{name: value for name, value in given.items() if value is not None}}
-    client = ChatClient(args.url, args.timeout_s)
+    key = client_key(load_settings({"api_key_file": args.api_key_file}))
+    client = ChatClient(args.url, args.timeout_s, key)
     progress = ChatProgress()
     try:
         video = progress.open(args.video, "rb", description=f"sending {args.video.name}")

@@ -20,7 +20,8 @@ class ChatFailed(Exception):
 class ChatClient:
     """Asks one server. `timeout_s` is the longest silence, not the longest answer."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
 
@@ -50,7 +51,7 @@ class ChatClient:
         data = {name: value if isinstance(value, list) else str(value) for name, value in fields.items()}
         try:
             with (
-                httpx.Client(timeout=self._timeout) as client,
+                httpx.Client(timeout=self._timeout, headers=self._headers) as client,
                 client.stream("POST", self._url + _ROUTE, data=data, files=files) as response,
             ):
                 if response.status_code != httpx.codes.OK:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from vidspec_service import __version__
 from vidspec_service.api.server import bind
 from vidspec_service.api.server import serve as serve_http
+from vidspec_service.api.upload_folder import check_upload_dir
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import say, waiting
 from vidspec_service.decoding.pool import DecodePool
@@ -51,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve; 0 after an orderly end."""
     settings = settings_of(args)
     configure_logging(settings.log_level, settings.log_format)
-    api_keys(settings)  # raises ConfigError: a bad key file is told before minutes of loading
+    api_keys(settings)  # raises ConfigError: a bad key file or folder is told before minutes of loading
+    if settings.upload_dir is not None:
+        check_upload_dir(settings.upload_dir)
     asyncio.run(_serve(settings))
     return 0
 

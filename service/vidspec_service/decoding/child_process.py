@@ -153,9 +153,14 @@ class DecodeChild:
 
 def _wait_unreaped(pid: int, timeout_s: float) -> None:
     """Wait for our own child's end and leave its status, and so its pid and group, in place."""
-    pid_descriptor = os.pidfd_open(pid)
     try:
-        select.select([pid_descriptor], [], [], timeout_s)
+        pid_descriptor = os.pidfd_open(pid)
+    except OSError:  # no descriptor is left; it ends without last words
+        return
+    try:
+        poll = select.poll()  # `select` itself takes no descriptor above 1023, which a thousand connections use up
+        poll.register(pid_descriptor, select.POLLIN)
+        poll.poll(1000 * timeout_s)
     finally:
         os.close(pid_descriptor)
 

@@ -14,3 +14,4 @@ class FrameRequest:
     max_frames: int | None = None
     start_s: float | None = None
     end_s: float | None = None
+    is_still: bool = False  # the file is an image: a clip of one frame

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from types import TracebackType
 
@@ -90,7 +91,8 @@ class DecodePool:
         self._threads.shutdown(wait=False)  # idle by now
 
     async def _run(self, child: DecodeChild, job: Job) -> Clip:
-        work = asyncio.wrap_future(self._threads.submit(child.decode, job))
+        named = copy_context()  # or a line in the log about this decode would not tell whose it was
+        work = asyncio.wrap_future(self._threads.submit(named.run, child.decode, job))
         self._work.add(work)
         work.add_done_callback(self._work.discard)
         try:

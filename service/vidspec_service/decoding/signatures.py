@@ -25,13 +25,21 @@ _RIFF_NOT_VIDEO = {b"WAVE": "a WAV audio file", b"WEBP": "a WebP image"}
 _MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"}
 _STILL_IMAGE_BRANDS = {b"avif", b"heic", b"heix", b"mif1"}
 _TEXT = frozenset(string.printable.encode())
-_ACCEPTED = "Accepted are MP4/MOV, Matroska/WebM, AVI, MPEG-TS, MPEG-PS and Ogg."
+_VIDEOS = ", not a video. Accepted are MP4/MOV, Matroska/WebM, AVI, MPEG-TS, MPEG-PS and Ogg."
+_STILLS = ". Accepted as an image are PNG, JPEG and WebP."
 
 
-def check_signature(head: bytes) -> None:
-    """VideoUnsupported unless `head`, a file's first HEAD_BYTES or all of it, opens a container we read."""
-    if not _is_container(head):
-        raise VideoUnsupported(f"The file is {_guess(head)}, not a video. {_ACCEPTED}", param="video")
+def check_signature(head: bytes, *, is_still: bool = False) -> None:
+    """VideoUnsupported unless `head`, a file's first HEAD_BYTES or all of it, opens a container we read.
+
+    `is_still`: an image is expected, and nothing else will do.
+    """
+    if not (_is_still(head) if is_still else _is_container(head)):
+        raise VideoUnsupported(f"The file is {_guess(head)}{_STILLS if is_still else _VIDEOS}", param="video")
+
+
+def _is_still(head: bytes) -> bool:
+    return head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
 def _is_container(head: bytes) -> bool:
@@ -57,8 +65,10 @@ def _guess(head: bytes) -> str:
             return name
     if head[:4] == b"RIFF" and head[8:12] in _RIFF_NOT_VIDEO:
         return _RIFF_NOT_VIDEO[head[8:12]]
-    if head[4:8] == b"ftyp":
+    if head[4:8] == b"ftyp" and head[8:12] in _STILL_IMAGE_BRANDS:
         return "a HEIF or AVIF image"
+    if _is_container(head):
+        return "a video"
     if head and _TEXT.issuperset(head):
         return "text"
     return "of an unknown kind"

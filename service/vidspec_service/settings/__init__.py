@@ -2,7 +2,7 @@
 
 from vidspec_service.settings.derived import decoding_limits, engine_config
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
-from vidspec_service.settings.keys import api_keys
+from vidspec_service.settings.keys import api_keys, client_key
 from vidspec_service.settings.sources import CONFIG_VARIABLE, load_settings
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "SECRETS",
     "Settings",
     "api_keys",
+    "client_key",
     "decoding_limits",
     "engine_config",
     "load_settings",

@@ -27,6 +27,11 @@ def api_keys(settings: Settings) -> frozenset[str]:
     return frozenset(keys)
 
 
+def client_key(settings: Settings) -> str | None:
+    """One of the keys, for a command that asks a server with the same settings; None where there are none."""
+    return min(api_keys(settings), default=None)
+
+
 def _checked(keys: list[str], where: str) -> set[str]:
     if not keys:  # whoever names a source wants a closed server: an open one would be a bad surprise
         raise ConfigError(f"{where} has no API key")

@@ -20,6 +20,7 @@ from vidspec_service.errors import ConfigError
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
+_SECRET_VARIABLES = frozenset(ENV_PREFIX + name.upper() for name in SECRETS)
 _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
 
 
@@ -66,6 +67,9 @@ def _refuse_unknown(names: Iterable[object], what: str) -> None:
 def _refuse_unknown_variables() -> None:
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
     for name in sorted(os.environ):  # noqa: TID251  the owner of the environment
+        if name.upper() in _SECRET_VARIABLES and not os.environ[name].strip():  # noqa: TID251  the owner of the environment
+            # Any other empty variable is unset. This one's author wants a closed server, and would get an open one.
+            raise ConfigError(f"{name} is empty: give keys, or unset it for a server that asks for none")
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
             hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), as_variable=True)
             is_link = "_SERVICE_" in name or "_PORT_" in name

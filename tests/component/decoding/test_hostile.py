@@ -23,6 +23,7 @@ from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupport
 
 _LIMITS = DecodingLimits(timeout_s=30)
 _AT_ONCE = 2
+_EIGHT = FrameRequest(num_frames=8)
 _FFMPEG_WORDS = re.compile(r"0x[0-9a-f]{4}|Errno|avcodec|Invalid data|ffmpeg|passwd|Traceback", re.IGNORECASE)
 
 
@@ -31,7 +32,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Seeds:
     return render_seeds(tmp_path_factory.mktemp("seeds"))
 
 
-def decode_all(contents: Sequence[bytes], folder: Path) -> list[Clip | BaseException]:
+def decode_all(contents: Sequence[bytes], folder: Path, request: FrameRequest = _EIGHT) -> list[Clip | BaseException]:
     """What becomes of each file, in order; afterwards no child and no descriptor is left."""
     folder.mkdir()
     gc.collect()
@@ -45,7 +46,7 @@ def decode_all(contents: Sequence[bytes], folder: Path) -> list[Clip | BaseExcep
                 async with gate:
                     path = folder / str(number)
                     await asyncio.to_thread(path.write_bytes, content)
-                    return await pool.decode(path, FrameRequest(num_frames=8), 8)
+                    return await pool.decode(path, request, 8)
 
             decodes = (decode(number, content) for number, content in enumerate(contents))
             return await asyncio.gather(*decodes, return_exceptions=True)

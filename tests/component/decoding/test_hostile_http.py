@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gc
 import os
@@ -18,8 +19,9 @@ from prometheus_client import CollectorRegistry
 
 from tests.component.decoding.processes import children
 from tests.fakes import FakeEngine
-from tests.hostile.corpus import corpus, mutations
+from tests.hostile.corpus import corpus, mutated, mutations
 from tests.hostile.seeds import Seeds, render_seeds
+from tests.hostile.stills import still, still_bombs
 from vidspec_service.api.server import bind, serve
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.settings import Settings, decoding_limits
@@ -27,6 +29,7 @@ from vidspec_service.telemetry import Metrics
 
 _AT_ONCE = 8
 _DEADLINE_S = 60.0
+_STILL = "still:"
 _SECRET = Path("/etc/passwd").read_text()[:20]
 
 
@@ -40,7 +43,8 @@ def test_strangers_files_over_http(tmp_path: Path, num_mutations: int, with_corp
     upload_dir.mkdir()
     gc.collect()
     before = descriptors()
-    files = chain(corpus(seeds, tmp_path) if with_corpus else (), _mutated(seeds, num_mutations))
+    whole = chain(corpus(seeds, tmp_path), _stills(500)) if with_corpus else _stills(6)
+    files = chain(whole, _mutated(seeds, num_mutations))
     statuses = asyncio.run(_serve_and_send(files, upload_dir))
     assert set(statuses) <= {200, 413, 415, 422}, statuses
     assert min(statuses[200], statuses[422]) > 0.1 * num_mutations  # neither all harmless nor all hopeless
@@ -57,6 +61,13 @@ def descriptors() -> list[str]:
         with contextlib.suppress(OSError):  # the one of the listing itself
             found.append(os.readlink(entry))
     return [target for target in found if not target.startswith("/memfd:frames")]
+
+
+def _stills(count: int) -> Iterator[tuple[str, bytes]]:
+    """To be sent as images."""
+    seeds = [still(kind, orientation=6) for kind in ("PNG", "JPEG", "WEBP")]
+    yield from ((f"{_STILL} {name}", content) for name, content in still_bombs())
+    yield from ((f"{_STILL} mutation {i}", content) for i, content in enumerate(mutated(seeds, count, seed=4)))
 
 
 def _mutated(seeds: Seeds, count: int) -> Iterator[tuple[str, bytes]]:
@@ -95,9 +106,14 @@ async def _send(files: Iterator[tuple[str, bytes]], client: httpx.AsyncClient) -
 
 
 async def _post(name: str, content: bytes, client: httpx.AsyncClient) -> int:
-    """Under a name and a type that promise a video. The answer is one of ours, whole, and tells nothing."""
-    form = {"prompt": "What moves?", "num_frames": "4"}
-    response = await client.post("/v1/video-chat", data=form, files={"video": ("clip.mp4", content, "video/mp4")})
+    """Under a name and a type that promise a video or an image. The answer is one of ours, whole, and tells nothing."""
+    if name.startswith(_STILL):
+        url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+        response = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
+    else:
+        form = {"prompt": "What moves?", "num_frames": "4"}
+        response = await client.post("/v1/video-chat", data=form, files={"video": ("clip.mp4", content, "video/mp4")})
     assert _SECRET not in response.text, name
     if response.status_code == httpx.codes.OK:
         assert response.json()["choices"][0]["finish_reason"], name

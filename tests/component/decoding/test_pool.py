@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import io
+import json
+import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -31,6 +35,8 @@ from vidspec_service.errors import (
     VideoUnreadable,
     VideoUnsupported,
 )
+from vidspec_service.telemetry import request_id_var
+from vidspec_service.telemetry.logs import JsonFormatter
 
 pytestmark = pytest.mark.component
 
@@ -173,6 +179,28 @@ def test_cancelling_one_that_waits_for_a_slot_costs_nothing(clip_path: Path, sta
     run(body())
 
 
+def test_the_log_says_whose_video_a_lost_child_had(stalling_path: Path) -> None:
+    log = io.StringIO()
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(JsonFormatter())
+
+    async def body() -> None:
+        request_id_var.set("r-1")
+        async with DecodePool(LIMITS, 1) as pool:
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            os.kill(await hanging_child(), signal.SIGKILL)
+            with pytest.raises(VideoUnreadable):
+                await task
+
+    logging.getLogger("vidspec_service.decoding").addHandler(handler)
+    try:
+        run(body())
+    finally:
+        logging.getLogger("vidspec_service.decoding").removeHandler(handler)
+    (lost,) = (line for line in map(json.loads, log.getvalue().splitlines()) if line["event"] == "decode child lost")
+    assert lost["request_id"] == "r-1"
+
+
 @pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_child_that_dies_by_a_signal_is_the_videos_fault(stalling_path: Path, death: signal.Signals) -> None:
     async def body() -> None:
@@ -183,6 +211,26 @@ def test_a_child_that_dies_by_a_signal_is_the_videos_fault(stalling_path: Path, 
                 await task
 
     run(body())
+
+
+def test_a_server_with_thousands_of_connections_still_decodes(clip_path: Path, stalling_path: Path) -> None:
+    """`select` knows descriptors below 1024 only: a thousand idle clients made every video a 500."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            os.kill(await hanging_child(), signal.SIGKILL)
+            with pytest.raises(VideoUnreadable, match="made its decoder fail"):
+                await task
+
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        run(body())
 
 
 def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDecodePool, FakeEngine
+from vidspec_service.api.access import ApiKeys
 from vidspec_service.api.app import create_app
 from vidspec_service.api.building import build_services
 from vidspec_service.api.server import bind
@@ -19,12 +20,14 @@ from vidspec_service.telemetry import Metrics
 
 
 @contextmanager
-def live_api(upload_dir: Path, engine: FakeEngine, decoder: FakeDecodePool | None = None) -> Iterator[str]:
+def live_api(
+    upload_dir: Path, engine: FakeEngine, decoder: FakeDecodePool | None = None, keys: Iterable[str] = ()
+) -> Iterator[str]:
     """Yield its URL."""
     upload_dir.mkdir()
     settings = Settings(port=0, upload_dir=upload_dir)
     services = build_services(settings, engine, decoder or FakeDecodePool(), Metrics(CollectorRegistry()))
-    app = create_app(services)
+    app = create_app(services, ApiKeys(keys))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     with bind(settings) as listener:
         listener.listen()

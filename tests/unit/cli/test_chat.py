@@ -17,7 +17,7 @@ from tests.fakes import ANSWER, STARTED, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_service.api.schemas import VideoChat
 from vidspec_service.cli import chat
-from vidspec_service.cli.parsing import parse
+from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.types import Compression, SpeculationMode, TextDelta
 from vidspec_service.errors import GenerationFailed, VideoUnreadable
 
@@ -46,6 +46,21 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
     assert summary.startswith("5 tokens, ")
     assert summary.endswith("; speculation parallel, 75% accepted; 3 frames of 3.0 s")
     assert engine.requests[0].messages[0].text == "What moves?"
+
+
+def test_a_key_comes_from_a_file_or_the_environment_and_never_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "the-key-0123456789abcdef"
+    (tmp_path / "key").write_text(f"# mine\n{key}\n")
+    with live_api(tmp_path / "up", FakeEngine(), keys=[key]) as url:
+        assert _chat(_clip(tmp_path), url) == 1
+        assert capsys.readouterr().err.startswith("vidspec chat: invalid_api_key: Send a valid API key")
+        assert _chat(_clip(tmp_path), url, "--api-key-file", str(tmp_path / "key")) == 0
+        monkeypatch.setenv("VIDSPEC_API_KEYS", key)
+        assert _chat(_clip(tmp_path), url) == 0
+    with pytest.raises(UsageError, match="did you mean --api-key-file"):
+        parse(["chat", "a.mp4", "b", "--api-key", key])
 
 
 def test_json_prints_what_the_server_answered_and_nothing_else(

@@ -132,6 +132,23 @@ def test_a_data_url_gives_its_bytes_up_to_the_limit_exactly(media_type: str, len
             decode_data_url(url, length - 1)
 
 
+def test_a_long_data_url_is_decoded_whole_and_padding_inside_it_is_refused() -> None:
+    content = os.urandom(5_000_001)
+    text = base64.b64encode(content).decode()
+    assert decode_data_url(f"data:video/mp4;base64,{text}", len(content)) == content
+    for place in (1024 * 1024 - 2, 1024 * 1024 + 2):
+        with pytest.raises(InvalidRequest, match="malformed"):
+            decode_data_url(f"data:video/mp4;base64,{text[:place]}=={text[place + 2 :]}", len(content))
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_an_image_and_a_video_each_need_their_own_media_type(kind: str) -> None:
+    url = f"data:{kind}/x-any;base64,AAAA"
+    assert decode_data_url(url, 3, is_still=kind == "image") == bytes(3)
+    with pytest.raises(InvalidRequest, match="must be a URL that starts with data:"):
+        decode_data_url(url, 3, is_still=kind != "image")
+
+
 @pytest.mark.parametrize(
     "url",
     [

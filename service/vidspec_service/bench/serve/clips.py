@@ -1,4 +1,4 @@
-"""The files that are sent: rendered scenes of several sizes, each one different where no cache shall help."""
+"""The files that are sent: yours, or rendered scenes; each one different where no cache shall help."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vidspec_models.bundled import SCENE_DURATION_S, TEST_SEEDS, render, sample_
 from vidspec_service.decoding.writer import write_clip
 
 _FPS = 16
+_EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
 
 
@@ -32,6 +33,11 @@ def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
 
 
 def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:
-    """The clips, over and over; unless repeated, each with a number in a box that players skip."""
+    """The clips, over and over; unless repeated, each with a number at its end that players skip."""
     for number, clip in enumerate(itertools.cycle(clips)):
-        yield clip if is_repeated else clip + struct.pack(">I4sQ", 16, b"free", number)
+        yield clip if is_repeated else clip + _padding(clip, number)
+
+
+def _padding(clip: bytes, number: int) -> bytes:
+    """A void element or a free box; what is neither Matroska nor MP4 has its end marked before."""
+    return struct.pack(">BBQ", 0xEC, 0x88, number) if clip[:4] == _EBML else struct.pack(">I4sQ", 16, b"free", number)

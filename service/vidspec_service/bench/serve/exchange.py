@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 
+from vidspec_service.errors import ConfigError
+
 ROUTE = "/v1/video-chat"
 _PROMPT = "Describe the video."
 
@@ -71,8 +73,17 @@ class Asker:
         await self._client.aclose()
 
     async def model(self) -> str:
-        """The name of the model that answers."""
-        return str((await self._client.get("/v1/models")).json()["data"][0]["id"])
+        """The name of the model that answers. Raises ConfigError if this server cannot be asked."""
+        try:
+            answer = await self._client.get("/v1/models")
+            if answer.status_code == httpx.codes.OK:
+                return str(answer.json()["data"][0]["id"])
+            reason = f"HTTP {answer.status_code}: {answer.json()['error']['message']}"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+        except (ValueError, KeyError, TypeError, IndexError):
+            reason = "it does not look like vidspec"
+        raise ConfigError(f"{self._url} cannot be asked: {reason}")
 
     async def ask(self, question: Question, began: float, due_s: float) -> Outcome:
         """`began` is the load's start on the clock of `time.perf_counter`, `due_s` when this was to be sent.

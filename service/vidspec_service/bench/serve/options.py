@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,8 @@ class ServeOptions:
     overload: float | None = None  # arrivals as a multiple of the measured capacity
     duration_s: float = 120.0  # of the overload
     soak: int | None = None  # requests, of which some leave early
-    num_clips: int = 8
+    clips: tuple[Path, ...] = ()  # none: rendered ones
+    num_clips: int = 8  # that are rendered
     has_repeated_files: bool = False  # else every request's file differs in a byte: no cache can help
     max_tokens: int = 64
     num_frames: int | None = None

@@ -26,8 +26,11 @@ async def run_load(
 ) -> ServeReport:
     """Against `url`, or a server started with `flags`. Raises ConfigError if that does not start."""
     created, load = now(), load_average()
-    tell("rendering clips", 0, 0)
-    clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
+    if options.clips:
+        clips = [path.read_bytes() for path in options.clips]
+    else:
+        tell("rendering clips", 0, 0)
+        clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
     async with AsyncExitStack() as stack:
         server = None
         if url is None:
@@ -35,10 +38,10 @@ async def run_load(
             server = await stack.enter_async_context(own_server(flags))
         address = server.url if server else url or ""
         asker = await stack.enter_async_context(Asker(address, options.deadline_s + _GRACE_S, api_key))
+        model = await asker.model()  # before minutes of load: a server that is not there, or wants another key
         run = _Run(options, asker, endless(clips, is_repeated=options.has_repeated_files), tell)
         await run.warm_up()
         results, soaked = await run.measure(server)
-        model = await asker.model()
     return ServeReport(
         created=created,
         command=command,
@@ -120,7 +123,7 @@ def _settings(options: ServeOptions) -> Mapping[str, float | int | bool | None]:
     return {
         "max_tokens": options.max_tokens,
         "num_frames": options.num_frames,
-        "clips": options.num_clips,
+        "clips": len(options.clips) or options.num_clips,
         "repeated_files": options.has_repeated_files,
         "slo_ttft_s": options.slo_ttft_s,
         "slo_tpot_s": options.slo_tpot_s,

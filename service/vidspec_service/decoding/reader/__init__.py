@@ -27,7 +27,14 @@ from vidspec_service.decoding.frame_selection import check_request, select_frame
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.messages import Decoded
 from vidspec_service.decoding.reader.chosen_frames import chosen_frames
-from vidspec_service.decoding.reader.opening import describe, opened, packets_of, video_stream
+from vidspec_service.decoding.reader.opening import (
+    STILL,
+    VIDEO,
+    describe,
+    opened,
+    packets_of,
+    video_stream,
+)
 from vidspec_service.decoding.reader.painter import Painter
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.decoding.timeline import PacketFacts, Timeline, build_timeline
@@ -46,21 +53,26 @@ def read_clip(
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
-    _check_file(file, limits)
+    _check_file(file, limits, request)
+    kind = STILL if request.is_still else VIDEO
     check_request(request, limits)
     with _translated():
-        with opened(file, limits) as container:
-            stream = video_stream(container, limits)
+        with opened(file, limits, kind) as container:
+            stream = video_stream(container, limits, kind)
             codec, size = stream.codec_context.codec.canonical_name, (stream.width, stream.height)
+            if request.is_still and 0 in size:  # FFmpeg tells nothing of an image over the limit, not even its size
+                fact = f"has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
+                raise VideoUnreadable(f"The image is damaged, or {fact}.", param="video")
             warnings = describe(container, stream)
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
-        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default_num_frames)
+        default = 1 if request.is_still else default_num_frames
+        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default)
         check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels), limits)
         picker = FramePicker[VideoFrame](selection.indices)
         painter = Painter(len(selection.indices), limits, allocate)
-        with opened(file, limits) as container:
-            frames = chosen_frames(container, video_stream(container, limits), timeline, picker)
+        with opened(file, limits, kind) as container:
+            frames = chosen_frames(container, video_stream(container, limits, kind), timeline, picker)
             indices = tuple(painter.paint(index, frame) for index, frame in frames)
         width, height = painter.finish(picker)
     return Decoded(
@@ -76,7 +88,7 @@ def read_clip(
     )
 
 
-def _check_file(file: BinaryIO, limits: DecodingLimits) -> None:
+def _check_file(file: BinaryIO, limits: DecodingLimits, request: FrameRequest) -> None:
     num_bytes = file.seek(0, os.SEEK_END)  # no stat: the sandbox refuses it
     file.seek(0)
     if num_bytes == 0:
@@ -84,7 +96,7 @@ def _check_file(file: BinaryIO, limits: DecodingLimits) -> None:
     if num_bytes > limits.max_bytes:
         fact = f"The file has {num_bytes:,} bytes"
         raise over_limit(fact, f"{limits.max_bytes:,}", "VIDSPEC_MAX_UPLOAD_BYTES")
-    check_signature(file.read(HEAD_BYTES))
+    check_signature(file.read(HEAD_BYTES), is_still=request.is_still)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import av
@@ -23,21 +24,26 @@ from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.errors import VideoUnreadable, VideoUnsupported
 
 MAX_STREAMS = 8
-_FORMATS = "mov,matroska,avi,mpegts,mpeg,ogg"
-_CODECS = {
-    "h264",
-    "hevc",
-    "av1",
-    "vp8",
-    "vp9",
-    "mpeg4",
-    "mpeg2video",
-    "mpeg1video",
-    "mjpeg",
-    "prores",
-    "theora",
-}
-_DECODERS = ",".join(sorted(_CODECS | {"libdav1d"}))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What FFmpeg may take a file for."""
+
+    formats: str
+    codecs: frozenset[str]
+
+    @property
+    def decoders(self) -> str:
+        """As a whitelist; AV1 has a decoder of another name."""
+        return ",".join(sorted(self.codecs | {"libdav1d"} if "av1" in self.codecs else self.codecs))
+
+
+VIDEO = Kind(
+    "mov,matroska,avi,mpegts,mpeg,ogg",
+    frozenset(["h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "prores", "theora"]),
+)
+STILL = Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
 _HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
@@ -49,13 +55,13 @@ def is_ffmpeg_fixed() -> bool:
 
 
 @contextmanager
-def opened(file: BinaryIO, limits: DecodingLimits) -> Iterator[InputContainer]:
+def opened(file: BinaryIO, limits: DecodingLimits, kind: Kind = VIDEO) -> Iterator[InputContainer]:
     """The container in `file`, from its start; closed on leaving."""
     # As container options these also reach the decoders that FFmpeg opens on its own while probing.
     options = {
-        "format_whitelist": _FORMATS,
+        "format_whitelist": kind.formats,
         "protocol_whitelist": "none",  # all bytes come from `file`; no other file or address may be opened
-        "codec_whitelist": _DECODERS,
+        "codec_whitelist": kind.decoders,
         "max_streams": str(MAX_STREAMS),
         "max_pixels": str(limits.max_pixels),
         "threads": "1",
@@ -75,7 +81,7 @@ def opened(file: BinaryIO, limits: DecodingLimits) -> Iterator[InputContainer]:
         container.close()  # reference cycles would keep it for long
 
 
-def video_stream(container: InputContainer, limits: DecodingLimits) -> VideoStream:
+def video_stream(container: InputContainer, limits: DecodingLimits, kind: Kind = VIDEO) -> VideoStream:
     """The track to show, ready to decode; every other track is switched off."""
     tracks = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     if not tracks:
@@ -85,10 +91,11 @@ def video_stream(container: InputContainer, limits: DecodingLimits) -> VideoStre
     stream = next((track for track in tracks if track is best), tracks[0])
     codec = stream.codec_context
     name = codec.codec.canonical_name if codec else "unknown"
-    if name not in _CODECS:
-        raise VideoUnsupported(f"The video codec is {name}; accepted are {', '.join(sorted(_CODECS))}.", param="video")
+    if name not in kind.codecs:
+        accepted = ", ".join(sorted(kind.codecs))
+        raise VideoUnsupported(f"The video codec is {name}; accepted are {accepted}.", param="video")
     check_pixels(codec.width, codec.height, limits)
-    codec.options = {"max_pixels": str(limits.max_pixels), "codec_whitelist": _DECODERS}
+    codec.options = {"max_pixels": str(limits.max_pixels), "codec_whitelist": kind.decoders}
     codec.thread_type = ThreadType.NONE
     codec.thread_count = 1
     for other in container.streams:

@@ -16,6 +16,10 @@ from vidspec_service.decoding.orientation import UPRIGHT, Orientation, orientati
 from vidspec_service.decoding.reader.opening import check_pixels
 from vidspec_service.errors import VideoUnreadable
 
+# PyAV reads all of a frame's side data to give any of it, and knows fewer kinds than its FFmpeg: the EXIF data that
+# cameras write into JPEG made every such frame unreadable. An unknown kind is taken for one that nobody asks for.
+SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  # type: ignore[assignment]
+
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 from tests.api.world import CLIP_BYTES
+from tests.clips import bar_codes, number_of, write_video
+from tests.component.decoding.reading import read
 from tests.fakes import ANSWER, STARTED, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_service.bench.serve.clips import endless, render_clips
@@ -24,7 +27,7 @@ from vidspec_service.bench.serve.footprint import footprint, tree
 from vidspec_service.bench.serve.load import closed_load, open_load
 from vidspec_service.bench.serve.options import ServeOptions
 from vidspec_service.bench.serve.soak import mixed_questions
-from vidspec_service.errors import GenerationFailed, VideoUnreadable
+from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 
 QUESTION = Question(clip=CLIP_BYTES, max_tokens=5)
 
@@ -45,6 +48,37 @@ def test_a_whole_answer_has_its_times_and_tokens(tmp_path: Path) -> None:
     assert outcome.ttft_s is not None
     assert 0 < outcome.ttft_s <= outcome.e2e_s
     assert outcome.tpot_s == (outcome.e2e_s - outcome.ttft_s) / 4
+
+
+@pytest.mark.parametrize("key", [None, "not-the-key-0123456789"])
+def test_a_server_that_wants_another_key_is_told_before_the_load(tmp_path: Path, key: str | None) -> None:
+    with (
+        live_api(tmp_path / "uploads", FakeEngine(), keys=["the-key-0123456789abcdef"]) as url,
+        pytest.raises(ConfigError, match="HTTP 401: Send a valid API key"),
+    ):
+        asyncio.run(model_of(url, key))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[", "nothing"])
+def test_a_server_that_is_not_there_is_told_before_the_load(url: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be asked"):
+        asyncio.run(model_of(url, None))
+
+
+async def model_of(url: str, key: str | None) -> str:
+    async with Asker(url, 10.0, key) as asker:
+        return await asker.model()
+
+
+def test_given_files_differ_each_time_and_play_the_same(tmp_path: Path) -> None:
+    for name, codec in (("a.mp4", "h264"), ("a.mkv", "h264"), ("a.webm", "vp8"), ("a.avi", "mpeg4"), ("a.ts", "h264")):
+        content = write_video(tmp_path / name, bar_codes(4), codec=codec).read_bytes()
+        sent = list(itertools.islice(endless([content], is_repeated=False), 2))
+        assert len({content, *sent}) == 3
+        (tmp_path / name).write_bytes(sent[1])
+        clip = read(tmp_path / name)
+        assert [number_of(frame) for frame in clip.frames] == [0, 1, 2, 3]
+        assert not [warning for warning in clip.warnings if "damage" in warning], name
 
 
 def test_a_refusal_has_its_status_and_code(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""The folder that uploads are written to: the operator's, or a private one; swept of what killed servers left."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vidspec_service.decoding.source import sweep
+from vidspec_service.errors import ConfigError
+
+_PREFIX = "vidspec-uploads-"
+_SETTLED_S = 60.0  # a younger folder may be one whose server has not locked it yet
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def upload_folder(chosen: Path | None) -> Iterator[Path]:
+    """Yield `chosen`, made and swept, or without one a folder of our own that goes with us. Raises ConfigError."""
+    if chosen is None:
+        _sweep_private(Path(tempfile.gettempdir()))
+        with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _locked(Path(folder)):
+            yield Path(folder)
+        return
+    check_upload_dir(chosen)
+    sweep(chosen)
+    yield chosen
+
+
+def check_upload_dir(chosen: Path) -> None:
+    """Files can be made in it; raises ConfigError. Called before minutes of loading, too."""
+    try:
+        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=chosen):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot use upload_dir {chosen}: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Tell other servers that this one's owner lives: the kernel lets go of the lock however it ends."""
+    descriptor = _open(folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep_private(parent: Path) -> None:
+    """Delete the folders of servers that were killed: their uploads are private, and nobody else would."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another user's, or another server is at it
+            descriptor = _open(folder)
+            try:
+                found = os.fstat(descriptor)
+                if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _SETTLED_S:
+                    continue
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+                _log.info("uploads of a killed server deleted", extra={"folder": str(folder)})
+            finally:
+                os.close(descriptor)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

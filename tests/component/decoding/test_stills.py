@@ -1,0 +1,105 @@
+"""Images: read upright as clips of one frame, under the same limits, and only where an image was announced."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from tests.clips import bar_codes, write_video
+from tests.component.decoding.reading import read
+from tests.component.decoding.test_hostile import assert_harmless, decode_all
+from tests.hostile.corpus import mutated
+from tests.hostile.stills import corners, still, still_bombs
+from vidspec_service.decoding.clip import Clip
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupported
+
+pytestmark = pytest.mark.component
+
+KINDS = ("PNG", "JPEG", "WEBP")
+STILL = FrameRequest(is_still=True)
+
+
+def assert_looks_like(clip: Clip, picture: np.ndarray) -> None:
+    assert clip.frames.shape == (1, *picture.shape)
+    assert (np.abs(clip.frames[0].astype(int) - picture) < 40).mean() > 0.95
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_is_a_clip_of_one_frame(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "still"
+    path.write_bytes(still(kind))
+    clip = read(path, STILL)
+    assert_looks_like(clip, corners())
+    assert (clip.timestamps_s, clip.source_num_frames, clip.warnings) == ((0.0,), 1, ())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_camera_that_was_held_sideways_is_believed(tmp_path: Path, kind: str, orientation: int) -> None:
+    content = still(kind, orientation=orientation)
+    (tmp_path / "still").write_bytes(content)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB")
+    assert_looks_like(read(tmp_path / "still", STILL), np.asarray(upright).astype(int))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("PNG", "L"), ("PNG", "P"), ("PNG", "RGBA"), ("PNG", "1"), ("JPEG", "L"), ("JPEG", "CMYK")]
+)
+def test_every_kind_of_colour_is_read(tmp_path: Path, kind: str, mode: str) -> None:
+    (tmp_path / "still").write_bytes(still(kind, mode=mode))
+    assert read(tmp_path / "still", STILL).frames.shape == (1, 64, 96, 3)
+
+
+def test_frames_that_carry_exif_are_read(tmp_path: Path) -> None:
+    """As cameras write them into AVI and MOV; PyAV itself gives up on what it does not know."""
+    path = tmp_path / "camera.avi"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuvj420p"
+        for number in range(4):
+            packet = av.Packet(still("JPEG", orientation=3))
+            packet.stream, packet.time_base, packet.duration = stream, Fraction(1, 10), 1
+            packet.pts = packet.dts = number
+            container.mux(packet)
+    clip = read(path)
+    assert len(clip.frames) == 4
+    assert clip.frames[0, 60, 90, 0] > 180  # upside down, and put right: red is at the bottom right
+
+
+def test_only_what_was_announced_is_read(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "clip.mp4", bar_codes(2))
+    with pytest.raises(VideoUnsupported, match=r"The file is a video\. Accepted as an image are PNG, JPEG and WebP"):
+        read(video, STILL)
+    (tmp_path / "still").write_bytes(still("PNG"))
+    with pytest.raises(VideoUnsupported, match="The file is a PNG image, not a video"):
+        read(tmp_path / "still")
+    (tmp_path / "still").write_bytes(b"GIF89a" + bytes(600))
+    with pytest.raises(VideoUnsupported, match="The file is a GIF image"):
+        read(tmp_path / "still", STILL)
+
+
+def test_bombs_are_refused_or_harmless_and_no_child_falls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bombs = dict(still_bombs())
+    found = dict(zip(bombs, decode_all(list(bombs.values()), tmp_path / "files", STILL), strict=True))
+    for name, outcome in found.items():
+        assert_harmless(outcome, tmp_path)
+        if "16k" in name:
+            assert isinstance(outcome, VideoUnreadable), name
+            assert "more than 9,437,184 pixels (VIDSPEC_MAX_PIXELS)" in outcome.message
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_two_hundred_damaged_images_are_refused_or_read(tmp_path: Path) -> None:
+    seeds = [still(kind, orientation=6) for kind in KINDS]
+    cut = [seed[:length] for seed in seeds for length in (1, 8, 12, 16, 20, 24, 40, 100)]
+    found = decode_all([*cut, *mutated(seeds, 200, seed=3)], tmp_path / "files", STILL)
+    for outcome in found:
+        assert_harmless(outcome, tmp_path)
+    assert 20 < sum(isinstance(outcome, RequestError) for outcome in found) < 180
