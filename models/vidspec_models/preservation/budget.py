@@ -34,14 +34,13 @@ def spaced(num_all: int, num_wanted: int, device: torch.device) -> Tensor:
     return torch.from_numpy(np.linspace(0, num_all - 1, max(num_wanted, 0)).round().astype(np.int64)).to(device)
 
 
-def covering(scores: Tensor, budget: int, even_share: float) -> Tensor:
-    """Indices of `budget` of the C cells: the best by score [C], and `even_share` of them evenly from all others.
+def with_even(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
+    """`budget` indices: those `chosen` (of `num_cells`), and what is left of the budget evenly from all others.
 
-    Evenly spaced in reading order, they are a floor for every frame: with m of them among L others, no run of
+    Evenly spaced in reading order, the others are a floor for every frame: with m of them among L, no run of
     ceil((L - 1) / (m - 1)) of these is left without one, so no frame of that many cells is.
     """
-    top = best(scores, budget - int(even_share * budget))
-    is_left = torch.ones_like(scores, dtype=torch.bool)
-    is_left[top] = False
+    is_left = torch.ones(num_cells, dtype=torch.bool, device=chosen.device)
+    is_left[chosen] = False
     left = is_left.nonzero()[:, 0]
-    return torch.cat((top, left[spaced(len(left), budget - len(top), scores.device)]))
+    return torch.cat((chosen, left[spaced(len(left), budget - len(chosen), chosen.device)]))

@@ -13,7 +13,7 @@ _COLOURS = {Method.NONE: "#555555", Method.TTM: "#1f5f8b", Method.DYCOKE: "#e08e
 
 
 def save_plot(report: CompressionReport, path: Path) -> None:
-    """One row of pictures per number of frames."""
+    """One row of pictures per number of frames; bars are the 95 % interval of the change against `none`."""
     from matplotlib.figure import Figure
 
     numbers = list(dict.fromkeys(result.frames for result in report.results))
@@ -38,12 +38,23 @@ def save_plot(report: CompressionReport, path: Path) -> None:
 def _draw(axes: Any, lines: list[CompressionResult], places: list[float], name: str) -> None:
     for method, colour in _COLOURS.items():
         chosen = [(x, line) for x, line in zip(places, lines, strict=True) if line.compression.split()[0] == method]
-        heights = [line.accuracy for _, line in chosen]
-        axes.plot([x for x, _ in chosen], heights, "o-", color=colour, label=method.value)
+        across, heights = [x for x, _ in chosen], [line.accuracy for _, line in chosen]
+        spans = list(zip(*(_span(line) for _, line in chosen), strict=True)) or None
+        axes.errorbar(across, heights, spans, fmt="o-", color=colour, label=method.value, capsize=2, elinewidth=0.8)
         for x, line in chosen:
             if method is not Method.NONE:
-                label = f"{line.merge_ratio:g}"
-                axes.annotate(label, (x, line.accuracy), (3, 3), textcoords="offset points", fontsize=7)
+                below = (4, -11) if method is Method.DYCOKE else (4, 5)
+                label = f"K={line.merge_ratio:g}"
+                axes.annotate(label, (x, line.accuracy), below, textcoords="offset points", fontsize=7, color=colour)
     axes.set_xlabel(name)
     axes.set_xlim(left=0)
-    axes.margins(y=0.2)
+    axes.set_ylim(0, 1)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _span(line: CompressionResult) -> tuple[float, float]:
+    """How far the 95 % interval of the change goes below and above."""
+    if line.accuracy_change is None or line.accuracy_change_interval is None:
+        return 0.0, 0.0
+    low, high = line.accuracy_change_interval
+    return line.accuracy_change - low, high - line.accuracy_change
