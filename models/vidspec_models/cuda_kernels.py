@@ -24,6 +24,7 @@ LINES = 64  # query heads x rows of a program: one shape for any number of rows,
 ROW_FIELDS = 4  # of a row: address of the keys, of the values, the cache's capacity, the row's place in it (-1: none)
 BLOCK_FIELDS = 6  # of rows of one request: the same three, first row in the batch, number of rows, place of the first
 _ELEMENTWISE = 1024
+_FUSED = {"enable_fp_fusion": True}  # multiply and add in one instruction, whatever a Triton's default is
 _LOG2_E = 1.4426950408889634
 
 
@@ -71,8 +72,9 @@ def _attend_tiles(queries, blocks, sums, peaks, weights, layer, scale,  # noqa: 
         places = ((first + row) * HEADS + head * group + line % group)[:, None] * D + d[None, :]
         q = tl.load(queries + places, mask=is_row[:, None], other=0.0)
         offset = (layer * KV + head) * tl.load(blocks + block * 6 + 2) * D
-        keys = tl.load(blocks + block * 6).to(tl.pointer_type(kind)) + offset
-        values = tl.load(blocks + block * 6 + 1).to(tl.pointer_type(kind)) + offset
+        # Of an address out of a table the compiler knows nothing: unless told, it reads two bytes at a time.
+        keys = tl.multiple_of(tl.load(blocks + block * 6).to(tl.pointer_type(kind)), 16) + offset
+        values = tl.multiple_of(tl.load(blocks + block * 6 + 1).to(tl.pointer_type(kind)), 16) + offset
         total = tl.zeros((LINES, D), tl.float32)
         weight = tl.zeros((LINES,), tl.float32)
         peak = tl.full((LINES,), float("-inf"), tl.float32)
@@ -148,7 +150,7 @@ class CudaKernels:
         queries = qkv.new_empty(qkv.shape[0], self._num_heads, self._head_dim)
         grid = (qkv.shape[0], self._num_heads + 2 * self._num_kv_heads)
         has_norm, norms = weight is not None, qkv if weight is None else weight
-        self._rotate[grid](qkv, *rotary, rows, norms, queries, layer, eps, **self._heads, HAS_NORM=has_norm)
+        self._rotate[grid](qkv, *rotary, rows, norms, queries, layer, eps, **self._heads, HAS_NORM=has_norm, **_FUSED)
         return queries
 
     def attend(self, queries: Tensor, blocks: Tensor, layer: int) -> Tensor:
@@ -160,15 +162,15 @@ class CudaKernels:
         mixed = torch.empty_like(queries)
         shape = {**self._heads, "LINES": LINES, "TILE": TILE, "SPLITS": SPLITS}
         tiles, rows = (num_blocks, *parts[1:3]), (num_blocks, self.rows_per_block, self._num_heads)
-        self._tiles[tiles](queries, blocks, sums, peaks, weights, layer, self._scale, **shape, num_stages=1)
-        self._parts[rows](sums, peaks, weights, blocks, mixed, **shape)
+        self._tiles[tiles](queries, blocks, sums, peaks, weights, layer, self._scale, **shape, num_stages=1, **_FUSED)
+        self._parts[rows](sums, peaks, weights, blocks, mixed, **shape, **_FUSED)
         return mixed.flatten(1)
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """silu of the first half of [n, 2 * size] times the second half."""
         num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(num_rows, size)
-        self._gated[(num_rows, triton.cdiv(size, _ELEMENTWISE))](gate_up, out, size, BLOCK=_ELEMENTWISE)
+        self._gated[(num_rows, triton.cdiv(size, _ELEMENTWISE))](gate_up, out, size, BLOCK=_ELEMENTWISE, **_FUSED)
         return out
 
 

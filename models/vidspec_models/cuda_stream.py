@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from vidspec_models.inputs import Prompt
+
 
 class SideStream:
     """On other devices it is nothing."""
@@ -23,3 +25,22 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             yield
         self._stream.synchronize()
+
+    def hand_over(self, prompt: Prompt) -> Prompt:
+        """The prompt, for the decoding stream: nothing made here later takes its memory while that one still reads it.
+
+        Memory belongs to the stream it was made on. Without this one that is dropped, or replaced by a shorter one,
+        could be overwritten by the next prompt before a read that was only asked for has happened.
+        """
+        if self._stream is not None:
+            decoding = torch.cuda.current_stream(self._stream.device)
+            for tensor in (
+                prompt.embeddings,
+                *prompt.rotary,
+                prompt.is_video,
+                prompt.grid,
+                prompt.layer_additions,
+            ):
+                if tensor is not None:
+                    tensor.record_stream(decoding)
+        return prompt

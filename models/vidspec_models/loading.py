@@ -15,6 +15,7 @@ from vidspec_models.accelerated import make_cuda_step
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.decoder import Decoder
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.load_errors import require_template, require_weights, told
 from vidspec_models.placement import LayerSpan, layer_spans, move
 from vidspec_models.registry import find_family
 from vidspec_models.row_invariance import PREFILL_RULE
@@ -87,27 +88,35 @@ def load_model(spec: ModelSpec) -> VideoLM:
     dtype = resolve_dtype(spec.dtype, devices[0])
     if (recipe := find_recipe(path)) is not None:
         return load_random(recipe, devices, dtype, _decoder_and_step)
+    if spec.path == BUNDLED and not Path(path).exists():
+        raise ModelLoadError(
+            f"the bundled {spec.role} is missing from this installation; train it with: vidspec train-bundled"
+        )
     transformers.utils.logging.disable_progress_bar()
-    try:
+    transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
+    with told(spec, path):
         config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
         family = find_family(config.model_type)
         processor = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
-        model = transformers.AutoModelForImageTextToText.from_pretrained(
+        require_template(processor)
+        tokenizer_file(spec)
+        model, report = transformers.AutoModelForImageTextToText.from_pretrained(
             path,
             revision=spec.revision,
             dtype=dtype,
             use_safetensors=True,
             attn_implementation="sdpa",
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # so that the report names them
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        raise ModelLoadError(_load_failure(spec, path, error)) from error
-    model = model.eval().requires_grad_(False)
-    language_model, head = family.language_model(model), model.lm_head
-    spans = layer_spans(model, language_model, head, devices)
-    move(model, language_model, spans)
-    with torch.inference_mode():
-        decoder, step = _decoder_and_step(language_model, head, config, spans)
+        require_weights(report)
+        model = model.eval().requires_grad_(False)
+        language_model, head = family.language_model(model), model.lm_head
+        spans = layer_spans(model, language_model, head, devices)
+        move(model, language_model, spans)
+        with torch.inference_mode():
+            decoder, step = _decoder_and_step(language_model, head, config, spans)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(model), step)
 
@@ -150,15 +159,3 @@ def _stop_ids(model: Any) -> frozenset[int]:
     if configured is None:
         return frozenset()
     return frozenset([configured] if isinstance(configured, int) else configured)
-
-
-def _load_failure(spec: ModelSpec, path: str, error: Exception) -> str:
-    if spec.path == BUNDLED and not Path(path).exists():
-        return f"the bundled {spec.role} is missing from this installation; train it with: vidspec train-bundled"
-    if not Path(path).exists() and path.count("/") > 1:
-        return f"{spec.role} model folder {spec.path!r} does not exist"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return (
-        f"{spec.role} model {spec.path!r} cannot be loaded: {reason} "
-        "(expected a complete Hugging Face folder or hub id: config.json, *.safetensors, tokenizer and processor files)"
-    )

@@ -51,6 +51,7 @@ class VideoLM:
         self._step = step or decoder.step
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
+        self._num_tokens = _num_tokens(processor)
         self._side = SideStream(decoder.embedding.device)
 
     @property
@@ -77,13 +78,18 @@ class VideoLM:
         known = encoded or EncodedVideos(0)
         with self._side.use():
             features = [known.get(video, lambda each: family.encode(model, processor, each)) for video in videos]
-            return family.prepare(model, processor, self.decoder, turns, features)
+            prompt = family.prepare(model, processor, self.decoder, turns, features)
+        return self._side.hand_over(prompt)
 
     @torch.inference_mode()
     def prefill(
         self, prompt: Prompt, cache: KVCache, num_rows: int, observer: QueryObserver | None = None
     ) -> Tensor | None:
-        """Append the prompt's next `num_rows` rows; on the last chunk return the logits [V] after the prompt."""
+        """Append the prompt's next `num_rows` rows; on the last chunk return the logits [V] after the prompt.
+
+        V are the tokenizer's tokens. Rows that only pad a checkpoint's matrix are cut off, since another model of the
+        pair may have fewer: what one side chooses, the other can read.
+        """
         start = cache.length
         stop = min(start + num_rows, prompt.num_tokens)
         cos, sin = prompt.rotary
@@ -98,11 +104,11 @@ class VideoLM:
         cache.length = stop
         if stop < prompt.num_tokens:
             return None
-        return self.decoder.logits(hidden[-1:])[0]
+        return self.decoder.logits(hidden[-1:])[0, : self._num_tokens]
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
-        """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence."""
+        """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence, V as `prefill`'s."""
         for rows in batch:
             if rows.pruner is not None:
                 rows.pruner.refresh(self.decoder, rows.cache, rows.ids[0], rows.position)
@@ -110,7 +116,12 @@ class VideoLM:
         ids = [token for rows in batch for token in rows.ids]
         positions = [rows.position + i for rows, count in zip(batch, counts, strict=True) for i in range(count)]
         segments = [Segment(rows.cache, rows.cache.length, count) for rows, count in zip(batch, counts, strict=True)]
-        logits = self._step(ids, positions, segments)
+        logits = self._step(ids, positions, segments)[:, : self._num_tokens]
         for rows, count in zip(batch, counts, strict=True):
             rows.cache.length += count
         return list(logits.split(counts))
+
+
+def _num_tokens(processor: Any) -> int | None:
+    """Ids that the tokenizer has; None, for all, where there is no tokenizer."""
+    return max(processor.tokenizer.get_vocab().values()) + 1 if processor is not None else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,3 +78,13 @@ def load(shape: Shape) -> Loaded:
 def segments(caches: Sequence[KVCache], counts: Sequence[int]) -> list[Segment]:
     """Rows at the end of each cache."""
     return [Segment(cache, cache.length, count) for cache, count in zip(caches, counts, strict=True)]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Whatever waits for the device inside is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

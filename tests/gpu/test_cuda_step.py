@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.models import PROMPT, SHAPES, Loaded, load, segments
+from tests.gpu.models import PROMPT, SHAPES, Loaded, load, no_waiting, segments
 from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
 from vidspec_models.video_lm import StepRows
 
@@ -20,15 +17,6 @@ WINDOWS = (1, 3, 8, 16)
 @pytest.fixture(scope="module", params=SHAPES)
 def loaded(request: pytest.FixtureRequest) -> Loaded:
     return load(SHAPES[request.param])
-
-
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def _step(loaded: Loaded, counts: tuple[int, ...], *, how: str) -> Tensor:
@@ -62,7 +50,7 @@ def test_a_step_never_waits_for_the_device(loaded: Loaded) -> None:
     cache = loaded.prefilled(0, PROMPT)
     loaded.captured([1], [cache.length], segments([cache], (1,)))
     torch.cuda.synchronize()
-    with _no_waiting():
+    with no_waiting():
         loaded.captured([1, 2], [cache.length, cache.length + 1], segments([cache], (2,)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ def test_peak_memory_is_weights_and_caches_and_a_tenth(tmp_path: Path) -> None:
         pytest.skip("needs a GPU with 32 GiB")
     shape = SHAPES[PAIR].target
     Recipe(pair=PAIR, role="target").write(tmp_path)
+    gc.collect()  # what other tests have left
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     model = load_model(ModelSpec(path=str(tmp_path), role="target", device="cuda", dtype="bfloat16"))
     prompt = model.prepare([Turn(role="user", text=prompt_text(0))], [])
@@ -37,4 +40,4 @@ def test_peak_memory_is_weights_and_caches_and_a_tenth(tmp_path: Path) -> None:
     for position in range(prompt.num_tokens, prompt.num_tokens + 32):
         model.step([StepRows(cache=cache, ids=[1], position=position)])
     needed = 2 * shape.parameters() + cache.keys.nbytes + cache.values.nbytes
-    assert torch.cuda.max_memory_allocated() <= 1.1 * needed
+    assert torch.cuda.max_memory_allocated() - before <= 1.1 * needed

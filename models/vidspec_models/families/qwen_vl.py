@@ -64,10 +64,9 @@ class Qwen2VL:
             video_grid_thw=_patches(videos),
             **_times(videos),
         )  # asked for every request; the positions that the module keeps are another request's
-        next_position = int(positions.max()) + 1
-        if next_position >= decoder.context_length:
+        if (furthest := int(positions.max())) >= decoder.context_length - 1:
             raise ContextOverflow(
-                f"the video's time reaches position {next_position}, the model's context is {decoder.context_length}; "
+                f"the video's time reaches position {furthest}, the model's context is {decoder.context_length}; "
                 "ask for a shorter part of it"
             )
         device = decoder.embedding.device
@@ -77,7 +76,7 @@ class Qwen2VL:
             embeddings=merged(decoder, ids, is_video, videos),
             rotary=decoder.rotary_from(self.language_model(model).rotary_emb, positions.to(device)),
             is_video=is_video,
-            next_position=next_position,
+            next_position=int(positions[..., -1].max()) + 1,  # as `generate`; the video's time may have run ahead of it
             grid=joined_grid(videos, device),
             layer_additions=_spread([video.additions for video in videos], is_video),
             identity=identity(ids, is_video, videos),

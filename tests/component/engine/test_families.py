@@ -2,56 +2,97 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.component.engine.harness import EngineHarness, ask
-from tests.unit.models.families.test_exactness import SIZES, clip
-from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from tests.component.engine.family_world import LIMITS, LONG, FamilyWorld, TracedHarness, conversations, request
+from tests.unit.models.families.tiny_checkpoints import FAMILIES
+from vidspec_models.loading import load_model
 from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import StockGenerator
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import EngineConfig, GenerationRequest, SpeculationMode, VideoInput, WorkerConfig
+from vidspec_service.engine.types import SpeculationMode
 
-MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL)
-ANSWER = 24
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-
-def video(seed: int) -> VideoInput:
-    source = clip(seed, 3 + seed % 3, SIZES[seed % 2])
-    return VideoInput(
-        frames=source.frames,
-        timestamps_s=tuple(index / source.source_fps for index in source.source_indices),
-        source_indices=source.source_indices,
-        source_fps=source.source_fps,
-        source_num_frames=source.source_num_frames,
-        duration_s=source.duration_s,
-    )
+OFF, SERIAL, PARALLEL = SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL
+MODES = (OFF, SERIAL, PARALLEL, SpeculationMode.AUTO)
+ALL = range(len(conversations()))
+EDGE = 512  # a multiple of every block in which a cache grows
+_BELOW, _TRIES = 8, 20
 
 
-def request(mode: SpeculationMode, seed: int) -> GenerationRequest:
-    return ask(f"{mode}-{seed}", f"question {seed}", [video(seed)], max_tokens=ANSWER, speculation=mode)
+@pytest.fixture(scope="module", params=FAMILIES)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyWorld:
+    return FamilyWorld.make(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_mode_gives_the_ids_of_generate(name: str, tmp_path: Path) -> None:
-    save(name, tmp_path / "target")
-    save(name, tmp_path / "draft", noise=0.02)
-    target, draft = (
-        WorkerConfig(model=str(tmp_path / role), dtype="float32", device="cpu") for role in ("target", "draft")
-    )
-    stock = StockGenerator(ModelSpec(path=target.model, role="target", device="cpu", dtype="float32"))
-    requests = [request(SpeculationMode.OFF, seed) for seed in range(8)]
-    wanted = [stock.ids(*model_inputs(each.messages, each.videos), ANSWER) for each in requests]
-    harness = EngineHarness(EngineConfig(target=target, draft=draft))
-    try:
-        for mode in MODES:
-            together = harness.answers([request(mode, seed) for seed in range(8)])
-            assert [answer.ids for answer in together] == wanted
-            assert harness.answer(request(mode, 1)).ids == wanted[1]
-            accepted = sum(answer.finished.speculation.num_accepted_tokens for answer in together)
-            assert mode is not SpeculationMode.SERIAL or accepted > 0
-    finally:
-        harness.close()
+@pytest.fixture(scope="module")
+def wanted(world: FamilyWorld) -> list[tuple[int, ...]]:
+    """What `generate` says to the eight conversations; a shorter answer is a longer one's beginning."""
+    return [world.wanted(request(OFF, index)).ids for index in ALL]
+
+
+@pytest.fixture(scope="module")
+def engine(world: FamilyWorld) -> Iterator[TracedHarness]:
+    with world.engine() as harness:
+        yield harness
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_request_at_a_time_gives_the_ids_of_generate(
+    engine: TracedHarness, wanted: list[tuple[int, ...]], mode: SpeculationMode
+) -> None:
+    assert [engine.answer(request(mode, index)).ids for index in ALL] == wanted
+
+
+@pytest.mark.parametrize("mode", [SERIAL, PARALLEL])
+def test_a_draft_that_sees_a_part_of_the_video_and_is_often_wrong_changes_nothing(
+    engine: TracedHarness, wanted: list[tuple[int, ...]], mode: SpeculationMode
+) -> None:
+    """Asked until a busy machine's draft came in time: some tokens accepted, some rolled back, cells left out."""
+    accepted = rejected = pruned = 0
+    for _ in range(_TRIES):
+        for index in (LONG, 1, 5, 6):
+            answer = engine.answer(request(mode, index))
+            assert answer.ids == wanted[index]
+            stats = answer.finished.speculation
+            accepted += stats.num_accepted_tokens
+            rejected += stats.num_draft_tokens - stats.num_accepted_tokens
+            pruned += 0 < stats.draft_video_tokens < answer.started.video_tokens
+        if accepted and rejected and pruned:
+            return
+    pytest.fail(f"accepted {accepted}, rejected {rejected}, answers with a pruned draft {pruned}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_eight_at_once_with_joins_and_leaves_give_the_ids_of_generate(
+    engine: TracedHarness, wanted: list[tuple[int, ...]], mode: SpeculationMode
+) -> None:
+    requests = [request(mode, index, "among others", limit) for index, limit in zip(ALL, LIMITS, strict=True)]
+    expected = [ids[:limit] for ids, limit in zip(wanted, LIMITS, strict=True)]
+    for together in (engine.answers, engine.joined):
+        assert [answer.ids for answer in together(requests)] == expected
+
+
+def test_requests_of_all_modes_do_not_disturb_each_other(engine: TracedHarness, wanted: list[tuple[int, ...]]) -> None:
+    requests = [request(MODES[index % len(MODES)], index, "mixed") for index in ALL]
+    assert [answer.ids for answer in engine.answers(requests)] == wanted
+
+
+def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) -> None:
+    """Answers that outgrow a block of the cache where there is room for two and a half: the youngest gives way."""
+    chosen = (1, 2, 5, 6)
+    lengths = [world.wanted(request(OFF, index, max_tokens=1)).prompt_tokens for index in chosen]
+    prompts = [(index, "?" * (EDGE - _BELOW - length)) for index, length in zip(chosen, lengths, strict=True)]
+    folder = str(world.folder / "target")
+    geometry = load_model(ModelSpec(path=folder, role="target", device="cpu", dtype="float32")).decoder.geometry
+    room = 2 * geometry.padded(EDGE + geometry.context_block) + EDGE
+    expected = [world.wanted(request(OFF, index, longer=filler)).ids for index, filler in prompts]
+    with world.engine(kv_tokens=room) as harness:
+        before = harness.target_rows()
+        for mode in (OFF, PARALLEL):
+            requests = [request(mode, index, longer=filler) for index, filler in prompts]
+            assert [answer.ids for answer in harness.answers(requests)] == expected
+            if mode is OFF:
+                rows, once = harness.target_rows() - before, sum(EDGE - _BELOW + len(ids) - 1 for ids in expected)
+                assert rows >= once + EDGE - _BELOW, "nobody was paused: every row was made once"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.component.engine.harness import EngineHarness
-from tests.component.engine.test_families import ANSWER, request, video
+from tests.component.engine.family_world import video
+from tests.component.engine.harness import EngineHarness, ask
+from tests.unit.models.families.test_exactness import SIZES
 from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.spec import ModelSpec
 from vidspec_models.stock import StockGenerator
@@ -26,7 +27,7 @@ from vidspec_service.engine.types import (
 pytestmark = pytest.mark.slow  # two workers that load, and stock transformers
 
 FAMILY = "qwen3_vl"  # features added behind the layers of both places
-CHUNK = 128
+CHUNK, ANSWER, TRIES = 128, 24, 20
 SEEDS = (0, 1, 3, 4)
 
 
@@ -59,6 +60,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     engine.close()
 
 
+def request(mode: SpeculationMode, seed: int) -> GenerationRequest:
+    clip = video(seed, 3 + seed % 3, SIZES[seed % 2])
+    return ask(f"{mode}-{seed}", f"question {seed}", [clip], max_tokens=ANSWER, speculation=mode)
+
+
 def longer(asked: GenerationRequest) -> GenerationRequest:
     """So long that its answer needs another block of the cache."""
     (message,) = asked.messages
@@ -70,9 +76,12 @@ def test_ids_are_those_of_generate_alone_together_and_after_a_pause(world: World
     requests = [longer(request(mode, seed)) for seed in SEEDS]
     wanted = [world.wanted(each) for each in requests]
     assert [answer.ids for answer in world.engine.answers(requests)] == wanted
-    alone = world.engine.answer(replace(requests[1], request_id=f"alone-{mode}"))
-    assert alone.ids == wanted[1]
-    assert mode is SpeculationMode.OFF or alone.finished.speculation.num_draft_tokens > 0
+    for attempt in range(TRIES):  # until the draft came in time, as on a busy machine it may not
+        alone = world.engine.answer(replace(requests[1], request_id=f"alone-{mode}-{attempt}"))
+        assert alone.ids == wanted[1]
+        if mode is SpeculationMode.OFF or alone.finished.speculation.num_draft_tokens > 0:
+            return
+    pytest.fail("the draft never proposed anything")
 
 
 def test_both_places_are_named(world: World) -> None:
@@ -81,7 +90,7 @@ def test_both_places_are_named(world: World) -> None:
 
 
 def test_a_follow_up_begins_with_the_rows_that_are_there(world: World) -> None:
-    known = replace(video(5), key="known")
+    known = replace(video(5, 5, SIZES[1]), key="known")
     first, again = (
         replace(request(SpeculationMode.PARALLEL, 5), request_id=name, videos=(known,)) for name in ("first", "again")
     )

@@ -7,16 +7,18 @@ import pytest
 import torch
 import transformers as tf
 
-from tests.unit.models.families.test_exactness import clip
-from tests.unit.models.families.tiny_checkpoints import save
+from tests.unit.models.families.test_exactness import ANSWER, Greedy, clip, decode
+from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder import Decoder
 from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.families.qwen_vl import sampled_fps
 from vidspec_models.inputs import Turn
+from vidspec_models.kv_cache import KVCache
 from vidspec_models.loading import load_model
 from vidspec_models.registry import find_family
 from vidspec_models.spec import ModelSpec
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.stock import StockGenerator
+from vidspec_models.video_lm import StepRows, VideoLM
 
 ASK = [Turn(role="user", text="x", num_videos=1)]
 
@@ -37,11 +39,22 @@ def test_the_sampled_rate_is_the_processors_for_a_whole_source_and_the_windows_f
 
 def test_qwen25_positions_follow_time_and_count_against_the_context(tmp_path: Path) -> None:
     model = load("qwen2_5_vl", tmp_path)
-    quick, slow = clip(1), replace(clip(1), source_fps=1.0, duration_s=120.0)
-    assert model.prepare(ASK, [quick]).next_position < model.prepare(ASK, [slow]).next_position
-    assert model.prepare(ASK, [slow]).context_used > model.prepare(ASK, [slow]).num_tokens
+    quick, slow = (model.prepare(ASK, [video]) for video in (clip(1), replace(clip(1), source_fps=1.0)))
+    assert not torch.equal(quick.rotary[0], slow.rotary[0])
     with pytest.raises(ContextOverflow, match="shorter part"):
         model.prepare(ASK, [replace(clip(1), source_fps=0.01)])
+
+
+@pytest.mark.parametrize(("name", "num_frames"), [("qwen2_vl", 150), ("qwen2_5_vl", 4), ("qwen2_5_vl", 19)])
+def test_an_answer_goes_on_behind_the_words_though_the_videos_time_has_run_ahead(
+    name: str, num_frames: int, tmp_path: Path
+) -> None:
+    """transformers places words behind a video by its height and width; `generate` counts on from the last word."""
+    model = load(name, tmp_path)
+    stock = StockGenerator(ModelSpec(role="target", path=str(tmp_path), device="cpu", dtype="float32"))
+    long = replace(clip(4, num_frames), source_fps=2.0)
+    prompt = model.prepare(ASK, [long])
+    assert decode(model, Greedy(model, prompt, 4096)) == stock.ids(ASK, [long], ANSWER)
 
 
 def test_qwen2_frames_never_take_more_than_the_cap_of_a_video(tmp_path: Path) -> None:
@@ -70,3 +83,27 @@ def test_a_sliding_window_is_refused() -> None:
 def test_an_unlisted_family_is_one_readable_error() -> None:
     with pytest.raises(ModelLoadError, match="not supported; supported: internvl, "):
         find_family("gemma3")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_that_pad_the_vocabulary_are_no_tokens(name: str, tmp_path: Path) -> None:
+    """Two checkpoints, padded to 288 and 320 rows: both choose among the tokenizer's 268, and padding never wins."""
+    save(name, tmp_path / "narrow")
+    save(name, tmp_path / "wide", loud_padding=True)
+    narrow, wide = (
+        load_model(ModelSpec(role="target", path=str(tmp_path / width), device="cpu", dtype="float32"))
+        for width in ("narrow", "wide")
+    )
+    found = []
+    for model in (narrow, wide):
+        prompt = model.prepare(ASK, [clip(1)])
+        cache = KVCache(model.decoder.geometry, prompt.num_tokens + 8)
+        logits = model.prefill(prompt, cache, 4096)
+        assert logits is not None
+        rows = StepRows(cache=cache, ids=[int(logits.argmax()), 20, 21], position=prompt.next_position)
+        found.append(torch.cat((logits[None], *model.step([rows]))))
+    assert {len(each[0]) for each in found} == {268}
+    assert torch.equal(found[0].argmax(-1), found[1].argmax(-1))
+    uncut = wide.decoder.logits(torch.randn(64, wide.decoder.embedding.shape[1]))
+    assert uncut.shape[1] == 320
+    assert bool((uncut.argmax(-1) >= 268).any()), "the padding of the wide one would never have won"

@@ -12,6 +12,7 @@ _SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>", "<img>", "</img>", "<IMG_CONTEXT>",
     "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
+_VOCABULARY = 288  # rows; the tokenizer has fewer
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -19,7 +20,7 @@ _TEXT = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
-    "vocab_size": 288,
+    "vocab_size": _VOCABULARY,
     "bos_token_id": None,
     "eos_token_id": None,
 }
@@ -203,10 +204,11 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-def save(name: str, folder: Path, noise: float = 0.0) -> None:
+def save(name: str, folder: Path, noise: float = 0.0, *, loud_padding: bool = False) -> None:
     """Write one checkpoint: config, generation config, safetensors, tokenizer and processor files.
 
-    With noise the weights are those of the plain checkpoint and a little more: a draft that is often right.
+    With noise the weights are those of the plain checkpoint and a little more: a draft that is often right. Rows that
+    pad the vocabulary are zeros, which never win; with `loud_padding` there are more of them, and they often would.
     """
     torch.manual_seed(0)
     model, processor = FAMILIES[name]()
@@ -218,6 +220,12 @@ def save(name: str, folder: Path, noise: float = 0.0) -> None:
                 torch.nn.init.normal_(parameter, std=0.3)  # biases of zero would hide a mistake
         for parameter in model.parameters():
             parameter.mul_(1.0 + noise * torch.randn_like(parameter))
+        num_tokens = len(processor.tokenizer)
+        if loud_padding:
+            model.resize_token_embeddings(_VOCABULARY + 32, mean_resizing=False)
+            model.lm_head.weight[num_tokens:] = 2.0 * model.lm_head.weight[: len(model.lm_head.weight) - num_tokens]
+        else:
+            model.lm_head.weight[num_tokens:] = 0.0
     model.generation_config = tf.GenerationConfig(eos_token_id=[_id("<|im_end|>"), 0], pad_token_id=0, do_sample=False)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -1,0 +1,146 @@
+"""One family's tiny checkpoints, what stock transformers says to eight conversations, and engines that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.component.engine.harness import Answer, EngineHarness, collect
+from tests.unit.models.families.test_exactness import SIZES, clip
+from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.spec import ModelSpec
+from vidspec_models.stock import GREEDY, StockAnswer, StockGenerator
+from vidspec_service.engine.client import EngineClient
+from vidspec_service.engine.conversion import model_inputs
+from vidspec_service.engine.messages import Trace
+from vidspec_service.engine.types import (
+    ChatMessage,
+    EngineConfig,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    VideoInput,
+    WorkerConfig,
+)
+from vidspec_service.telemetry import Metrics
+
+ANSWER = 40
+LONG = 4  # the conversation about a clip of so many cells that a draft sees a part of them only
+LIMITS = (40, 7, 23, 40, 12, 31, 40, 17)  # so that requests leave at different times
+_JOIN_S = 0.02  # between one request and the next
+
+
+def video(seed: int, num_frames: int = 4, size: tuple[int, int] = SIZES[0]) -> VideoInput:
+    """Frames whose sides fit no patch size."""
+    source = clip(seed, num_frames, size)
+    return VideoInput(
+        frames=source.frames,
+        timestamps_s=tuple(index / source.source_fps for index in source.source_indices),
+        source_indices=source.source_indices,
+        source_fps=source.source_fps,
+        source_num_frames=source.source_num_frames,
+        duration_s=source.duration_s,
+    )
+
+
+def conversations() -> list[tuple[tuple[ChatMessage, ...], tuple[VideoInput, ...]]]:
+    """Eight: without a video, with one and with two, in one turn or more, odd numbers of frames, odd sizes."""
+    wide = video(12, size=SIZES[1])  # as many frames as the other: stock LLaVA stacks them
+    once = [(video(1),), (video(2, 5, SIZES[1]),), (video(3, 2, (57, 29)),), (video(4, 19, (57, 85)),)]
+    asked = [ChatMessage(role="user", text=f"question {i}?" * (i + 1), num_videos=1) for i in range(len(once))]
+    said = ChatMessage(role="assistant", text="a man")
+    first, second = (ChatMessage(role="user", text=text, num_videos=1) for text in ("first", "and this?"))
+    return [
+        ((ChatMessage(role="user", text="hello?"),), ()),
+        *(((each,), videos) for each, videos in zip(asked, once, strict=True)),
+        ((ChatMessage(role="user", text="compare", num_videos=2),), (video(11), wide)),
+        ((first, said, second), (video(11), wide)),
+        ((first, said, ChatMessage(role="user", text="why?")), (wide,)),
+    ]
+
+
+def request(
+    mode: SpeculationMode, index: int, name: str = "", max_tokens: int = ANSWER, longer: str = ""
+) -> GenerationRequest:
+    """Conversation `index`; `longer` is put behind its last words."""
+    messages, videos = conversations()[index]
+    last = replace(messages[-1], text=messages[-1].text + longer)
+    return GenerationRequest(
+        request_id=f"{mode}-{index}-{name}",
+        messages=(*messages[:-1], last),
+        videos=videos,
+        max_tokens=max_tokens,
+        sampling=SamplingParams(),
+        speculation=mode,
+        stop=(),
+    )
+
+
+@dataclass(frozen=True)
+class FamilyWorld:
+    """Where the pair lies, and the reference. The draft's vocabulary has more padding, with rows that might win."""
+
+    folder: Path
+    stock: StockGenerator
+
+    @classmethod
+    def make(cls, name: str, folder: Path) -> FamilyWorld:
+        save(name, folder / "target")
+        save(name, folder / "draft", noise=0.02, loud_padding=True)
+        path = str(folder / "target")
+        return cls(folder, StockGenerator(ModelSpec(path=path, role="target", device="cpu", dtype="float32")))
+
+    def wanted(self, asked: GenerationRequest) -> StockAnswer:
+        """What `generate` says."""
+        assert asked.max_tokens is not None
+        return self.stock.answer(*model_inputs(asked.messages, asked.videos), asked.max_tokens, GREEDY)
+
+    @contextmanager
+    def engine(self, **settings: Any) -> Iterator[TracedHarness]:
+        target, draft = (
+            WorkerConfig(model=str(self.folder / role), dtype="float32", device="cpu") for role in ("target", "draft")
+        )
+        harness = TracedHarness(EngineConfig(target=target, draft=draft, **settings), Traced)
+        try:
+            yield harness
+        finally:
+            harness.close()
+
+
+class Traced(EngineClient):
+    """Counts the rows of the target's forwards."""
+
+    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
+        super().__init__(config, metrics, self._note)
+        self.target_rows = 0
+
+    def _note(self, role: str, trace: Trace) -> None:
+        if role == "target":
+            self.target_rows += sum(rows for _, _, rows in trace.spans)
+
+
+class TracedHarness(EngineHarness):
+    """An engine whose requests can come one after the other while others run."""
+
+    def joined(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
+        """Each a little later than the one before."""
+
+        async def one(index: int, asked: GenerationRequest) -> Answer:
+            await asyncio.sleep(_JOIN_S * index)
+            return await collect(self.engine, asked)
+
+        async def all_of_them() -> list[Answer]:
+            return await asyncio.gather(*(one(index, asked) for index, asked in enumerate(requests)))
+
+        waited: Coroutine[Any, Any, list[Answer]] = all_of_them()
+        return self.run(waited)
+
+    def target_rows(self) -> int:
+        """Rows of all forwards so far, as the target's heartbeat tells them."""
+        assert isinstance(self.engine, Traced)
+        self.run(asyncio.sleep(2.5))  # heartbeats come once a second
+        return self.engine.target_rows
