@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nlargest
 
-_MINIMUMS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16)
-_WINDOWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-_GRAIN = 1.1  # of rounded measurements
+_MINIMUMS = (0, 1, 2, 4, 6, 8, 12, 16)
+_WINDOWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+_GRAIN = 1.25  # of rounded measurements
 _CANDIDATES = 2  # what is best for rounded measurements is not always best for the exact ones
 _MOST_ACCEPTANCE, _LEAST_RATIO = 0.99, 1e-3
 
@@ -77,7 +77,7 @@ def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain:
     """The fastest plan; OFF when the predicted speed-up over the target alone stays below `least_gain`.
 
     The search takes as long as a small model's forward. It is made for rounded measurements (rejection and ratios of
-    times to 10 %), so once per situation and not once per token; what its plan gains is worked out for the exact ones.
+    times to a quarter), so once per situation and not once per token; what its plan gains is worked out exactly.
     """
     acceptance = min(max(acceptance, 0.0), _MOST_ACCEPTANCE)
     candidates = _search(
