@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.decoder_weights import fused_weights, query_key_norm, query_key_value_bias
 from vidspec_models.kv_cache import KVCache
+from vidspec_models.processor import multiplies_bfloat16
 
 _LOW_HALF = 0xFFFF
 _Storing = Callable[[NDArray[np.float32]], NDArray[Any]]
@@ -38,7 +38,7 @@ class CpuStep:
         self._vocabulary = lm_head.weight.shape[0]
         self._eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
         is_paired = decoder.embedding.dtype is torch.bfloat16
-        self._queries = np.empty((MAX_ROWS, decoder.head_dim), np.uint16 if is_paired else np.float32)
+        self._query_type = np.uint16 if is_paired else np.float32
         self._weights = _step_weights(language_model, lm_head, decoder.head_dim, paired if is_paired else narrowed)
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])  # compiles, or fetches what an earlier start did
 
@@ -64,14 +64,9 @@ class CpuStep:
             self._eps,
             decoder.scale,
             self._weights,
-            self._queries,
+            np.empty((MAX_ROWS, decoder.head_dim), self._query_type),
         )
         return torch.from_numpy(logits)[:, : self._vocabulary]
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this processor has the instruction that the kernels need for bfloat16 arithmetic."""
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16", False))
 
 
 def supports(language_model: Any) -> bool:

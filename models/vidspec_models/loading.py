@@ -17,6 +17,7 @@ from vidspec_models.decoder import Decoder
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.load_errors import require_template, require_weights, told
 from vidspec_models.placement import LayerSpan, layer_spans, move
+from vidspec_models.processor import multiplies_bfloat16
 from vidspec_models.registry import find_family
 from vidspec_models.row_invariance import PREFILL_RULE
 from vidspec_models.spec import ModelSpec
@@ -77,7 +78,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16")
         return dtype
-    has_bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    has_bfloat16 = device.type == "cuda" or multiplies_bfloat16()
     return torch.bfloat16 if has_bfloat16 else torch.float32
 
 

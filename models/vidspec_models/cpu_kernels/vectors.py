@@ -49,6 +49,11 @@ def splat(value: float) -> Any:
     return ir.Constant(VECTOR, [value] * LANES)
 
 
+def _whole(value: int) -> Any:
+    """A vector constant of integers."""
+    return ir.Constant(_INTEGERS, [value] * LANES)
+
+
 def _every_second(width: int, first: int) -> list[int]:
     """Of two vectors, every second block of `width` lanes from block `first` on, by turns two of each."""
     return [
@@ -121,8 +126,8 @@ class Emitter:
         value = splat(_EXP2[-1])
         for factor in reversed(_EXP2[:-1]):
             value = self.fma(value, rest, splat(factor))
-        exponent = builder.add(builder.fptosi(whole, _INTEGERS), ir.Constant(_INTEGERS, [127] * LANES))
-        scale = builder.bitcast(builder.shl(exponent, ir.Constant(_INTEGERS, [23] * LANES)), VECTOR)
+        exponent = builder.add(builder.fptosi(whole, _INTEGERS), _whole(127))
+        scale = builder.bitcast(builder.shl(exponent, _whole(23)), VECTOR)
         return builder.fmul(value, scale)
 
     def address(self, base: Any, position: Any, stride: Any, size: int) -> Any:
@@ -147,8 +152,8 @@ class Emitter:
         builder = self.builder
         words = builder.load(builder.inttoptr(address, _INTEGERS.as_pointer()))
         words.align = 4
-        lower = builder.shl(words, ir.Constant(_INTEGERS, [16] * LANES))
-        upper = builder.and_(words, ir.Constant(_INTEGERS, [0xFFFF0000] * LANES))
+        lower = builder.shl(words, _whole(16))
+        upper = builder.and_(words, _whole(0xFFFF0000))
         return [builder.bitcast(half, VECTOR) for half in (lower, upper)]
 
     def load_row(self, address: Any) -> list[Any]:
@@ -157,19 +162,16 @@ class Emitter:
         for place in (address, self.beyond(address, 2 * LANES)):
             shorts = builder.load(builder.inttoptr(place, _SHORTS.as_pointer()))
             shorts.align = 2
-            words = builder.shl(builder.zext(shorts, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES))
+            words = builder.shl(builder.zext(shorts, _INTEGERS), _whole(16))
             widened.append(builder.bitcast(words, VECTOR))
         return widened
 
     def rounded(self, vector: Any) -> Any:
         """16 bfloat16: to nearest, ties to even. For finite numbers."""
-        builder = self.builder
-        words = builder.bitcast(vector, _INTEGERS)
-        odd = builder.and_(
-            builder.lshr(words, ir.Constant(_INTEGERS, [16] * LANES)), ir.Constant(_INTEGERS, [1] * LANES)
-        )
-        words = builder.add(words, builder.add(odd, ir.Constant(_INTEGERS, [0x7FFF] * LANES)))
-        return builder.trunc(builder.lshr(words, ir.Constant(_INTEGERS, [16] * LANES)), _SHORTS)
+        builder, words = self.builder, self.builder.bitcast(vector, _INTEGERS)
+        is_odd = builder.and_(builder.lshr(words, _whole(16)), _whole(1))
+        nearest = builder.add(words, builder.add(is_odd, _whole(0x7FFF)))
+        return builder.trunc(builder.lshr(nearest, _whole(16)), _SHORTS)
 
     def prefetch(self, address: Any) -> None:
         """Ask for the line at an address that will be read soon; one that is nowhere does no harm."""
@@ -182,15 +184,14 @@ class Emitter:
     def spread(self, scalar: Any) -> Any:
         """One float32 in all lanes."""
         one = self.builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(one, one, ir.Constant(_INTEGERS, [0] * LANES))
+        return self.builder.shuffle_vector(one, one, _whole(0))
 
     def load_spread(self, address: Any) -> Any:
         return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())))
 
     def store(self, value: Any, address: Any) -> None:
-        self.builder.store(
-            value, self.builder.inttoptr(address, value.type.as_pointer())
-        ).align = 2  # as bfloat16 may lie
+        stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
+        stored.align = 2  # as bfloat16 may lie
 
     def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """`for k in range(count)` with vectors carried in registers; count is at least 1."""

@@ -12,7 +12,7 @@ _MOST_STEPS = 256  # one cell each; the rest of a larger budget is chosen at onc
 _RESERVE = 1e-3  # of the best cell's worth, left to a cell that others show completely
 
 
-def diverse(quality: Tensor, units: Tensor, budget: int, most_steps: int = _MOST_STEPS) -> Tensor:
+def diverse(quality: Tensor, units: Tensor, budget: int) -> Tensor:
     """Indices of `budget` of the C cells: greedy maximum of a determinant (Chen et al., NeurIPS 2018).
 
     quality [C] in [0, 1]; units [C, hidden] of unit length. With L(i, j) = quality(i) quality(j) max(0, cos(i, j)) the
@@ -22,7 +22,7 @@ def diverse(quality: Tensor, units: Tensor, budget: int, most_steps: int = _MOST
     pool = best(quality, _POOL * budget)
     quality, units = quality[pool], units[pool]
     left = quality.square() + _RESERVE
-    num_steps = min(budget, most_steps)
+    num_steps = min(budget, _MOST_STEPS)
     shown = quality.new_zeros(num_steps, len(pool))
     chosen = []
     for step in range(num_steps):

@@ -10,6 +10,7 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_OUTSIDE = 256 * 1024  # bytes that are in no string; 256 turns of 64 parts need a third of it
 MAX_QUOTES = 600_000  # those of as many strings, and of a text that consists of nothing else
+_FEW = 64  # bytes that are looked at first for backslashes before a quote
 
 
 def check_structure(body: bytes | bytearray) -> None:
@@ -33,8 +34,17 @@ def _outside_strings(body: bytes | bytearray) -> int:
 def _end_of_string(body: bytes | bytearray, begin: int) -> int:
     """The position after the string whose first character is at `begin`."""
     while (quote := body.find(b'"', begin)) >= 0:
-        before = body[begin:quote]
-        if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
+        if _num_backslashes(body, begin, quote) % 2 == 0:
             return quote + 1
         begin = quote + 1
     return len(body)
+
+
+def _num_backslashes(body: bytes | bytearray, begin: int, end: int) -> int:
+    """Those right before `end`, from `begin` on; a string of megabytes is copied only if it may be all backslashes."""
+    for start in (max(begin, end - _FEW), begin):
+        before = body[start:end]
+        count = len(before) - len(before.rstrip(b"\\"))
+        if count < len(before):
+            break
+    return count

@@ -21,13 +21,13 @@ _DEFAULTS = PruningOptions()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
     parser.add_argument("--clips", type=int, default=_DEFAULTS.num_clips, metavar="N", help="default %(default)s")
-    parser.add_argument(
-        "--strategies", nargs="+", choices=list(Preservation), default=list(Preservation), help="default all"
-    )
+    strategies = [strategy.value for strategy in Preservation]
+    parser.add_argument("--strategies", nargs="+", choices=strategies, default=strategies, help="default all")
     parser.add_argument(
         "--ratios", nargs="+", type=float, default=list(_DEFAULTS.ratios), metavar="R", help="default %(default)s"
     )
-    parser.add_argument("--tasks", nargs="+", choices=list(Task), default=list(Task), help="default all")
+    tasks = [task.value for task in Task]
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks, help="default all")
     parser.add_argument(
         "--max-tokens", type=int, default=_DEFAULTS.max_tokens, metavar="N", help="per answer (default %(default)s)"
     )

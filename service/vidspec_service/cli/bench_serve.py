@@ -20,6 +20,18 @@ from vidspec_service.settings import Settings
 
 _DEFAULTS = ServeOptions()
 _OWN = ("host", "port", "log_format", "access_log", "upload_dir")  # fixed for a server of our own
+_POSITIVE = (
+    "requests",
+    "concurrency",
+    "rate",
+    "overload",
+    "duration_s",
+    "soak",
+    "warm_up",
+    "clips",
+    "max_tokens",
+    "frames",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of --overload (default %(default)g)",
     )
     parser.add_argument("--soak", type=int, metavar="N", help="N requests of all sizes, of which many leave early")
+    parser.add_argument(
+        "--warm-up", type=int, metavar="N", help="requests before --soak, that fill the caches (default a fifth)"
+    )
     parser.add_argument(
         "--clip", type=Path, nargs="+", default=[], metavar="FILE", help="send these, not rendered ones"
     )
@@ -89,7 +104,9 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         raise ConfigError(f"{' and '.join(chosen)} cannot go together")
     if args.soak is not None and args.url is not None:
         raise ConfigError("--soak watches the processes of a server of its own: leave out --url")
-    for name in ("requests", "concurrency", "rate", "overload", "duration_s", "soak", "clips", "max_tokens", "frames"):
+    if args.warm_up is not None and args.soak is None:
+        raise ConfigError("--warm-up goes with --soak")
+    for name in _POSITIVE:
         if (value := getattr(args, name)) is not None and value <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
     require_files(args.clip)
@@ -100,6 +117,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         overload=args.overload,
         duration_s=args.duration_s,
         soak=args.soak,
+        warm_up=args.warm_up,
         clips=tuple(args.clip),
         num_clips=args.clips,
         has_repeated_files=args.repeat_files,

@@ -40,6 +40,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_context=settings.max_context,
         kv_tokens=settings.kv_cache_tokens,
         default_max_tokens=settings.default_max_tokens,
+        encoded_bytes=settings.max_cached_feature_bytes,
         prefill_chunk=settings.prefill_chunk,
         preservation=settings.preservation,
         prune_ratio=settings.prune_ratio,

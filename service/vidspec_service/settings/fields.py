@@ -137,6 +137,9 @@ class Settings(BaseSettings):
     max_cached_frame_bytes: Annotated[int, Field(ge=0)] = Field(
         default=256 * 1024 * 1024, description="Memory for decoded frames that may be asked about again."
     )
+    max_cached_feature_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=256 * 1024 * 1024, description="Memory of each worker for the features of such videos."
+    )
     video_url_hosts: Names = Field(
         default=None, description="Hosts, or host:port, that video_url may be fetched from, by https; unset: none."
     )

@@ -58,6 +58,17 @@ def test_long_runs_of_escapes_cost_no_time(string: bytes) -> None:
     assert time.perf_counter() - began < 2
 
 
+@pytest.mark.parametrize("count", range(60, 70))
+def test_whether_a_quote_is_escaped_depends_on_every_backslash_before_it(count: int) -> None:
+    """An escaped quote leaves the string open, so that the rest counts as inside."""
+    body = b'{"prompt":"x' + b"\\" * count + b'"' + b" " * (MAX_OUTSIDE + 1)
+    if count % 2:
+        check_structure(body)
+    else:
+        with pytest.raises(InvalidRequest):
+            check_structure(body)
+
+
 def test_the_bound_is_exact() -> None:
     check_structure(b" " * MAX_OUTSIDE)
     with pytest.raises(InvalidRequest):

@@ -1,10 +1,10 @@
 """The speed model against the design's table, and the plans it leads to."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vidspec_service.engine.policy import StepCosts, best_plan
+from vidspec_service.engine.policy import StepCosts, best_plan, tokens_per_second
 
 
 def ideal(ratio: float) -> StepCosts:
@@ -26,6 +26,7 @@ def test_the_model_reproduces_the_published_table(
 
 
 @given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2))
+@example(acceptance=0.943, row=0.0257, draft=0.56)  # rounded to 0.512, where waiting for nothing seems to be enough
 def test_overlap_is_never_predicted_to_be_much_slower_than_taking_turns(
     acceptance: float, row: float, draft: float
 ) -> None:
@@ -49,3 +50,29 @@ def test_a_forced_mode_speculates_even_at_a_loss() -> None:
 def test_every_plan_can_be_carried_out(acceptance: float, row: float, draft: float, overlap: bool) -> None:
     plan = best_plan(acceptance, StepCosts(base_s=1.0, row_s=row, draft_s=draft), overlap=overlap, least_gain=0.0)
     assert 0 <= plan.minimum <= plan.window <= plan.room
+
+
+@given(
+    acceptance=st.floats(0, 0.99),
+    row=st.floats(0, 1),
+    draft=st.floats(0.01, 2),
+    window=st.integers(1, 32),
+    data=st.data(),
+    overlap=st.booleans(),
+)
+def test_the_rate_is_that_of_all_rounds_of_a_cycle_added_up(
+    acceptance: float, row: float, draft: float, window: int, data: st.DataObject, overlap: bool
+) -> None:
+    minimum = data.draw(st.integers(0, window)) if overlap else window
+    costs = StepCosts(base_s=1.0, row_s=row, draft_s=draft)
+    tokens, seconds, intact, lead = 0.0, 0.0, 1.0, 0.0
+    while intact > 1e-12:
+        waited = max(0.0, minimum - lead) * draft + (costs.latency_s if lead == 0.0 and minimum else 0.0)
+        judged = min(window, max(minimum, int(lead)))
+        verification = costs.verification_s(judged + 1)
+        tokens += intact * sum(acceptance**accepted for accepted in range(judged + 1))
+        seconds += intact * (waited + verification)
+        intact *= acceptance ** (judged + 1)
+        lead = max(0.0, verification / draft - 1.0) if overlap else 0.0
+    rate = tokens_per_second(acceptance, costs, minimum, window, overlap=overlap)
+    assert rate == pytest.approx(tokens / seconds, rel=1e-6)

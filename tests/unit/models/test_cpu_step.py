@@ -12,9 +12,10 @@ from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.cpu_kernels.products import product
 from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
-from vidspec_models.cpu_step import CpuStep, multiplies_bfloat16, narrowed, paired, supports
+from vidspec_models.cpu_step import CpuStep, narrowed, paired, supports
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.kv_cache import KVCache
+from vidspec_models.processor import multiplies_bfloat16
 from vidspec_models.row_invariance import PREFILL_RULE
 
 pytestmark = pytest.mark.unit

@@ -16,6 +16,7 @@ class ServeOptions:
     overload: float | None = None  # arrivals as a multiple of the measured capacity
     duration_s: float = 120.0  # of the overload
     soak: int | None = None  # requests, of which some leave early
+    warm_up: int | None = None  # requests before the soak; None: a fifth as many
     clips: tuple[Path, ...] = ()  # none: rendered ones
     num_clips: int = 8  # that are rendered
     has_repeated_files: bool = False  # else every request's file differs in a byte: no cache can help

@@ -46,7 +46,7 @@ async def soak(
 ) -> tuple[list[Outcome], float, SoakResult]:
     """Outcomes and duration of what came after warm-up, and the footprints."""
     total = options.soak or 0
-    num_warm_up = max(round(_WARM_UP_SHARE * total), 1)
+    num_warm_up = options.warm_up or max(round(_WARM_UP_SHARE * total), 1)
     questions = mixed_questions(clips, options, random.Random(options.seed))
     await closed_load(
         asker,
