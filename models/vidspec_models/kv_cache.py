@@ -9,6 +9,8 @@ from torch import Tensor
 
 from vidspec_models.placement import LayerSpan
 
+_RESERVE = 256  # rows, of an answer still to come
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGeometry:
@@ -150,12 +152,16 @@ class KVPool:
         return self.num_used + self.geometry.padded(num_tokens) <= self.num_tokens
 
     def grow(self, cache: KVCache, num_tokens: int) -> bool:
-        """Make room for `num_tokens` rows in all, with a block in reserve if there is one; False if there is none."""
+        """Make room for `num_tokens` rows in all; False if there is none. More than that where much is free: moving a
+        cache to other storage takes as long as a forward.
+        """
         if num_tokens <= cache.capacity:
             return True
-        for wanted in (num_tokens + self.geometry.context_block, num_tokens):
+        block = self.geometry.context_block
+        for reserve, limit in ((_RESERVE, self.num_tokens // 2), (block, self.num_tokens), (0, self.num_tokens)):
+            wanted = num_tokens + reserve
             more = self.geometry.padded(wanted) - cache.capacity
-            if self.num_used + more <= self.num_tokens:
+            if self.num_used + more <= limit:
                 cache.resize(wanted)
                 self.num_used += more
                 return True

@@ -16,6 +16,7 @@ from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.decoder import Decoder
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.load_errors import require_template, require_weights, told
+from vidspec_models.load_progress import OnProgress, load_bars
 from vidspec_models.placement import LayerSpan, layer_spans, move
 from vidspec_models.processor import multiplies_bfloat16
 from vidspec_models.registry import find_family
@@ -82,8 +83,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
-def load_model(spec: ModelSpec) -> VideoLM:
-    """Load, fuse, measure the row rule. Raises ModelLoadError naming the remedy."""
+def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None) -> VideoLM:
+    """Load, fuse, measure the row rule; `tell` hears how far it is. Raises ModelLoadError naming the remedy."""
     path = model_path(spec)
     devices = resolve_devices(spec.device, spec.role)
     dtype = resolve_dtype(spec.dtype, devices[0])
@@ -95,7 +96,7 @@ def load_model(spec: ModelSpec) -> VideoLM:
         )
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
-    with told(spec, path):
+    with told(spec, path), load_bars(tell) as bar:
         config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
         family = find_family(config.model_type)
         processor = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
@@ -110,9 +111,11 @@ def load_model(spec: ModelSpec) -> VideoLM:
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # so that the report names them
             output_loading_info=True,
+            tqdm_class=bar,
         )
         require_weights(report)
         model = model.eval().requires_grad_(False)
+        tell("compiling and measuring", None)
         language_model, head = family.language_model(model), model.lm_head
         spans = layer_spans(model, language_model, head, devices)
         move(model, language_model, spans)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +13,7 @@ from .budget import best
 _POOL = 3  # budgets: cells beyond are too poor to be chosen; they would only cost time
 _MOST_STEPS = 256  # one cell each; the rest of a larger budget is chosen at once
 _RESERVE = 1e-3  # of the best cell's worth, left to a cell that others show completely
+_LEAST = 1e-6  # below it what is left is rounding
 
 
 def diverse(quality: Tensor, units: Tensor, budget: int) -> Tensor:
@@ -21,16 +25,27 @@ def diverse(quality: Tensor, units: Tensor, budget: int) -> Tensor:
     """
     pool = best(quality, _POOL * budget)
     quality, units = quality[pool], units[pool]
-    left = quality.square() + _RESERVE
     num_steps = min(budget, _MOST_STEPS)
-    shown = quality.new_zeros(num_steps, len(pool))
-    chosen = []
-    for step in range(num_steps):
+    if quality.device.type == "cpu":  # numpy's overhead is half of torch's, and a step is little else
+        shown = np.zeros((num_steps, len(pool)), np.float32)
+        chosen, left = _greedy(quality.numpy(), units.numpy(), shown)
+    else:
+        chosen, left = _greedy(quality, units, quality.new_zeros(num_steps, len(pool)))
+    rest = best(torch.as_tensor(left), budget - len(chosen))
+    return pool[torch.cat((pool.new_tensor(chosen), rest))]
+
+
+def _greedy(quality: Any, units: Any, shown: Any) -> tuple[list[int], Any]:
+    """The cells chosen, at most one for each row of `shown` (zeros), and what is left of the others. Any arrays."""
+    left = quality**2 + _RESERVE
+    chosen: list[int] = []
+    for step in range(len(shown)):
         cell = int(left.argmax())
-        shared = quality[cell] * quality * (units @ units[cell]).clamp(min=0.0)
-        shown[step] = (shared - shown[:step, cell] @ shown[:step]) / left[cell].sqrt()
-        left = (left - shown[step].square()).clamp(min=0.0)
+        if left[cell] < _LEAST:
+            break
+        shared = quality[cell] * quality * (units @ units[cell]).clip(0.0)
+        shown[step] = (shared - shown[:step, cell] @ shown[:step]) / left[cell] ** 0.5
+        left = (left - shown[step] ** 2).clip(0.0)
         chosen.append(cell)
         left[chosen] = -1.0
-    rest = best(left, budget - num_steps)
-    return pool[torch.cat((pool.new_tensor(chosen), rest))]
+    return chosen, left

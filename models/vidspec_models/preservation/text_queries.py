@@ -96,22 +96,28 @@ def video_attention(
 
     queries [n, H, D] of cache rows first_row, first_row + 1, ...; keys [KV, rows, D], both with their rotary
     positions; video_rows int64 [V], all before first_row. The softmax is over the video rows alone or over all rows
-    up to the query's own. Query head h reads key head h // (H / KV). Keys are taken a thousand at a time, twice:
-    for the normaliser, then for the weights; nothing larger than [H, n, 1024] is ever held.
+    up to the query's own. Query head h reads key head h // (H / KV). Keys are taken a thousand at a time; if there
+    are more, twice: for the normaliser, then for the weights. Nothing larger than [H, n, 1024] is ever held.
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
     grouped = (queries.float() * scale).view(num_rows, num_kv_heads, group, head_dim)
     grouped = grouped.transpose(0, 1).reshape(num_kv_heads, num_rows * group, head_dim)
+
+    def scores(rows: Tensor) -> Tensor:
+        return grouped @ keys.index_select(1, rows).float().mT
+
+    def mean_of_heads(weights: Tensor) -> Tensor:
+        return weights.view(num_kv_heads, num_rows, group, -1).mean(2).mean(0)  # at once: ten times the time
+
+    if among_video and len(video_rows) <= _KEYS_AT_ONCE:
+        return mean_of_heads(scores(video_rows).softmax(-1))
     own = torch.arange(first_row, first_row + num_rows, device=keys.device).repeat_interleave(group)[:, None]
     context = video_rows if among_video else torch.arange(first_row + num_rows, device=keys.device)
     normaliser = torch.full_like(grouped[..., :1], -torch.inf)
     for rows in context.split(_KEYS_AT_ONCE):
-        scores = (grouped @ keys[:, rows].float().mT).masked_fill_(rows > own, -torch.inf)
-        normaliser = torch.logaddexp(normaliser, scores.logsumexp(-1, keepdim=True))
-    parts = []
-    for rows in video_rows.split(_KEYS_AT_ONCE):
-        weights = (grouped @ keys[:, rows].float().mT).sub_(normaliser).exp_()
-        parts.append(weights.view(num_kv_heads, num_rows, group, -1).mean((0, 2)))
+        seen = scores(rows).masked_fill_(rows > own, -torch.inf)
+        normaliser = torch.logaddexp(normaliser, seen.logsumexp(-1, keepdim=True))
+    parts = [mean_of_heads(scores(rows).sub_(normaliser).exp_()) for rows in video_rows.split(_KEYS_AT_ONCE)]
     return torch.cat(parts, -1)

@@ -20,8 +20,9 @@ from vidspec_service import __version__
 from vidspec_service.api.server import bind
 from vidspec_service.api.server import serve as serve_http
 from vidspec_service.api.upload_folder import check_upload_dir
+from vidspec_service.cli.loading_display import loading_display
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.cli.terminal import say, waiting
+from vidspec_service.cli.terminal import say
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.interface import Engine
@@ -66,8 +67,9 @@ async def started(settings: Settings) -> AsyncIterator[Started]:
     began = time.monotonic()
     _log.info("loading", extra={"model": settings.model, "draft_model": settings.draft_model})
     async with AsyncExitStack() as stack:
-        with waiting("loading the models"):
-            engine = await stack.enter_async_context(EngineClient(engine_config(settings), metrics))
+        with loading_display() as tell:
+            engine = EngineClient(engine_config(settings), metrics, on_loading=tell)
+            await stack.enter_async_context(engine)
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)
         load_s = time.monotonic() - began

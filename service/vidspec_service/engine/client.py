@@ -15,13 +15,14 @@ from tokenizers import Tokenizer
 
 from vidspec_service.engine.channels import Channel
 from vidspec_service.engine.detokenizer import Detokenizer
+from vidspec_service.engine.generating import generate_message
 from vidspec_service.engine.inflight import Inflight, Pending
 from vidspec_service.engine.messages import (
     Accepted,
     Cancel,
     Ended,
-    Generate,
     Heartbeat,
+    Loading,
     Message,
     Peer,
     Ready,
@@ -47,6 +48,7 @@ from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import Metrics
 
 OnTrace = Callable[[str, Trace], None]  # role, what its worker did
+OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +56,17 @@ logger = logging.getLogger(__name__)
 class EngineClient:
     """Implements `Engine`. Use as `async with EngineClient(...)`: entering waits until the workers are ready."""
 
-    def __init__(self, config: EngineConfig, metrics: Metrics, on_trace: OnTrace | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics: Metrics,
+        on_trace: OnTrace | None = None,
+        on_loading: OnLoading = lambda _role, _what, _fraction: None,
+    ) -> None:
         self._config = config
         self._metrics = metrics
         self._on_trace = on_trace
+        self._on_loading = on_loading
         self._inflight = Inflight(config.max_running)
         self._workers: dict[str, Worker] = {}
         self._ready: dict[str, Ready] = {}
@@ -119,7 +128,7 @@ class EngineClient:
         if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:
             raise EngineDead("the target worker is gone and cannot be brought back")
         detokenizer = Detokenizer(self._tokenizer, request.stop)
-        pending = Pending(self._generate_message(request), await payload_of(request))
+        pending = Pending(generate_message(request, self._mode(request)), await payload_of(request))
         request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice
         with self._inflight.registered(pending):
             try:
@@ -170,6 +179,8 @@ class EngineClient:
                 self._metrics.kv_use(worker.role, message.cache_tokens / self._config.kv_tokens)
                 for seconds in message.forward_s:
                     self._metrics.forward(worker.role, seconds)
+            case Loading():
+                self._on_loading(worker.role, message.what, message.fraction)
             case Trace() if self._on_trace is not None:
                 self._on_trace(worker.role, message)
 
@@ -225,19 +236,7 @@ class EngineClient:
         else:
             self._started.set_result(None)
 
-    def _generate_message(self, request: GenerationRequest) -> Generate:
-        mode = request.speculation
-        if mode is SpeculationMode.AUTO:
-            mode = self._config.speculation
+    def _mode(self, request: GenerationRequest) -> SpeculationMode:
         if "draft" not in self._workers:
-            mode = SpeculationMode.OFF
-        return Generate(
-            request_id=request.request_id,
-            max_tokens=request.max_tokens,
-            temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
-            top_k=request.sampling.top_k,
-            seed=request.sampling.seed,
-            speculation=mode.value,
-            compression=request.compression.value,
-        )
+            return SpeculationMode.OFF
+        return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation

@@ -6,6 +6,7 @@
 | API    | target | Generate   | a request was admitted and decoded (one fd: its payload)              |
 | API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
 | worker | API    | Ready      | loaded, once                                                          |
+| worker | API    | Loading    | while it loads, a few times a second                                  |
 | worker | API    | LoadFailed | cannot load; the worker exits                                         |
 | worker | API    | Heartbeat  | every second, idle or busy                                            |
 | worker | API    | Trace      | with the heartbeat or a thousand spans, if asked for                  |
@@ -84,6 +85,14 @@ class Ready:
     tokenizer_file: str
     rows_are_invariant: bool
     versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How far the worker's model is, for whoever waits for it."""
+
+    what: str
+    fraction: float | None  # None: nobody knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +214,6 @@ class Release:
 
 
 ApiToWorker = Configure | Generate | Cancel | Peer
-WorkerToApi = Ready | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
+WorkerToApi = Ready | Loading | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
 BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

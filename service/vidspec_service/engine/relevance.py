@@ -8,6 +8,7 @@ import numpy as np
 
 from vidspec_models.decoder import QueryObserver
 from vidspec_models.preservation import TextQueries, cell_rows, find_strategy, grid_checksum
+from vidspec_models.processor import using_threads
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.cell_scores import CellScores, write_scores
 from vidspec_service.engine.draft_link import DraftLink
@@ -23,6 +24,7 @@ class RelevanceSource:
         self._decoder = model.decoder
         self._law = find_strategy(config.preservation).relevance if config.prune_ratio > 0 else None
         self._draft = draft
+        self._threads = config.threads
 
     def observer(self, running: Running, num_rows: int) -> QueryObserver | None:
         """For the request's next `num_rows` prompt rows; None where nobody would read the result."""
@@ -41,7 +43,9 @@ class RelevanceSource:
         cache = running.cache
         if queries is None or cache.length < running.prompt.num_tokens or cache.hidden is not None:
             return  # rows that compression hides are out of order
-        relevance, cells = queries.relevance(cache), cell_rows(running.prompt)
+        with using_threads(self._threads):  # the draft is at work on its core, and waits for this
+            relevance = queries.relevance(cache)
+        cells = cell_rows(running.prompt)
         if relevance is None or not len(cells):
             return
         values = relevance[cells]

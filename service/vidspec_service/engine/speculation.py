@@ -13,6 +13,7 @@ from vidspec_service.engine.types import SpeculationMode
 
 _MEMORY = 0.97  # weight of the past per judged token: about the last 30 count
 _LEAST_GAIN_AUTO = 1.05
+_FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and moves little from one to the next
 _PROBE_CONTEXT, _PROBE_ROWS, _PROBE_REPEATS = 500, (2, 10), 5
 
 
@@ -27,10 +28,14 @@ class Speculation:
     num_told: int = 0  # committed tokens that the draft knows of
     is_followed: bool = False  # the draft has lately proposed something: worth waiting for
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
+    _num_served: int = 0  # forwards since the first plan
 
     def replan(self, costs: StepCosts) -> None:
-        """Choose minimum, window and room for the next forwards."""
+        """Choose minimum, window and room for the next forwards; called before each, mostly the last choice stands."""
         if self.mode is SpeculationMode.OFF:
+            return
+        self._num_served += 1
+        if self._num_served % _FORWARDS_PER_PLAN != 1:
             return
         least = _LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
         overlap = self.mode is not SpeculationMode.SERIAL
@@ -49,6 +54,7 @@ class Speculation:
         self.plan = OFF
         self.num_told = 0
         self.is_followed = False
+        self._num_served = 0
 
 
 @dataclass(slots=True)

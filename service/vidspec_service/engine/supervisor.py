@@ -116,9 +116,10 @@ class Worker:
         """Find a process that hangs: silent while ready, or loading for too long."""
         while process is self._process and self.state is not WorkerState.DEAD:
             await asyncio.sleep(_WATCH_S)
-            limit = self._silence_s if self.state is WorkerState.READY else self._start_timeout_s
-            if process is self._process and time.monotonic() - self._heard > limit:
-                self._fail(f"was silent for {limit:g} s")
+            is_ready = self.state is WorkerState.READY
+            heard, limit = (self._heard, self._silence_s) if is_ready else (self._since, self._start_timeout_s)
+            if process is self._process and time.monotonic() - heard > limit:
+                self._fail(f"was silent for {limit:g} s" if is_ready else f"was not ready within {limit:g} s")
 
     def _fail(self, what: str) -> None:
         if self.state is WorkerState.DEAD or self._channel is None:

@@ -11,9 +11,11 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
+from functools import partial
 
-from vidspec_service.engine.channels import Channel, ChannelClosed, wait_readable
-from vidspec_service.engine.messages import Configure, LoadFailed, Ready
+from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
+from vidspec_service.engine.messages import Configure, LoadFailed, Loading, Ready
 
 _CONFIGURE_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
@@ -54,7 +56,7 @@ def _serve(channel: Channel, config: Configure) -> int:
 
     torch.set_num_threads(config.threads)
     try:
-        model = load_model(config.spec)
+        model = load_model(config.spec, partial(_tell, channel))
     except ModelLoadError as error:
         channel.send(LoadFailed(message=str(error)))
         return 2
@@ -79,6 +81,12 @@ def _serve(channel: Channel, config: Configure) -> int:
     )
     loop.run()
     return 0
+
+
+def _tell(channel: Channel, what: str, fraction: float | None) -> None:
+    """Who waits may miss a step, and may have gone: loading goes on, and what comes after finds out."""
+    with suppress(ChannelFull, ChannelClosed):
+        channel.send(Loading(what=what, fraction=fraction))
 
 
 def _die_with_parent() -> None:

@@ -34,7 +34,7 @@ class _World:
         command, args = parse(argv)
         return command.run(args)
 
-    def _engine(self, config: Any, metrics: Metrics) -> FakeEngine:
+    def _engine(self, config: Any, metrics: Metrics, on_loading: Any) -> FakeEngine:
         self.metrics = metrics
         return _Engine(self, *self.script)
 

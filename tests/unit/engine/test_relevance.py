@@ -60,7 +60,7 @@ def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int 
 
 
 def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
-    config = cast(Configure, type("Config", (), {"preservation": preservation, "prune_ratio": ratio}))
+    config = cast(Configure, type("Config", (), {"preservation": preservation, "prune_ratio": ratio, "threads": 1}))
     return RelevanceSource(cast(Any, Model), config, link)
 
 

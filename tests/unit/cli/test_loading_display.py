@@ -1,0 +1,54 @@
+"""What is seen while the workers load: bars in a terminal, a few lines in a log, nothing of either afterwards."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+
+import pytest
+
+from vidspec_service.cli.loading_display import LoadingLog, loading_display
+
+
+class Terminal(io.StringIO):
+    """A stderr that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_each_worker_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with loading_display() as tell:
+        tell("target", "loading weights", 0.25)
+        tell("draft", "compiling and measuring", None)
+    shown = screen.getvalue()
+    assert "target: loading weights" in shown
+    assert "25%" in shown
+    assert "draft: compiling and measuring" in shown
+
+
+def test_a_log_has_a_line_only_when_a_load_takes_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    log = LoadingLog()
+    with caplog.at_level(logging.INFO):
+        for second in range(25):
+            now = 100.0 + second
+            log.tell("target", "loading weights", second / 100)
+    lines = [vars(record) for record in caplog.records]
+    assert [(line["worker"], line["step"], line["percent"]) for line in lines] == [
+        ("target", "loading weights", 10),
+        ("target", "loading weights", 20),
+    ]
+
+
+def test_nothing_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    with loading_display() as tell:
+        tell("target", "loading weights", 0.5)
+    assert capsys.readouterr() == ("", "")
