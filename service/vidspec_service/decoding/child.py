@@ -18,8 +18,12 @@ from vidspec_service.decoding.sandbox import Missing, close_in, give_up_privileg
 from vidspec_service.errors import RequestError
 
 
+_NICENESS = 5  # as the workers': HTTP and health checks go first
+
+
 def main() -> None:
     """`python -m vidspec_service.decoding.child PARENT_PID`, as `child_process` starts it."""
+    os.nice(_NICENESS)
     missing = give_up_privileges(parent_pid=int(sys.argv[1]))
     # Preloads PyAV, the slow part of starting, while nobody waits.
     from vidspec_service.decoding.reader.opening import is_ffmpeg_fixed
