@@ -9,7 +9,9 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.bundled.options import STAGES, TrainOptions
+from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import configure_logging
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainOptions)}
@@ -27,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{stage}-minutes", type=float, default=default, metavar="M", help=f"for this stage (default {default:g})"
         )
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these (default all)")
+    parser.add_argument(
+        "--from-shipped",
+        action="store_true",
+        help="begin in an empty --work-dir with the weights of this installation: then --stages distil goes on",
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and clips (default 0)")
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from a checkpoint")
@@ -41,5 +48,20 @@ def run(args: argparse.Namespace) -> int:
 
     configure_logging("info", "text")
     given = {**vars(args), "stages": tuple(args.stages)}
-    train(TrainOptions(**{name: given[name] for name in _DEFAULTS if name in given}))
+    options = TrainOptions(**{name: given[name] for name in _DEFAULTS if name in given})
+    if args.from_shipped:
+        _reopen_shipped(options)
+    train(options)
     return 0
+
+
+def _reopen_shipped(options: TrainOptions) -> None:
+    """Raises ConfigError where it would mean to throw a run's checkpoints away, or for a stage that cannot go on."""
+    from vidspec_models.bundled.reopening import reopen
+
+    if options.stages != ("distil",):
+        raise ConfigError("--from-shipped goes with --stages distil: the other stages need their optimisers")
+    try:
+        reopen(BUNDLED_TARGET, BUNDLED_DRAFT, options)
+    except FileExistsError as error:
+        raise ConfigError(str(error)) from error

@@ -17,7 +17,6 @@ from vidspec_service.decoding.messages import Answer, Broken, Job, Refused, deco
 from vidspec_service.decoding.sandbox import Missing, close_in, give_up_privileges, limit_resources
 from vidspec_service.errors import RequestError
 
-
 _NICENESS = 5  # as the workers': HTTP and health checks go first
 
 

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.bundled.architecture import DRAFT_SIZE, VIDEO_TOKENS, build_tower
 from vidspec_models.bundled.augment import normalise
 from vidspec_models.bundled.clip_batch import make_clip_batch
 from vidspec_models.bundled.dropping import choose_tokens, draft_visibility
+from vidspec_models.bundled.export import export_pair
 from vidspec_models.bundled.joint_stage import NUM_VISUAL, PairForward, build_learner
 from vidspec_models.bundled.lm_forward import grow_layers
 from vidspec_models.bundled.muon import Muon
 from vidspec_models.bundled.options import TrainOptions
+from vidspec_models.bundled.reopening import reopen
 from vidspec_models.bundled.stage_run import StageRun
 from vidspec_models.bundled.tokenizer import build_tokenizer
 from vidspec_models.bundled.tower_stage import leak_ratio, make_tower_batch, tower_features
@@ -41,6 +45,15 @@ def test_a_packed_turn_scores_as_stock_transformers_does(tmp_path: Path) -> None
         ids = torch.tensor([[*packer.prefix, *video, *batch.ids[0][turn].tolist()]])
         stock = model(input_ids=ids, pixel_values_videos=pixels[None]).logits[0, -int(turn.sum()) :]
     assert torch.allclose(ours[0][turn], stock, atol=1e-4)
+
+
+def test_a_reopened_pair_is_exported_as_it_was(tmp_path: Path) -> None:
+    options = TrainOptions(work_dir=tmp_path / "work", output_dir=tmp_path / "out")
+    reopen(BUNDLED_TARGET, BUNDLED_DRAFT, options)
+    for shipped, again in zip((BUNDLED_TARGET, BUNDLED_DRAFT), export_pair(options), strict=True):
+        before, after = (load_file(folder / "model.safetensors") for folder in (shipped, again))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_grown_layers_change_nothing_at_first() -> None:
