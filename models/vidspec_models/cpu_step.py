@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vidspec_models.cpu_kernels.ahead import run_ahead
 from vidspec_models.cpu_kernels.attending import SEGMENT_FIELDS
 from vidspec_models.cpu_kernels.kernels import StepWeights, decode
 from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
@@ -40,7 +41,9 @@ class CpuStep:
         is_paired = decoder.embedding.dtype is torch.bfloat16
         self._query_type = np.uint16 if is_paired else np.float32
         self._weights = _step_weights(language_model, lm_head, decoder.head_dim, paired if is_paired else narrowed)
-        self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])  # compiles, or fetches what an earlier start did
+        # Compiles, or fetches what an earlier start did.
+        self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
+        self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
 
     @property
     def num_bytes(self) -> int:
@@ -67,6 +70,35 @@ class CpuStep:
             np.empty((MAX_ROWS, decoder.head_dim), self._query_type),
         )
         return torch.from_numpy(logits)[:, : self._vocabulary]
+
+    def run_ahead(
+        self, ids: Sequence[int], position: int, segment: Segment, noise: Tensor, sharpness: float
+    ) -> tuple[list[int], list[float]]:
+        """As many tokens as `noise` float32 [count, V] has rows, each after the one before, the first after `ids`.
+
+        A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
+        is behind. Writes keys and values of all but the last token.
+        """
+        decoder, count = self._decoder, len(noise)
+        tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
+        run_ahead(
+            self._embedding[list(ids)],
+            position,
+            self._embedding,
+            self._tables,
+            _described([segment]),
+            decoder.num_heads,
+            decoder.num_kv_heads,
+            self._eps,
+            decoder.scale,
+            self._weights,
+            np.empty((MAX_ROWS, decoder.head_dim), self._query_type),
+            sharpness,
+            noise.numpy(),
+            tokens,
+            margins,
+        )
+        return tokens.tolist(), margins.tolist()
 
 
 def supports(language_model: Any) -> bool:

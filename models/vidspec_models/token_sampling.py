@@ -9,6 +9,7 @@ the very token the target will choose. Temperature 0 is plain argmax.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from vidspec_models.gumbel import gumbel_noise
 
 _NOISE_ROWS = 32
+_MOST_MARGIN = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +47,31 @@ class CoupledSampler:
 
     def tokens(self, logits: Tensor, first_position: int) -> Tensor:
         """The same as int64 [n] on the device, not waited for."""
-        if self._law.temperature == 0.0:
-            return logits.argmax(-1)
-        scores = restricted_log_probabilities(logits, self._law)
-        return (scores + self._noise_for(first_position, logits)).argmax(-1)
+        return self.scores(logits, first_position).argmax(-1)
 
-    def _noise_for(self, first: int, logits: Tensor) -> Tensor:
-        count = logits.shape[0]
+    def scores(self, logits: Tensor, first_position: int) -> Tensor:
+        """[n, V]: what the chosen tokens are the largest of."""
+        if self._law.temperature == 0.0:
+            return logits
+        noise = self._noise_for(first_position, len(logits), logits)
+        return restricted_log_probabilities(logits, self._law) + noise
+
+    @property
+    def is_plain(self) -> bool:
+        """No token is excluded: scores are `sharpness` times the logits, and `noise`, but for a constant."""
+        return self._law.top_k == 0 and self._law.top_p == 1.0
+
+    @property
+    def sharpness(self) -> float:
+        return 1.0 / (self._law.temperature or 1.0)
+
+    def noise(self, first_position: int, count: int, like: Tensor) -> Tensor:
+        """float32 [count, V] as [V] `like` has it; zeros for the greedy."""
+        if self._law.temperature == 0.0:
+            return like.new_zeros(count, like.shape[-1], dtype=torch.float32)
+        return self._noise_for(first_position, count, like)
+
+    def _noise_for(self, first: int, count: int, logits: Tensor) -> Tensor:
         if self._noise is None or first < self._first or first + count > self._first + len(self._noise):
             self._first = first
             positions = torch.arange(first, first + max(count, self._noise_rows), device=logits.device)
@@ -66,6 +86,27 @@ def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, int]]) -> list[li
     together = [int(token) for token in (found[0] if len(found) == 1 else torch.cat(found)).tolist()]
     stops = list(itertools.accumulate(len(tokens) for tokens in found))
     return [together[stop - len(tokens) : stop] for stop, tokens in zip(stops, found, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A draft's token and how sure it is: the probability that it, and not its runner-up, is the target's, too."""
+
+    token: int
+    confidence: float
+
+    @classmethod
+    def of(cls, token: int, margin: float) -> Guess:
+        """`margin` is how far the runner-up's score is behind: a difference of log-probabilities, noise included."""
+        return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
+
+
+def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, int]]) -> list[Guess]:
+    """The next token of many requests, each with its logits [1, V] and position."""
+    best = [sampler.scores(logits, position).topk(2) for sampler, logits, position in choices]
+    tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
+    margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
+    return [Guess.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
 
 
 def restricted_log_probabilities(logits: Tensor, law: SamplingLaw) -> Tensor:

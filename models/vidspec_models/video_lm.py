@@ -17,8 +17,10 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.kv_cache import KVCache
+from vidspec_models.token_sampling import CoupledSampler, Guess, guess_all
 
 StepLogits = Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]  # as `Decoder.step`
+RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +45,13 @@ class VideoLM:
         stop_ids: frozenset[int],
         step: StepLogits | None = None,
     ) -> None:
-        """`step` computes decoding steps in the decoder's place."""
+        """`step` computes decoding steps in the decoder's place; one with `run_ahead` can make several in one go."""
         self._model = model
         self._processor = processor
         self._family = family
         self.decoder = decoder
         self._step = step or decoder.step
+        self._run_ahead: RunAhead | None = getattr(step, "run_ahead", None)
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         self._num_tokens = _num_tokens(processor)
@@ -120,6 +123,24 @@ class VideoLM:
         for rows, count in zip(batch, counts, strict=True):
             rows.cache.length += count
         return list(logits.split(counts))
+
+    @torch.inference_mode()
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
+        """What a draft proposes after every sequence's rows, at the output position given with them.
+
+        One token each; up to `most`, each after the one before, of a single sequence where the model can do that in
+        one go. The cache then holds all rows but that of the last token.
+        """
+        if len(batch) == 1 and self._run_ahead is not None and batch[0][1].is_plain:
+            ((rows, sampler, at),) = batch
+            noise = sampler.noise(at, most, self.decoder.embedding[: self._num_tokens, 0])
+            segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
+            found = self._run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness)
+            rows.cache.length += len(rows.ids) + most - 1
+            return [[Guess.of(token, margin) for token, margin in zip(*found, strict=True)]]
+        logits = self.step([rows for rows, _, _ in batch])
+        last = [(sampler, scores[-1:], at) for (_, sampler, at), scores in zip(batch, logits, strict=True)]
+        return [[each] for each in guess_all(last)]
 
 
 def _num_tokens(processor: Any) -> int | None:

@@ -41,7 +41,15 @@ def measure_round_trip(num_exchanges: int = 2000) -> RoundTrip:
 
 def _exchange(channel: Channel, position: int) -> float:
     started = time.perf_counter()
-    sent = Proposal(request_id="bench-00000000", epoch=1, start=position, ids=(position,), step_s=0.001, video_tokens=0)
+    sent = Proposal(
+        request_id="bench-00000000",
+        epoch=1,
+        start=position,
+        ids=(position,),
+        confidences=(0.5,),
+        step_s=0.001,
+        video_tokens=0,
+    )
     channel.send(sent)
     wait_readable([channel], _ANSWER_S if position else _START_S)
     received = channel.receive()

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVPool
 from vidspec_models.preservation import find_strategy
-from vidspec_models.token_sampling import CoupledSampler, choose_all
-from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.cell_scores import CellScores, read_scores
 from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
 from vidspec_service.engine.conversion import sampling_law
@@ -34,8 +34,7 @@ from vidspec_service.engine.messages import (
 from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.payload import close_payload
 from vidspec_service.engine.preparing import Preparer, Waiting
-
-_PACE_MEMORY = 0.95
+from vidspec_service.engine.proposing import MOST_AT_ONCE, Proposer
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class DraftLoop:
         self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
         self._active: dict[str, Drafting] = {}  # oldest first
         self._meter = WorkMeter(is_traced=config.trace)
-        self._pace_s = 0.0
+        self._proposer = Proposer(model)
 
     def run(self) -> None:
         """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
@@ -192,50 +191,19 @@ class DraftLoop:
         return True
 
     def _propose(self) -> bool:
-        """One token for every request with room, in one forward."""
+        """The next tokens of every request with room, in one forward."""
         if self._target is None:
             return False
         batch = [
             item
             for item in list(self._active.values())
-            if item.is_prefilled and item.can_run and self._secure(item, len(item.missing))
+            if item.is_prefilled and item.can_run and self._secure(item, len(item.missing) + MOST_AT_ONCE)
         ]
         batch = [item for item in batch if item.request_id in self._active]  # securing one may have cost another
         if not batch:
             return False
-        started = time.monotonic()
-        rows = [
-            StepRows(
-                cache=item.cache,
-                ids=item.missing,
-                position=item.prompt.next_position + item.cache.length - item.prompt.num_tokens,
-            )
-            for item in batch
-        ]
-        self._meter.rows(sum(len(row.ids) for row in rows))
-        logits = self._model.step(rows)
-        proposals = []
-        chosen = choose_all(
-            [
-                (drafting.sampler, scores[-1:], len(drafting.sequence.tokens))
-                for drafting, scores in zip(batch, logits, strict=True)
-            ]
-        )
-        for drafting, (token,) in zip(batch, chosen, strict=True):
-            epoch, start = drafting.sequence.propose(token)
-            proposals.append(
-                Proposal(
-                    request_id=drafting.request_id,
-                    epoch=epoch,
-                    start=start,
-                    ids=(token,),
-                    step_s=self._pace_s or time.monotonic() - started,  # never 0: the target divides by it
-                    video_tokens=drafting.view.num_video_tokens,
-                )
-            )
-        self._send(proposals)
-        took = time.monotonic() - started
-        self._pace_s = took if not self._pace_s else _PACE_MEMORY * self._pace_s + (1 - _PACE_MEMORY) * took
+        self._meter.rows(sum(len(item.missing) for item in batch))
+        self._send(self._proposer.propose(batch))
         return True
 
     def _send(self, proposals: list[Proposal]) -> None:

@@ -77,8 +77,13 @@ class Drafting:
     @property
     def can_run(self) -> bool:
         """Something is committed to build on, there is room, and the answer is not complete."""
+        return bool(self.sequence.tokens) and self.num_left > 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may be proposed now."""
         sequence = self.sequence
-        return bool(sequence.tokens) and sequence.num_ahead < self.room and len(sequence.tokens) < self.max_tokens
+        return min(self.room - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
 
     def hear(self, said: Verdict | CellScores) -> None:
         """Tokens were committed, or the target's attention is known.

@@ -184,6 +184,7 @@ class Proposal:
     epoch: int
     start: int
     ids: tuple[int, ...]
+    confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
     step_s: float  # the draft's mean time per token, for the target's plan
     video_tokens: int  # that the draft sees
 

@@ -18,19 +18,24 @@ class ProposalChain:
         self._epoch = -1
         self._start = 0  # output position of _ids[0]
         self._ids: list[int] = []
+        self._confidences: list[float] = []
         self._is_void = True
         self.num_wasted = 0  # proposed tokens that were never judged
         self.num_rollbacks = 0
 
-    def extend(self, epoch: int, start: int, ids: Sequence[int], committed: Sequence[int]) -> None:
+    def extend(
+        self, epoch: int, start: int, ids: Sequence[int], confidences: Sequence[float], committed: Sequence[int]
+    ) -> None:
         """Take a proposal; stale and contradicted ones are dropped."""
         if epoch > self._epoch:
             self.num_wasted += len(self._ids)
-            self._epoch, self._start, self._ids, self._is_void = epoch, start, [], False
+            self._epoch, self._start, self._is_void = epoch, start, False
+            self._ids, self._confidences = [], []
         if epoch < self._epoch or self._is_void or start != self._start + len(self._ids):
             self.num_wasted += len(ids)
             return
         self._ids += ids
+        self._confidences += confidences
         self.settle(committed)
 
     def settle(self, committed: Sequence[int]) -> None:
@@ -41,18 +46,27 @@ class ProposalChain:
         if self._ids[:overlap] != list(committed[self._start : self._start + overlap]):
             self.void()
             return
-        del self._ids[:overlap]
+        del self._ids[:overlap], self._confidences[:overlap]
         self._start += overlap
 
     def void(self) -> None:
         """Nothing of this epoch can hold any more."""
         self.num_rollbacks += 1
         self.num_wasted += len(self._ids)
-        self._ids, self._is_void = [], True
+        self._ids, self._confidences, self._is_void = [], [], True
 
     def pending(self, num_committed: int) -> list[int]:
         """Proposals for the positions from `num_committed` on; empty while the draft is behind."""
         return self._ids if self._start == num_committed else []
+
+    def num_likely(self, least: float) -> int:
+        """Leading proposals that all come true with a probability of at least `least`, as the draft sees it."""
+        probability = 1.0
+        for number, confidence in enumerate(self._confidences):
+            probability *= confidence
+            if probability < least:
+                return number
+        return len(self._confidences)
 
 
 class DraftSequence:
@@ -68,10 +82,11 @@ class DraftSequence:
         """Length of the chain beyond the committed tokens."""
         return len(self.tokens) - self.num_committed
 
-    def propose(self, token: int) -> tuple[int, int]:
-        """Append an own token; returns the (epoch, start) that name its prefix."""
-        self.tokens.append(token)
-        return self.epoch, len(self.tokens) - 1
+    def propose(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Append own tokens; returns the (epoch, start) that name their prefix."""
+        start = len(self.tokens)
+        self.tokens += tokens
+        return self.epoch, start
 
     def learn(self, start: int, ids: Sequence[int]) -> int:
         """Take a verdict: the target committed `ids` from output position `start` on.

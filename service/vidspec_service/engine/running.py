@@ -16,6 +16,15 @@ from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import Speculation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a forward committed, and how many proposals it judged and found right."""
+
+    committed: tuple[int, ...]
+    num_proposed: int = 0
+    num_accepted: int = 0
+
+
 @dataclass(slots=True)
 class Running:
     """Between forwards the cache holds the prompt and every committed token but the last."""
@@ -43,8 +52,9 @@ class Running:
 
     def pending(self) -> list[int]:
         """The proposals that the next forward would verify."""
-        most = min(self.speculation.plan.window, self._most_pending)
-        return self.speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
+        speculation = self.speculation
+        most = min(speculation.plan.window, self._most_pending, speculation.chain.num_likely(speculation.least_likely))
+        return speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
 
     @property
     def _most_pending(self) -> int:
@@ -57,14 +67,17 @@ class Running:
         """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
         if not self.speculation.is_followed:
             return True
-        minimum = min(self.speculation.plan.minimum, self._most_pending)
-        return len(self.pending()) >= minimum
+        chain, minimum = self.speculation.chain, min(self.speculation.plan.minimum, self._most_pending)
+        num_pending = len(chain.pending(self.num_committed))
+        return num_pending >= minimum or chain.num_likely(self.speculation.least_likely) < num_pending
 
     def take(self, proposal: Proposal) -> None:
         """A proposal has arrived."""
         self.speculation.is_followed = True
         self.speculation.draft_video_tokens = proposal.video_tokens
-        self.speculation.chain.extend(proposal.epoch, proposal.start, proposal.ids, self.sequence.committed)
+        self.speculation.chain.extend(
+            proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.sequence.committed
+        )
 
     def rows(self, pending: list[int]) -> StepRows:
         """The last committed token and the proposals after it."""
@@ -75,29 +88,29 @@ class Running:
             pruner=self.pruner,
         )
 
-    def judge(self, pending: list[int], chosen: list[int]) -> tuple[tuple[int, ...], int]:
+    def judge(self, pending: list[int], chosen: list[int]) -> Judged:
         """Commit the proposals that are the target's own choice, then its next token.
 
-        `chosen[i]` is the target's token after `pending[:i]`. Returns the committed tokens and the number of
-        accepted proposals; the cache is cut back to what is committed.
+        `chosen[i]` is the target's token after `pending[:i]`; the last of them judges the proposal after `pending` as
+        well, if there is one. The cache is cut back to what is committed.
         """
+        judged = self.speculation.chain.pending(self.num_committed)[: len(pending) + 1]
         num_accepted = 0
-        while num_accepted < len(pending) and pending[num_accepted] == chosen[num_accepted]:
+        while num_accepted < len(judged) and judged[num_accepted] == chosen[num_accepted]:
             num_accepted += 1
-        committed = self.sequence.commit(chosen[: num_accepted + 1])
+        committed = self.sequence.commit(chosen[: min(num_accepted, len(pending)) + 1])
         self.speculation.chain.settle(self.sequence.committed)
         self.cache.truncate(self.prompt.num_tokens + self.num_committed - 1)
-        if pending:
-            self.speculation.judged(num_accepted, is_rejected=num_accepted < len(pending))
-        return committed, num_accepted
+        self.speculation.judged(num_accepted, is_rejected=num_accepted < len(judged))
+        return Judged(committed=committed, num_proposed=len(judged), num_accepted=num_accepted)
 
-    def told(self, committed: tuple[int, ...], num_proposed: int, num_accepted: int) -> Tokens:
+    def told(self, judged: Judged) -> Tokens:
         """What the API hears of a forward."""
         return Tokens(
             request_id=self.request_id,
-            ids=committed,
-            num_proposed=num_proposed,
-            num_accepted=num_accepted,
+            ids=judged.committed,
+            num_proposed=judged.num_proposed,
+            num_accepted=judged.num_accepted,
             draft_video_tokens=self.speculation.draft_video_tokens,
         )
 

@@ -13,6 +13,7 @@ from vidspec_service.engine.types import SpeculationMode
 
 _MEMORY = 0.97  # weight of the past per judged token: about the last 30 count
 _LEAST_GAIN_AUTO = 1.05
+_MOST_DEMANDED = 0.9  # of probability
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and moves little from one to the next
 _PROBE_CONTEXT, _PROBE_ROWS, _PROBE_REPEATS = 500, (2, 10), 5
 
@@ -28,6 +29,7 @@ class Speculation:
     num_told: int = 0  # committed tokens that the draft knows of
     is_followed: bool = False  # the draft has lately proposed something: worth waiting for
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
+    least_likely: float = 0.0  # a row is verified if what it stands on holds with this probability
     _num_served: int = 0  # forwards since the first plan
 
     def replan(self, costs: StepCosts) -> None:
@@ -40,6 +42,8 @@ class Speculation:
         least = _LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
         overlap = self.mode is not SpeculationMode.SERIAL
         self.plan = best_plan(self.acceptance, costs, overlap=overlap, least_gain=least)
+        # A row that comes true saves what a token takes otherwise, by this plan; a row of the forward is its price.
+        self.least_likely = min(costs.row_s * self.plan.speedup / costs.verification_s(1), _MOST_DEMANDED)
 
     def judged(self, num_accepted: int, *, is_rejected: bool) -> None:
         """Fold one verification into the running acceptance rate."""

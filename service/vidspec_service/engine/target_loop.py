@@ -24,7 +24,7 @@ from vidspec_service.engine.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.preparing import Prepared, Preparer, Waiting
 from vidspec_service.engine.relevance import RelevanceSource
 from vidspec_service.engine.roster import Roster
-from vidspec_service.engine.running import Running
+from vidspec_service.engine.running import Judged, Running
 from vidspec_service.engine.sequence import TargetSequence
 from vidspec_service.engine.speculation import CostMeter, Speculation
 from vidspec_service.engine.types import SpeculationMode
@@ -168,7 +168,7 @@ class TargetLoop:
             else:
                 self._roster.begin_decoding(running)
                 committed = running.sequence.commit(running.sampler.choose(logits[None], 0))
-                self._publish(running, committed, 0, 0)
+                self._publish(running, Judged(committed=committed))
             self._relevance.measure(running)
 
     def _replay(self, running: Running) -> None:
@@ -216,18 +216,17 @@ class TargetLoop:
         self._costs.forward(num_rows, time.monotonic() - started)
         self._meter.rows(num_rows)
         for (running, pending), tokens in zip(batch, chosen, strict=True):
-            committed, num_accepted = running.judge(pending, tokens)
-            self._publish(running, committed, len(pending), num_accepted)
+            self._publish(running, running.judge(pending, tokens))
 
     def _is_secured(self, running: Running, pending: list[int]) -> bool:
         is_there = running.request_id in self._roster.decoding  # or paused for an older one a moment ago
         return is_there and self._roster.secure(running, 1 + len(pending))
 
-    def _publish(self, running: Running, committed: tuple[int, ...], num_proposed: int, num_accepted: int) -> None:
+    def _publish(self, running: Running, judged: Judged) -> None:
         """Tell the draft first, which is waiting, then the API."""
         if running.sequence.finish_reason is None:
             self._plan(running)
-        self._api.send(running.told(committed, num_proposed, num_accepted))
+        self._api.send(running.told(judged))
         if running.sequence.finish_reason is not None:
             self._end(running)
 

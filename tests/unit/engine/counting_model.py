@@ -13,6 +13,7 @@ from torch import Tensor
 from vidspec_models.encoded_videos import EncodedVideos
 from vidspec_models.inputs import Prompt, Turn, Video
 from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.token_sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.channels import Channel, ChannelClosed
 from vidspec_service.engine.draft_loop import DraftLoop
@@ -61,6 +62,9 @@ class CountingModel:
         for rows in batch:
             rows.cache.length += len(rows.ids)
         return [self._after(rows.ids) for rows in batch]
+
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
+        return [[Guess(int(scores[-1].argmax()), 0.9)] for scores in self.step([rows for rows, _, _ in batch])]
 
     def _after(self, ids: Sequence[int]) -> Tensor:
         return torch.nn.functional.one_hot((torch.tensor(ids) + 1) % VOCABULARY, VOCABULARY).float()

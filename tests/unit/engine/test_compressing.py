@@ -74,7 +74,7 @@ def running(num_committed: int, *, is_compressed: bool) -> Running:
     stored.length = prompt.num_tokens + num_committed - 1
     speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.9)
     speculation.plan = Plan(minimum=30, window=30, room=60, speedup=2.0)
-    speculation.chain.extend(1, num_committed, (1,) * 40, sequence.committed)
+    speculation.chain.extend(1, num_committed, (1,) * 40, (1.0,) * 40, sequence.committed)
     speculation.is_followed = True
     return Running(
         request_id="r",

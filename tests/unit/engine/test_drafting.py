@@ -66,7 +66,7 @@ def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) ->
     drafting = drafting_of(prompt)
     drafting.cache.length = drafting.prompt.num_tokens
     drafting.hear(Verdict(request_id="r", start=0, ids=(7, 8), room=4))
-    drafting.sequence.propose(9)
+    drafting.sequence.propose([9])
     drafting.cache.length += 2
     assert drafting.missing == [9]
     before = drafting.prompt

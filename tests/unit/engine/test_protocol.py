@@ -35,13 +35,13 @@ class World:
         right = target_token(self.draft.tokens)
         is_right = hash((7, *self.draft.tokens)) % 10 < self.agreement
         token = right if is_right else (right + 1) % VOCABULARY
-        epoch, start = self.draft.propose(token)
+        epoch, start = self.draft.propose([token])
         self.proposals.append((epoch, start, token))
 
     def proposal_arrives(self) -> None:
         if self.proposals:
             epoch, start, token = self.proposals.popleft()
-            self.chain.extend(epoch, start, [token], self.committed)
+            self.chain.extend(epoch, start, [token], [1.0], self.committed)
 
     def verdict_arrives(self) -> None:
         if self.verdicts:
@@ -119,27 +119,27 @@ def test_a_perfect_draft_wastes_nothing(agreement: int, window: int) -> None:
 
 def test_a_stale_proposal_is_dropped_after_a_newer_epoch() -> None:
     chain = ProposalChain()
-    chain.extend(1, 1, [5], [0])
-    chain.extend(0, 2, [9], [0])
+    chain.extend(1, 1, [5], [1.0], [0])
+    chain.extend(0, 2, [9], [1.0], [0])
     assert chain.pending(1) == [5]
     assert chain.num_wasted == 1
 
 
 def test_a_contradicted_chain_is_void_until_the_draft_opens_a_new_epoch() -> None:
     chain = ProposalChain()
-    chain.extend(0, 1, [5, 6, 7], [0])
+    chain.extend(0, 1, [5, 6, 7], [1.0, 1.0, 1.0], [0])
     chain.settle([0, 5, 8])
     assert chain.pending(3) == []
-    chain.extend(0, 4, [1], [0, 5, 8])
+    chain.extend(0, 4, [1], [1.0], [0, 5, 8])
     assert chain.pending(3) == []
-    chain.extend(1, 3, [2], [0, 5, 8])
+    chain.extend(1, 3, [2], [1.0], [0, 5, 8])
     assert chain.pending(3) == [2]
 
 
 def test_a_gap_in_an_epoch_is_refused() -> None:
     chain = ProposalChain()
-    chain.extend(0, 1, [5], [0])
-    chain.extend(0, 3, [7], [0])
+    chain.extend(0, 1, [5], [1.0], [0])
+    chain.extend(0, 3, [7], [1.0], [0])
     assert chain.pending(1) == [5]
 
 
@@ -147,7 +147,7 @@ def test_a_verdict_that_confirms_the_chain_keeps_the_cache_and_the_epoch() -> No
     draft = DraftSequence()
     draft.learn(0, [1])
     for token in (2, 3, 4):
-        draft.propose(token)
+        draft.propose([token])
     epoch = draft.epoch
     assert draft.learn(1, [2, 3]) == 3
     assert (draft.epoch, draft.num_ahead) == (epoch, 1)
@@ -157,7 +157,7 @@ def test_a_correction_truncates_to_the_common_prefix() -> None:
     draft = DraftSequence()
     draft.learn(0, [1])
     for token in (2, 3, 4):
-        draft.propose(token)
+        draft.propose([token])
     assert draft.learn(1, [2, 9]) == 2
     assert draft.tokens == [1, 2, 9]
     assert draft.num_ahead == 0
