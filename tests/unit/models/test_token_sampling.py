@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from vidspec_models.gumbel import gumbel_noise, philox4x32
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw, choose_all, restricted_log_probabilities
+from vidspec_models.token_sampling import (
+    CoupledSampler,
+    SamplingLaw,
+    choose_all,
+    guess_all,
+    restricted_log_probabilities,
+)
 
 
 def words(counter: int, key: int) -> list[int]:
@@ -112,3 +118,27 @@ def test_many_requests_choose_together_what_each_chooses_alone() -> None:
     alone = [CoupledSampler(law).choose(scores, 4) for law, scores in zip(laws, logits, strict=True)]
     together = choose_all([(CoupledSampler(law), scores, 4) for law, scores in zip(laws, logits, strict=True)])
     assert together == alone
+
+
+@pytest.mark.parametrize("law", [SamplingLaw(), SamplingLaw(temperature=0.7, top_k=5, seed=1)])
+def test_a_guess_is_the_chosen_token_and_is_sure_by_its_lead(law: SamplingLaw) -> None:
+    logits = torch.randn(9, 40, generator=torch.Generator().manual_seed(3))
+    guesses = guess_all([(CoupledSampler(law), row[None], at) for at, row in enumerate(logits)])
+    assert [guess.token for guess in guesses] == CoupledSampler(law).choose(logits, 0)
+    best = CoupledSampler(law).scores(logits, 0).topk(2).values
+    assert [guess.confidence for guess in guesses] == pytest.approx(torch.sigmoid(best[:, 0] - best[:, 1]).tolist())
+
+
+def test_the_only_token_that_is_left_is_certain() -> None:
+    (guess,) = guess_all([(CoupledSampler(SamplingLaw(temperature=1.0, top_k=1)), torch.randn(1, 8), 0)])
+    assert guess.confidence == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+def test_a_plain_laws_scores_are_the_logits_sharpened_and_its_noise(temperature: float) -> None:
+    """But for a constant of each row: what a compiled draft chooses by."""
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(4))
+    sampler = CoupledSampler(SamplingLaw(temperature=temperature, seed=9))
+    assert sampler.is_plain
+    difference = sampler.scores(logits, 5) - (sampler.sharpness * logits + sampler.noise(5, 3, logits[0]))
+    assert torch.allclose(difference, difference[:, :1].expand_as(difference), atol=1e-5)

@@ -1,0 +1,106 @@
+"""A row is verified if it is likely to count; every proposal that meets a choice of the target is judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.engine.counting_model import CountingModel
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+from vidspec_service.engine.policy import Plan, StepCosts
+from vidspec_service.engine.proposals import ProposalChain
+from vidspec_service.engine.running import Running
+from vidspec_service.engine.sequence import TargetSequence
+from vidspec_service.engine.speculation import Speculation
+from vidspec_service.engine.types import SpeculationMode
+
+pytestmark = pytest.mark.unit
+
+
+def running(ids: Sequence[int], confidences: Sequence[float], *, window: int = 8, minimum: int = 4) -> Running:
+    """One token is committed; the draft proposes `ids`."""
+    sequence = TargetSequence(frozenset(), 100)
+    sequence.commit([7])
+    prompt = Prompt(
+        ids=(1, 2),
+        embeddings=torch.zeros(2, 4),
+        rotary=(torch.zeros(2, 1, 1),) * 2,
+        is_video=torch.zeros(2, dtype=torch.bool),
+        next_position=2,
+    )
+    cache = KVCache(CountingModel.decoder.geometry, 64)
+    cache.length = 2 + 1 + len(ids)
+    speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.9)
+    speculation.plan = Plan(minimum=minimum, window=window, room=16, speedup=2.0)
+    speculation.least_likely, speculation.is_followed = 0.25, True
+    speculation.chain.extend(0, 1, ids, confidences, sequence.committed)
+    return Running(
+        request_id="r",
+        prompt=prompt,
+        cache=cache,
+        sequence=sequence,
+        sampler=CoupledSampler(SamplingLaw()),
+        speculation=speculation,
+    )
+
+
+def test_rows_end_before_the_first_one_that_would_hardly_count() -> None:
+    assert running([1, 2, 3, 4], [0.9, 0.9, 0.3, 0.99]).pending() == [1, 2]
+    assert running([1, 2, 3, 4], [0.9, 0.9, 0.9, 0.9]).pending() == [1, 2, 3, 4]
+    assert running([1, 2], [0.1, 0.99]).pending() == []
+
+
+def test_nobody_waits_for_proposals_behind_a_doubtful_one() -> None:
+    assert not running([1, 2], [0.9, 0.9]).has_enough
+    assert running([1, 2], [0.9, 0.1]).has_enough
+
+
+@pytest.mark.parametrize(
+    ("chosen", "committed", "judged"),
+    [
+        ([1, 2, 3], (1, 2, 3), (3, 3)),  # the doubtful one came true
+        ([1, 2, 9], (1, 2, 9), (3, 2)),
+        ([1, 9, 5], (1, 9), (3, 1)),
+    ],
+)
+def test_the_proposal_behind_those_verified_is_judged_as_well(
+    chosen: list[int], committed: tuple[int, ...], judged: tuple[int, int]
+) -> None:
+    found = running([1, 2, 3, 4], [0.9, 0.9, 0.1, 0.9])
+    before = found.speculation.acceptance
+    result = found.judge(found.pending(), chosen)
+    assert result.committed == committed
+    assert (result.num_proposed, result.num_accepted) == judged
+    assert (found.speculation.acceptance > before) == (judged[0] == judged[1])
+    rest = found.speculation.chain.pending(found.num_committed)
+    assert rest == ([4] if judged[0] == judged[1] else [])
+
+
+@given(confidences=st.lists(st.floats(0.01, 1.0), max_size=12), least=st.floats(0.0, 1.0), settled=st.integers(0, 12))
+def test_what_is_likely_is_counted_from_what_is_not_committed_yet(
+    confidences: list[float], least: float, settled: int
+) -> None:
+    chain = ProposalChain()
+    chain.extend(0, 0, [5] * len(confidences), confidences, [])
+    chain.settle([5] * settled)
+    left = confidences[settled:]
+    number = chain.num_likely(least)
+    assert number <= len(left)
+    assert math.prod(left[:number]) >= least or number == 0
+    assert number == len(left) or math.prod(left[: number + 1]) < least
+
+
+def test_a_row_that_costs_nothing_is_always_worth_it_and_a_dear_one_must_be_likely() -> None:
+    speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.9)
+    for row_s, least in ((0.0, 0.0), (0.5, 0.2)):
+        speculation.drop()
+        speculation.replan(StepCosts(base_s=1.0, row_s=row_s, draft_s=0.05))
+        assert speculation.least_likely >= least
+    assert speculation.least_likely <= 0.9
