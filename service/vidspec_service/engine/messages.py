@@ -49,6 +49,8 @@ class Configure:
     preservation: str  # which video tokens the draft sees; both must know: the target measures for it
     prune_ratio: float
     dycoke: DyCoke  # of requests that ask the target for it
+    log_level: str = "info"
+    log_format: str = "text"  # "json": one object a line, as the API's
     trace: bool = False  # report every forward in Trace messages
 
 

@@ -43,6 +43,8 @@ def configures(config: EngineConfig) -> list[Configure]:
             preservation=config.preservation.value,
             prune_ratio=config.prune_ratio,
             dycoke=config.dycoke,
+            log_level=config.log_level,
+            log_format=config.log_format,
         )
         for role, worker in found.items()
     ]

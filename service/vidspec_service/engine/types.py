@@ -191,6 +191,8 @@ class EngineConfig:
     dycoke: DyCoke = field(default_factory=DyCoke)  # of requests that ask for it
     prune_ratio: float = 0.9  # share of the video's tokens that the draft does not see, in [0, 0.99]
     start_timeout_s: float = 300.0
+    log_level: str = "info"  # of the workers, which write to the same stderr
+    log_format: str = "text"
     silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung
 
 

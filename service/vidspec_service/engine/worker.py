@@ -16,6 +16,7 @@ from functools import partial
 
 from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.messages import Configure, LoadFailed, Loading, Ready
+from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
@@ -32,6 +33,7 @@ def main(fd: int) -> int:
     channel = Channel(socket.socket(fileno=fd))
     try:
         config = _receive_configure(channel)
+        configure_logging(config.log_level, config.log_format)
         return _serve(channel, config)
     except ChannelClosed:
         return 0

@@ -50,6 +50,8 @@ def engine_config(settings: Settings) -> EngineConfig:
             hide_ratio=settings.dycoke_hide_ratio,
         ),
         start_timeout_s=settings.start_timeout_s,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
     )
 
 
