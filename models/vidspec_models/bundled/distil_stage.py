@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from vidspec_models.processor import multiplies_bfloat16
+
 from .architecture import DRAFT_SIZE, TARGET_SIZE, TextSize
 from .clip_batch import make_clip_batch
 from .dropping import choose_tokens, draft_visibility
@@ -84,9 +86,11 @@ class DistilStep:
         content = batch.content.gather(1, keep).cpu()
         layout = self._forward.layout(batch, keep)
         features = self._tower(batch.frames, generator)
-        with torch.no_grad():
-            everything = torch.ones_like(keep, dtype=torch.bool)
-            wanted, _ = self._forward(self.target, self.target_layers, features, keep, layout, everything)
+        everything = torch.ones_like(keep, dtype=torch.bool)
+        is_narrow = device.type == "cuda" or multiplies_bfloat16()  # as the target is served there
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_narrow):
+            found, _ = self._forward(self.target, self.target_layers, features, keep, layout, everything)
+            wanted = found.float()
         visible = draft_visibility(content, _FULL_SHARE, generator).to(device)
         logits, _ = self._forward(self.draft, self.draft_layers, features, keep, layout, visible)
         loss = distillation_loss(logits, wanted, batch.weights)
