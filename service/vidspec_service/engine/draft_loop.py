@@ -202,8 +202,10 @@ class DraftLoop:
         batch = [item for item in batch if item.request_id in self._active]  # securing one may have cost another
         if not batch:
             return False
-        self._meter.rows(sum(len(item.missing) for item in batch))
-        self._send(self._proposer.propose(batch))
+        num_given = sum(len(item.missing) for item in batch)
+        proposals = self._proposer.propose(batch)
+        self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
+        self._send(proposals)
         return True
 
     def _send(self, proposals: list[Proposal]) -> None:
