@@ -21,7 +21,7 @@ from vidspec_service.engine.types import WorkerState
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
 _MOST_FAILURES = 5  # in a row, without having been ready in between for _STABLE_S or been excused
-_STABLE_S = 30.0
+_STABLE_S = 5.0
 _WATCH_S = 0.5
 
 logger = logging.getLogger(__name__)
@@ -131,6 +131,7 @@ class Worker:
         is_excused = self._owner.worker_lost(self)
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
         if self._failures >= _MOST_FAILURES:
+            logger.error("%s worker is given up", self.role)
             self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; its log says why")
         else:
             self._keep(self._restart(_SHORTEST_PAUSE_S * 2**self._failures))
