@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 class ScriptedEngine(FakeEngine):
     """Stands for EngineClient."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
 
     async def __aenter__(self) -> Self:

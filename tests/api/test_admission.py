@@ -220,7 +220,7 @@ async def test_the_wait_for_a_turn_counts_against_the_deadline_and_can_be_left(t
     )  # fmt: skip
     answers = await asyncio.gather(*(world.ask() for _ in range(4)))
     assert [answer.status_code for answer in answers] == [504] * 4
-    assert len(world.engine.requests) == 2
+    assert 2 <= len(world.engine.requests) < 4  # a third may have its turn in the moments that its deadline is later
     assert (world.services.turns.num_waiting, world.admission.num_admitted, world.leftovers) == (0, 0, [])
 
 
