@@ -37,10 +37,11 @@ class CpuStep:
         self._embedding = _array(decoder.embedding)
         self._tables = _array(decoder.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
-        self._eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
+        eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
         is_paired = decoder.embedding.dtype is torch.bfloat16
         self._query_type = np.uint16 if is_paired else np.float32
         self._weights = _step_weights(language_model, lm_head, decoder.head_dim, paired if is_paired else narrowed)
+        self._constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
         self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
@@ -57,17 +58,12 @@ class CpuStep:
 
         Writes every row's keys and values; advancing the caches' lengths is the caller's.
         """
-        decoder = self._decoder
         logits = decode(
             self._embedding[list(ids)],
             self._tables[list(positions)],
             _described(segments),
-            decoder.num_heads,
-            decoder.num_kv_heads,
-            self._eps,
-            decoder.scale,
-            self._weights,
-            np.empty((MAX_ROWS, decoder.head_dim), self._query_type),
+            *self._constants,
+            self._scratch(),
         )
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
@@ -79,7 +75,7 @@ class CpuStep:
         A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
         is behind. Writes keys and values of all but the last token.
         """
-        decoder, count = self._decoder, len(noise)
+        count = len(noise)
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         run_ahead(
             self._embedding[list(ids)],
@@ -87,18 +83,17 @@ class CpuStep:
             self._embedding,
             self._tables,
             _described([segment]),
-            decoder.num_heads,
-            decoder.num_kv_heads,
-            self._eps,
-            decoder.scale,
-            self._weights,
-            np.empty((MAX_ROWS, decoder.head_dim), self._query_type),
+            *self._constants,
+            self._scratch(),
             sharpness,
             noise.numpy(),
             tokens,
             margins,
         )
         return tokens.tolist(), margins.tolist()
+
+    def _scratch(self) -> NDArray[Any]:
+        return np.empty((MAX_ROWS, self._decoder.head_dim), self._query_type)
 
 
 def supports(language_model: Any) -> bool:
