@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.cpu_kernels.ahead import run_ahead
-from vidspec_models.cpu_kernels.attending import SEGMENT_FIELDS
+from vidspec_models.cpu_kernels.attending import MAX_LINES, SEGMENT_FIELDS
 from vidspec_models.cpu_kernels.kernels import StepWeights, decode
-from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
+from vidspec_models.cpu_kernels.strips import STRIP
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.decoder_weights import fused_weights, query_key_norm, query_key_value_bias
 from vidspec_models.kv_cache import KVCache
@@ -93,7 +93,7 @@ class CpuStep:
         return tokens.tolist(), margins.tolist()
 
     def _scratch(self) -> NDArray[Any]:
-        return np.empty((MAX_ROWS, self._decoder.head_dim), self._query_type)
+        return np.empty((MAX_LINES, self._decoder.head_dim), self._query_type)
 
 
 def supports(language_model: Any) -> bool:
@@ -103,7 +103,7 @@ def supports(language_model: Any) -> bool:
     group = config.num_attention_heads // config.num_key_value_heads
     fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
     is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and multiplies_bfloat16())
-    return fits and group <= MAX_ROWS and embedding.device.type == "cpu" and is_known
+    return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
 
 
 def _described(segments: Sequence[Segment]) -> NDArray[np.int64]:

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from vidspec_models.cpu_kernels.lines import copy_line, exponentials, largest
 from vidspec_models.cpu_kernels.products import FLOAT, Array, compiled, rms_norm
-from vidspec_models.cpu_kernels.tiles import (
-    MAX_ROWS,
-    STRIP,
-    TILE,
-    copy_line,
-    dot_tiles,
-    exponentials,
-    largest,
-    strip_tile,
-)
+from vidspec_models.cpu_kernels.strips import MAX_ROWS, STRIP, score_tile, turn, value_tile
 from vidspec_models.cpu_kernels.vectors import LANES
 
 # Columns of a segment: first row, number of rows, cache rows before them, address of keys, of values, capacity,
 # cached rows at the front that are not attended to, and from which layer on (see `HiddenRows`).
 SEGMENT_FIELDS = 8
-_VECTOR = 64  # bytes
+MAX_LINES = 64  # rows' query heads that read keys together
 
 
 @compiled
@@ -38,18 +30,25 @@ def attend(
     queries: Array, num_lines: int, group: int, keys: int, values: int, context: int, scale: float, scores: Array,
     out: Array,
 ) -> None:  # fmt: skip
-    """Successive rows' query heads, `group` a row, of one key/value head over the cached rows; [12, D] each, n used.
+    """Successive rows' query heads, `group` a row, of one key/value head over the cached rows; [64, D] each, n used.
 
-    Queries have the type of keys and values. The first row sees `context` cached rows, each further one sees one more.
-    Together they read keys and values once; what a row does not see weighs exactly nothing. out is overwritten, scores
-    [12, longest context] are scratch.
+    Queries have the type of keys and values, and so have the weights of values. The first row sees `context` cached
+    rows, each further one sees one more. Together they read keys once; what a row does not see weighs exactly nothing.
+    out is overwritten, scores [64, longest context in whole strips] are scratch.
     """
     width, stride = queries.shape[1], scores.shape[1]
     longest = context + (num_lines - 1) // group
-    weights = scores.ctypes.data
-    tiles = (num_lines + TILE - 1) // TILE
-    num_bytes = width * queries.itemsize
-    dot_tiles(queries, tiles, queries.ctypes.data, keys, longest, weights, stride, num_bytes // _VECTOR)
+    words = width * queries.itemsize // FLOAT  # of a line
+    turned = np.empty((words, STRIP), np.float32)
+    num_tiles = (num_lines + MAX_ROWS - 1) // MAX_ROWS
+    for key in range(0, longest, STRIP):
+        block = keys + key * width * queries.itemsize
+        turn(block, min(STRIP, longest - key), words // LANES, turned.ctypes.data)
+        for tile in range(num_tiles):
+            first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
+            lines, place = queries[first].ctypes.data, scores[first, key:].ctypes.data
+            score_tile(queries, last - first, lines, width, turned.ctypes.data, place, stride, words)
+    weights = np.empty((num_lines, stride), queries.dtype)
     totals = np.empty(num_lines, np.float32)
     for line in range(num_lines):
         own = context + line // group
@@ -57,13 +56,15 @@ def attend(
         scores[line, own:padded] = -np.inf
         numbers = scores[line].ctypes.data
         most = np.float32(scale * largest(numbers, padded // LANES))
-        totals[line] = exponentials(numbers, np.float32(scale), most, padded // LANES)
-        scores[line, own:longest] = 0.0
-        out[line] = 0.0
-    for strip in range(width // STRIP):
-        first = strip * STRIP
-        column, place = values + first * queries.itemsize, out.ctypes.data + first * FLOAT
-        strip_tile(scores, queries, num_lines, weights, stride, column, width, place, width, longest)
+        weighed = weights[line].ctypes.data
+        totals[line] = exponentials(queries, numbers, np.float32(scale), most, padded // LANES, weighed)
+        weights[line, own : longest + 1] = 0
+    for tile in range(num_tiles):
+        first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
+        for column in range(0, width, STRIP):
+            start, place = values + column * queries.itemsize, out[first, column:].ctypes.data
+            lines = weights[first].ctypes.data
+            value_tile(queries, last - first, lines, stride, start, width, place, width, longest)
     for line in range(num_lines):
         out[line] /= totals[line]
 
@@ -75,7 +76,7 @@ def attend_segment(
 ) -> None:  # fmt: skip
     """Norm and turn a segment's heads [rows, H + 2 KV, D], write its keys and values, attend; mixed [rows, H, D].
 
-    queries [12, D] and scores are scratch; queries have the type that keys and values are stored in.
+    queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
     """
     first, num_rows, start = segment[0], segment[1], segment[2]
     keys, values, capacity = segment[3], segment[4], segment[5]
@@ -95,8 +96,8 @@ def attend_segment(
             copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
             copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
     skipped = segment[6] if layer >= segment[7] else 0
-    at_once = MAX_ROWS // group
-    out = np.empty((MAX_ROWS, width), np.float32)
+    at_once = MAX_LINES // group
+    out = np.empty((min(at_once, num_rows) * group, width), np.float32)
     for kv in range(num_kv_heads):
         place = layer_bytes + (kv * capacity + skipped) * line
         chosen = slice(kv * group, (kv + 1) * group)

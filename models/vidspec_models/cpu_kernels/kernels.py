@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vidspec_models.cpu_kernels.attending import attend_segment
+from vidspec_models.cpu_kernels.attending import MAX_LINES, attend_segment
+from vidspec_models.cpu_kernels.lines import copy_line, gated
 from vidspec_models.cpu_kernels.products import Array, compiled, product, rms_norm
-from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP, copy_line, gated
+from vidspec_models.cpu_kernels.strips import STRIP
 from vidspec_models.cpu_kernels.vectors import LANES
 
 
@@ -46,7 +47,7 @@ def decode(
 ) -> Array:  # fmt: skip
     """Logits [n, V padded] of rows hidden [n, E] (overwritten) with rotary tables [n, 2, D].
 
-    queries [12, D] is scratch of the type that keys and values are stored in.
+    queries [64, D] is scratch of the type that keys and values are stored in.
     """
     num_rows, size = hidden.shape
     width = tables.shape[2]
@@ -59,7 +60,8 @@ def decode(
     longest = 0
     for segment in range(segments.shape[0]):
         longest = max(longest, segments[segment, 1] + segments[segment, 2])
-    scores = np.empty((MAX_ROWS, (longest + LANES - 1) // LANES * LANES), np.float32)
+    # One more than is seen: a row's last weight may be multiplied in a pair.
+    scores = np.empty((MAX_LINES, (longest // STRIP + 1) * STRIP), np.float32)
     for layer in range(num_layers):
         rms_norm(hidden, weights.attention_norm[layer], eps, normed)
         for row in range(num_rows):

@@ -10,7 +10,8 @@ from numba import njit, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP, copy_line, strip_tile, sum_of_squares
+from vidspec_models.cpu_kernels.lines import copy_line, sum_of_squares
+from vidspec_models.cpu_kernels.strips import MAX_ROWS, STRIP, strip_tile
 from vidspec_models.cpu_kernels.vectors import LANES
 
 Array = NDArray[Any]

@@ -37,6 +37,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no name for it
 
 
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+_PAIRED_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
 def index(value: int) -> Any:
@@ -52,17 +53,6 @@ def splat(value: float) -> Any:
 def _whole(value: int) -> Any:
     """A vector constant of integers."""
     return ir.Constant(_INTEGERS, [value] * LANES)
-
-
-def _every_second(width: int, first: int) -> list[int]:
-    """Of two vectors, every second block of `width` lanes from block `first` on, by turns two of each."""
-    return [
-        base + start + block * width + lane
-        for start in range(0, LANES, 4 * width)
-        for base in (0, LANES)
-        for block in (first, first + 2)
-        for lane in range(width)
-    ]
 
 
 class Emitter:
@@ -88,21 +78,23 @@ class Emitter:
         arguments = [ir.Constant(F32, 0.0), vector]
         return self._call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
 
-    def totals(self, vectors: list[Any]) -> Any:
-        """Lane i is the sum of the lanes of vector i, of 16; always by the same tree, in a third of the steps.
+    def transposed(self, vectors: list[Any]) -> list[Any]:
+        """Of 16 vectors: lane j of vector i goes to lane i of vector j. Blocks of 1, 2, 4 and 8 lanes change places."""
+        lanes = range(LANES)
+        for width in (1, 2, 4, 8):
+            first = [lane if lane // width % 2 == 0 else LANES + lane - width for lane in lanes]
+            second = [lane + width if lane // width % 2 == 0 else LANES + lane for lane in lanes]
+            for i in (number for number in lanes if number // width % 2 == 0):
+                pair = vectors[i], vectors[i + width]
+                vectors[i], vectors[i + width] = self._picked(*pair, first), self._picked(*pair, second)
+        return vectors
 
-        Halving goes on in two vectors at once, whose neighbours are added: single lanes twice, then quarters twice.
-        """
-        for width in (1, 1, LANES // 4, LANES // 4):
-            first, second = _every_second(width, 0), _every_second(width, 1)
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [self.builder.fadd(self._picked(*pair, first), self._picked(*pair, second)) for pair in pairs]
-        return vectors[0]
-
-    def quarter(self, vector: Any, number: int) -> Any:
-        """Four of the lanes."""
-        start = number * LANES // 4
-        return self._picked(vector, vector, range(start, start + LANES // 4))
+    def in_pairs(self, a: Any, b: Any) -> list[Any]:
+        """Two lines of 32 bfloat16 as 32 pairs of a's and b's, in two vectors."""
+        numbers = [self.builder.bitcast(line, _PAIRED_SHORTS) for line in (a, b)]
+        pairs = [lane + of for lane in range(2 * LANES) for of in (0, 2 * LANES)]
+        halves = (pairs[: 2 * LANES], pairs[2 * LANES :])
+        return [self.builder.bitcast(self._picked(numbers[0], numbers[1], half), VECTOR) for half in halves]
 
     def _picked(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
         """Lanes of a, and of b from 16 on."""
@@ -156,16 +148,6 @@ class Emitter:
         upper = builder.and_(words, _whole(0xFFFF0000))
         return [builder.bitcast(half, VECTOR) for half in (lower, upper)]
 
-    def load_row(self, address: Any) -> list[Any]:
-        """Two vectors of 16 successive bfloat16 each, as float32."""
-        builder, widened = self.builder, []
-        for place in (address, self.beyond(address, 2 * LANES)):
-            shorts = builder.load(builder.inttoptr(place, _SHORTS.as_pointer()))
-            shorts.align = 2
-            words = builder.shl(builder.zext(shorts, _INTEGERS), _whole(16))
-            widened.append(builder.bitcast(words, VECTOR))
-        return widened
-
     def rounded(self, vector: Any) -> Any:
         """16 bfloat16: to nearest, ties to even. For finite numbers."""
         builder, words = self.builder, self.builder.bitcast(vector, _INTEGERS)
@@ -174,10 +156,13 @@ class Emitter:
         return builder.trunc(builder.lshr(nearest, _whole(16)), _SHORTS)
 
     def prefetch(self, address: Any) -> None:
-        """Ask for the line at an address that will be read soon; one that is nowhere does no harm."""
+        """Ask for the line at an address that will be read; one that is nowhere does no harm.
+
+        Into the second level: the first has too few places for lines that are under way.
+        """
         builder = self.builder
         place = builder.inttoptr(address, ir.IntType(8).as_pointer())
-        how = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # to read, into the nearest cache, data
+        how = [ir.Constant(I32, flag) for flag in (0, 2, 1)]  # to read, into the second cache, data
         kind = ir.FunctionType(ir.VoidType(), [place.type, *(flag.type for flag in how)])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *how])
 
@@ -192,6 +177,10 @@ class Emitter:
     def store(self, value: Any, address: Any) -> None:
         stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
         stored.align = 2  # as bfloat16 may lie
+
+    def store_as(self, value: Any, address: Any, is_rounded: bool) -> None:
+        """Float32, or rounded to bfloat16."""
+        self.store(self.rounded(value) if is_rounded else value, address)
 
     def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """`for k in range(count)` with vectors carried in registers; count is at least 1."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.cpu_kernels.products import product
-from vidspec_models.cpu_kernels.tiles import MAX_ROWS, STRIP
+from vidspec_models.cpu_kernels.strips import MAX_ROWS, STRIP
 from vidspec_models.cpu_step import CpuStep, narrowed, paired, supports
 from vidspec_models.decoder import Decoder, Segment
 from vidspec_models.kv_cache import KVCache
