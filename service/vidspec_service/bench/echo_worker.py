@@ -22,7 +22,10 @@ def main(fd: int) -> int:
             while (received := channel.receive()) is not None:
                 message = received[0]
                 if isinstance(message, Proposal):
-                    channel.send(Verdict(request_id=message.request_id, start=message.start, ids=message.ids, room=16))
+                    verdict = Verdict(
+                        request_id=message.request_id, start=message.start, ids=message.ids, room=16, alternatives=False
+                    )
+                    channel.send(verdict)
     except ChannelClosed:
         return 0
 

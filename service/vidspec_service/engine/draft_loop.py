@@ -191,21 +191,31 @@ class DraftLoop:
         return True
 
     def _propose(self) -> bool:
-        """The next tokens of every request with room, in one forward."""
+        """The next tokens of every request with room, in one forward; or how one would go on from a second choice."""
         if self._target is None:
             return False
-        batch = [
-            item
-            for item in list(self._active.values())
-            if item.is_prefilled and item.can_run and self._secure(item, len(item.missing) + MOST_AT_ONCE)
-        ]
-        batch = [item for item in batch if item.request_id in self._active]  # securing one may have cost another
+        ready = [item for item in list(self._active.values()) if item.is_prefilled and self._has_room(item)]
+        ready = [item for item in ready if item.request_id in self._active]  # securing one may have cost another
+        if len(ready) == 1 and ready[0].is_in_doubt and self._wander(ready[0]):
+            return True
+        batch = [item for item in ready if item.can_run]
         if not batch:
-            return False
+            return any(self._wander(item) for item in ready if item.may_wander)
         num_given = sum(len(item.missing) for item in batch)
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         self._send(proposals)
+        return True
+
+    def _has_room(self, drafting: Drafting) -> bool:
+        return self._secure(drafting, len(drafting.missing) + MOST_AT_ONCE)
+
+    def _wander(self, drafting: Drafting) -> bool:
+        proposal = self._proposer.alternative(drafting)
+        if proposal is None:
+            return False
+        self._meter.rows(len(proposal.ids))
+        self._send([proposal])
         return True
 
     def _send(self, proposals: list[Proposal]) -> None:

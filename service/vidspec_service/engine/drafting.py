@@ -60,6 +60,7 @@ class Drafting:
     max_tokens: int
     sequence: DraftSequence = field(default_factory=DraftSequence)
     room: int = 0
+    may_wander: bool = False  # to alternatives, while the target verifies
 
     @property
     def prompt(self) -> Prompt:
@@ -74,10 +75,20 @@ class Drafting:
         """Tokens that are not in the cache yet."""
         return self.sequence.tokens[self.cache.length - self.prompt.num_tokens :]
 
+    def missing_before(self, at: int) -> list[int]:
+        """Those before output position `at`."""
+        return self.sequence.tokens[self.cache.length - self.prompt.num_tokens : at]
+
     @property
     def can_run(self) -> bool:
         """Something is committed to build on, there is room, and the answer is not complete."""
         return bool(self.sequence.tokens) and self.num_left > 0
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """The chain is likelier to break at a place without an alternative than to hold to its end."""
+        doubt = self.sequence.doubt() if self.may_wander else None
+        return doubt is not None and doubt.probability > self.sequence.standing
 
     @property
     def num_left(self) -> int:
@@ -93,7 +104,7 @@ class Drafting:
         """
         if isinstance(said, Verdict):
             standing = self.sequence.learn(said.start, said.ids)
-            self.room = said.room
+            self.room, self.may_wander = said.room, said.alternatives
             self._cut(self.prompt.num_tokens + standing)
         elif self.view.refine(said):
             self.cache.truncate(0)

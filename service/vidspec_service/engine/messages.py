@@ -18,7 +18,7 @@
 | API    | draft  | Cancel     | as for the target                                                     |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
 | target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt              |
-| draft  | target | Proposal   | the draft has run one token further                                   |
+| draft  | target | Proposal   | the draft has run further, or has an alternative to its chain         |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
 | target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
 | target | draft  | Release    | the request has ended                                                 |
@@ -199,6 +199,7 @@ class Verdict:
     start: int
     ids: tuple[int, ...]
     room: int
+    alternatives: bool  # may be proposed when there is no room: the draft need not wait for the target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,10 +64,13 @@ class Running:
 
     @property
     def has_enough(self) -> bool:
-        """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
-        if not self.speculation.is_followed:
-            return True
+        """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more).
+
+        Nor where a rejection left an alternative to verify: more would come a message there and back later.
+        """
         chain, minimum = self.speculation.chain, min(self.speculation.plan.minimum, self._most_pending)
+        if not self.speculation.is_followed or chain.is_adopted:
+            return True
         num_pending = len(chain.pending(self.num_committed))
         return num_pending >= minimum or chain.num_likely(self.speculation.least_likely) < num_pending
 

@@ -77,7 +77,7 @@ MESSAGES: list[Message] = [
     Ended(request_id="r", finish_reason="stop", num_rollbacks=1, num_wasted=2),
     Peer(),
     Proposal(request_id="r", epoch=1, start=2, ids=(3,), confidences=(0.5,), step_s=0.001, video_tokens=51),
-    Verdict(request_id="r", start=0, ids=(1,), room=4),
+    Verdict(request_id="r", start=0, ids=(1,), room=4, alternatives=True),
     Relevance(request_id="r", grid_checksum=2**32 - 1),
     Release(request_id="r"),
 ]

@@ -85,14 +85,14 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             submit(api, generate(name, seed=seed, max_tokens=50))
             target.send(Follow(request_id=name))
         for name in ("later", "at once", "good"):
-            target.send(Verdict(request_id=name, start=0, ids=(10,), room=1))
+            target.send(Verdict(request_id=name, start=0, ids=(10,), room=1, alternatives=False))
         assert {next_proposal(target).request_id for _ in range(2)} == {"later", "good"}
         for name in ("later", "good"):
             fd = write_scores(CellScores(request_id=name, grid_checksum=checksum, values=np.ones(CELLS, np.float16)))
             target.send(Relevance(request_id=name, grid_checksum=checksum), (fd,))
             os.close(fd)
         for name in ("later", "at once", "good"):
-            target.send(Verdict(request_id=name, start=1, ids=(11,), room=3))
+            target.send(Verdict(request_id=name, start=1, ids=(11,), room=3, alternatives=False))
         found = [next_proposal(target) for _ in range(3)]
         assert {proposal.request_id for proposal in found} == {"good"}
         assert [proposal.ids for proposal in found] == [(12,), (13,), (14,)]
