@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 
+from vidspec_models.cpu_kernels.compiling import compiled
 from vidspec_models.cpu_kernels.kernels import StepWeights, decode
-from vidspec_models.cpu_kernels.products import Array, compiled
+from vidspec_models.cpu_kernels.products import Array
 
 _START = 2  # of a segment: its rows before the new ones
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from vidspec_models.cpu_kernels.compiling import compiled
 from vidspec_models.cpu_kernels.lines import copy_line, exponentials, largest
-from vidspec_models.cpu_kernels.products import FLOAT, Array, compiled, rms_norm
+from vidspec_models.cpu_kernels.products import FLOAT, Array, rms_norm
 from vidspec_models.cpu_kernels.strips import MAX_ROWS, STRIP, score_tile, turn, value_tile
 from vidspec_models.cpu_kernels.vectors import LANES
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vidspec_models.cpu_kernels.attending import MAX_LINES, attend_segment
+from vidspec_models.cpu_kernels.compiling import compiled
 from vidspec_models.cpu_kernels.lines import copy_line, gated
-from vidspec_models.cpu_kernels.products import Array, compiled, product, rms_norm
+from vidspec_models.cpu_kernels.products import Array, product, rms_norm
 from vidspec_models.cpu_kernels.strips import STRIP
 from vidspec_models.cpu_kernels.vectors import LANES
 

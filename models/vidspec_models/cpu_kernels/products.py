@@ -6,24 +6,17 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
+from vidspec_models.cpu_kernels.compiling import compiled
 from vidspec_models.cpu_kernels.lines import copy_line, sum_of_squares
 from vidspec_models.cpu_kernels.strips import MAX_ROWS, STRIP, strip_tile
 from vidspec_models.cpu_kernels.vectors import LANES
 
 Array = NDArray[Any]
 FLOAT = 4  # bytes
-
-
-def compiled(function: Any) -> Any:
-    """Compiled without the interpreter's lock, and kept for the next start where there is a place to keep it."""
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # a read-only installation and no writable cache folder
-        return njit(nogil=True)(function)
 
 
 def operand(x: Array, strips: Array) -> Array:

@@ -200,7 +200,7 @@ class DraftLoop:
             return True
         batch = [item for item in ready if item.can_run]
         if not batch:
-            return any(self._wander(item) for item in ready if item.may_wander)
+            return any(self._wander(item) for item in ready if item.may_wander) or self._look_again(ready)
         num_given = sum(len(item.missing) for item in batch)
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
@@ -217,6 +217,14 @@ class DraftLoop:
         self._meter.rows(len(proposal.ids))
         self._send([proposal])
         return True
+
+    def _look_again(self, ready: list[Drafting]) -> bool:
+        """The target has enough to verify while a request's view is chosen anew and read."""
+        for drafting in ready:
+            with self._sparing_others(drafting.request_id):
+                if drafting.look_again():
+                    return True
+        return False
 
     def _send(self, proposals: list[Proposal]) -> None:
         if self._target is None:

@@ -17,7 +17,7 @@ from vidspec_service.engine.proposals import DraftSequence
 
 class View:
     """The part of a prompt that the draft sees: chosen from its own features at once, again when the target's
-    attention is known. Nothing ever waits for the second choice.
+    attention is known and there is time.
     """
 
     def __init__(self, prompt: Prompt, strategy: Strategy, ratio: float, seed: int) -> None:
@@ -59,6 +59,7 @@ class Drafting:
     sampler: CoupledSampler
     max_tokens: int
     sequence: DraftSequence = field(default_factory=DraftSequence)
+    scores: CellScores | None = None  # the target's attention, not looked at yet
     room: int = 0
     may_wander: bool = False  # to alternatives, while the target verifies
 
@@ -97,17 +98,27 @@ class Drafting:
         return min(self.room - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
 
     def hear(self, said: Verdict | CellScores) -> None:
-        """Tokens were committed, or the target's attention is known.
-
-        Another view means another prefill: rows of the cache saw what is gone. Pruned, it is a short one, and what
-        was proposed meanwhile stands.
-        """
+        """Tokens were committed, or the target's attention is known; proposals come before looking at that."""
         if isinstance(said, Verdict):
             standing = self.sequence.learn(said.start, said.ids)
             self.room, self.may_wander = said.room, said.alternatives
             self._cut(self.prompt.num_tokens + standing)
-        elif self.view.refine(said):
-            self.cache.truncate(0)
+        else:
+            self.scores = said
+            if not self.is_prefilled:
+                self.look_again()
+
+    def look_again(self) -> bool:
+        """See what the target's attention, if it has come, says is worth seeing; False if that is no news.
+
+        Another view means another prefill: rows of the cache saw what is gone. Pruned, it is a short one, and what
+        has been proposed stands.
+        """
+        scores, self.scores = self.scores, None
+        if scores is None or not self.view.refine(scores):
+            return False
+        self.cache.truncate(0)
+        return True
 
     def restart(self) -> None:
         """A new target: it tells everything committed from the start."""

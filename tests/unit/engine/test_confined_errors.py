@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from threading import Event
 from typing import Any, cast
 
 import numpy as np
@@ -43,8 +45,11 @@ pytestmark = pytest.mark.unit
 GOOD, BAD_AT_ONCE, BAD_LATER = 0, 1, 2  # seeds: what the strategy makes of a request
 
 
-def picky(cells: Candidates) -> Tensor:
-    if cells.seed == BAD_AT_ONCE or (cells.seed == BAD_LATER and cells.relevance is not None):
+def picky(cells: Candidates, failed: Event) -> Tensor:
+    is_later = cells.seed == BAD_LATER and cells.relevance is not None
+    if is_later:
+        failed.set()
+    if is_later or cells.seed == BAD_AT_ONCE:
         raise IndexError("index 144 is out of bounds for dimension 0 with size 144")
     first = 0 if cells.relevance is None else 1
     return torch.arange(first, first + cells.budget)
@@ -68,10 +73,9 @@ def next_proposal(target: Channel) -> Proposal:
 def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law = RelevanceLaw(among_video=False)
-    monkeypatch.setitem(
-        cast("dict[str, Strategy]", STRATEGIES), "hippo", Strategy(name="hippo", select=picky, relevance=law)
-    )
+    law, failed = RelevanceLaw(among_video=False), Event()
+    strategy = Strategy(name="hippo", select=partial(picky, failed=failed), relevance=law)
+    monkeypatch.setitem(cast("dict[str, Strategy]", STRATEGIES), "hippo", strategy)
     api, far_api = ends
     target, far_target = Channel.pair()
     model = CountingModel()
@@ -91,6 +95,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             fd = write_scores(CellScores(request_id=name, grid_checksum=checksum, values=np.ones(CELLS, np.float16)))
             target.send(Relevance(request_id=name, grid_checksum=checksum), (fd,))
             os.close(fd)
+        assert failed.wait(20)  # attention is looked at when there is nothing to propose
         for name in ("later", "at once", "good"):
             target.send(Verdict(request_id=name, start=1, ids=(11,), room=3, alternatives=False))
         found = [next_proposal(target) for _ in range(3)]

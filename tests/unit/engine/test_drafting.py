@@ -71,6 +71,9 @@ def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) ->
     assert drafting.missing == [9]
     before = drafting.prompt
     drafting.hear(scores_for(prompt))
+    assert drafting.prompt is before  # proposals come first
+    assert drafting.missing == [9]
+    assert drafting.look_again()
     assert drafting.prompt is not before
     assert drafting.view.num_video_tokens == KEPT
     assert drafting.cache.length == 0
@@ -86,6 +89,7 @@ def test_the_same_relevance_again_costs_nothing(prompt: Prompt) -> None:
     drafting.hear(scores_for(prompt))
     drafting.cache.length = drafting.prompt.num_tokens
     drafting.hear(scores_for(prompt))
+    assert not drafting.look_again()
     assert drafting.is_prefilled
 
 
@@ -94,6 +98,7 @@ def test_strategies_that_look_at_no_attention_are_not_disturbed_by_it(prompt: Pr
         drafting = drafting_of(prompt, name)
         drafting.cache.length = drafting.prompt.num_tokens
         drafting.hear(scores_for(prompt))
+        assert not drafting.look_again(), name
         assert drafting.is_prefilled, name
 
 
