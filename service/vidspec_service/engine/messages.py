@@ -180,12 +180,16 @@ class Follow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
+    """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names.
+
+    They go on with the epoch's chain, or are an alternative to what it has at `start`.
+    """
 
     request_id: str
     epoch: int
     start: int
     ids: tuple[int, ...]
+    is_alternative: bool
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
     step_s: float  # the draft's mean time per token, for the target's plan
     video_tokens: int  # that the draft sees

@@ -1,8 +1,8 @@
 """The proposal protocol's two ends, without models or channels: what the draft has said, and what of it may hold.
 
 A proposal names the prefix it extends as (epoch, start): the committed tokens the draft knew when the epoch began,
-then its own chain up to output position `start`. Where its chain has a token at `start` already, a proposal is an
-alternative to that token and all after it. The target never needs to ask back: a proposal that contradicts what is
+then its own chain up to output position `start`. It goes on with the chain from there, or it is an alternative to what
+the chain has there. The target never needs to ask back: a proposal that contradicts what is
 committed voids the rest of its epoch, unless an alternative begins with what was committed there.
 """
 
@@ -34,19 +34,23 @@ class ProposalChain:
     def extend(
         self, epoch: int, start: int, ids: Sequence[int], confidences: Sequence[float], committed: Sequence[int]
     ) -> None:
-        """Take a proposal; stale and contradicted ones are dropped."""
+        """Take what the chain goes on with; what is stale or contradicted is dropped."""
         if epoch > self._epoch:
             self._begin(epoch, start, ids)
-        end = self._start + len(self._ids)
-        if epoch < self._epoch:
+        if epoch < self._epoch or not self._is_open or start != self._start + len(self._ids):
             self.num_wasted += len(ids)
-        elif self._is_open and start == end:
-            self._ids += ids
-            self._confidences += confidences
-            self.settle(committed)
-        elif self._is_open and self._start <= start < end:
+            return
+        self._ids += ids
+        self._confidences += confidences
+        self.settle(committed)
+
+    def branch(
+        self, epoch: int, start: int, ids: Sequence[int], confidences: Sequence[float], committed: Sequence[int]
+    ) -> None:
+        """Take an alternative to what the chain has at `start`: for later, or at once if that was contradicted."""
+        if epoch == self._epoch and self._is_open and self._start <= start < self._start + len(self._ids):
             self._alternatives[start] = (ids, confidences)
-        elif not self._is_open and start == self._broken_at:
+        elif epoch == self._epoch and not self._is_open and start == self._broken_at:
             self._adopt(ids, confidences, committed)
         else:
             self.num_wasted += len(ids)

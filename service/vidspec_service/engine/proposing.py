@@ -45,17 +45,20 @@ class Proposer:
         # That the chain breaks here is given when this comes to be looked at: only what follows is in doubt.
         guesses = [Guess(guess.runner_up, guess.token, 1.0), *found]
         drafting.sequence.remember(at, guesses)
-        return self._proposal(drafting, drafting.sequence.epoch, at, guesses)
+        return self._proposal(drafting, drafting.sequence.epoch, at, guesses, is_alternative=True)
 
     def _said(self, drafting: Drafting, guesses: list[Guess]) -> Proposal:
-        return self._proposal(drafting, *drafting.sequence.propose(guesses))
+        return self._proposal(drafting, *drafting.sequence.propose(guesses), is_alternative=False)
 
-    def _proposal(self, drafting: Drafting, epoch: int, start: int, guesses: Sequence[Guess]) -> Proposal:
+    def _proposal(
+        self, drafting: Drafting, epoch: int, start: int, guesses: Sequence[Guess], *, is_alternative: bool
+    ) -> Proposal:
         return Proposal(
             request_id=drafting.request_id,
             epoch=epoch,
             start=start,
             ids=tuple(guess.token for guess in guesses),
+            is_alternative=is_alternative,
             confidences=tuple(guess.confidence for guess in guesses),
             step_s=self._pace_s,
             video_tokens=drafting.view.num_video_tokens,

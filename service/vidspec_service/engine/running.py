@@ -78,9 +78,9 @@ class Running:
         """A proposal has arrived."""
         self.speculation.is_followed = True
         self.speculation.draft_video_tokens = proposal.video_tokens
-        self.speculation.chain.extend(
-            proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.sequence.committed
-        )
+        chain = self.speculation.chain
+        take = chain.branch if proposal.is_alternative else chain.extend
+        take(proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.sequence.committed)
 
     def rows(self, pending: list[int]) -> StepRows:
         """The last committed token and the proposals after it."""

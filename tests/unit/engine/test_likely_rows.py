@@ -64,7 +64,7 @@ def test_nobody_waits_for_proposals_behind_a_doubtful_one() -> None:
 
 def test_nobody_waits_where_a_rejection_left_an_alternative() -> None:
     found = running([1, 2], [0.9, 0.9])
-    found.speculation.chain.extend(0, 2, [5, 6], [1.0, 0.9], found.sequence.committed)
+    found.speculation.chain.branch(0, 2, [5, 6], [1.0, 0.9], found.sequence.committed)
     found.judge(found.pending(), [1, 5, 0])
     assert found.pending() == [6]
     assert found.has_enough

@@ -32,14 +32,14 @@ class World:
     num_told: int = 0
     chain: ProposalChain = field(default_factory=ProposalChain)
     draft: DraftSequence = field(default_factory=DraftSequence)
-    proposals: deque[tuple[int, int, list[int]]] = field(default_factory=deque)
+    proposals: deque[tuple[bool, int, int, list[int]]] = field(default_factory=deque)
     verdicts: deque[tuple[int, list[int]]] = field(default_factory=deque)
 
     def draft_steps(self) -> None:
         if not self.draft.tokens or self.draft.num_ahead >= 8:
             return
         epoch, start, said = self.draft.propose(guessed(self.drafted(self.draft.tokens)))
-        self.proposals.append((epoch, start, [guess.token for guess in said]))
+        self.proposals.append((False, epoch, start, [guess.token for guess in said]))
 
     def drafted(self, prefix: list[int]) -> int:
         right = target_token(prefix)
@@ -53,12 +53,13 @@ class World:
         for _ in range(2):
             tokens.append(self.drafted(tokens))
         self.draft.remember(at, guessed(*tokens[at:]))
-        self.proposals.append((self.draft.epoch, at, tokens[at:]))
+        self.proposals.append((True, self.draft.epoch, at, tokens[at:]))
 
     def proposal_arrives(self) -> None:
         if self.proposals:
-            epoch, start, ids = self.proposals.popleft()
-            self.chain.extend(epoch, start, ids, [1.0] * len(ids), self.committed)
+            is_alternative, epoch, start, ids = self.proposals.popleft()
+            take = self.chain.branch if is_alternative else self.chain.extend
+            take(epoch, start, ids, [1.0] * len(ids), self.committed)
 
     def verdict_arrives(self) -> None:
         if self.verdicts:
@@ -183,7 +184,7 @@ def test_a_correction_truncates_to_the_common_prefix() -> None:
 def test_an_alternative_that_has_what_was_committed_takes_the_chains_place() -> None:
     chain = ProposalChain()
     chain.extend(0, 1, [5, 6, 7], [0.9] * 3, [0])
-    chain.extend(0, 2, [8, 9, 1], [1.0, 0.8, 0.7], [0])
+    chain.branch(0, 2, [8, 9, 1], [1.0, 0.8, 0.7], [0])
     assert chain.pending(1) == [5, 6, 7]
     chain.settle([0, 5, 8])
     assert chain.pending(3) == [9, 1]
@@ -195,10 +196,10 @@ def test_an_alternative_may_come_after_the_contradiction() -> None:
     chain = ProposalChain()
     chain.extend(0, 1, [5, 6, 7], [0.9] * 3, [0])
     chain.settle([0, 5, 8])
-    chain.extend(0, 1, [8, 9], [1.0, 0.9], [0, 5, 8])  # to a token that came true
-    chain.extend(0, 2, [4, 9], [1.0, 0.9], [0, 5, 8])  # to the right one, but not with what was committed
+    chain.branch(0, 1, [8, 9], [1.0, 0.9], [0, 5, 8])  # to a token that came true
+    chain.branch(0, 2, [4, 9], [1.0, 0.9], [0, 5, 8])  # to the right one, but not with what was committed
     assert chain.pending(3) == []
-    chain.extend(0, 2, [8, 9], [1.0, 0.9], [0, 5, 8])
+    chain.branch(0, 2, [8, 9], [1.0, 0.9], [0, 5, 8])
     assert chain.pending(3) == [9]
     assert chain.num_wasted == 1 + 2 + 2
 
@@ -206,7 +207,7 @@ def test_an_alternative_may_come_after_the_contradiction() -> None:
 def test_alternatives_to_what_came_true_are_wasted() -> None:
     chain = ProposalChain()
     chain.extend(0, 1, [5, 6], [0.9] * 2, [0])
-    chain.extend(0, 1, [8, 9, 9], [1.0] * 3, [0])
+    chain.branch(0, 1, [8, 9, 9], [1.0] * 3, [0])
     chain.settle([0, 5])
     assert (chain.pending(2), chain.num_wasted) == ([6], 3)
     chain.settle([0, 5, 4])
@@ -219,7 +220,7 @@ def test_the_draft_goes_on_from_the_alternative_and_says_it_once_more_in_a_new_e
     chain.extend(0, 1, [2, 0, 2], [0.8] * 3, [1])
     draft.propose(guessed(2, 0, 2))
     draft.remember(2, guessed(1, 1, 2))
-    chain.extend(0, 2, [1, 1, 2], [0.8] * 3, [1])
+    chain.branch(0, 2, [1, 1, 2], [0.8] * 3, [1])
     chain.settle([1, 2, 1])
     assert draft.learn(1, [2, 1]) == 2
     assert draft.tokens == [1, 2, 1, 1, 2]
@@ -230,6 +231,13 @@ def test_the_draft_goes_on_from_the_alternative_and_says_it_once_more_in_a_new_e
     chain.extend(epoch, start, [guess.token for guess in said], [0.8] * 3, [1, 2, 1])
     assert chain.pending(3) == [1, 2, 0]
     assert chain.num_wasted == wasted
+
+
+def test_an_alternative_begins_no_epoch() -> None:
+    chain = ProposalChain()  # of a request that was paused: the draft has gone on meanwhile
+    chain.branch(3, 5, [8, 9], [1.0, 0.9], [0, 1])
+    chain.extend(3, 2, [6, 7], [0.9, 0.9], [0, 1])
+    assert chain.pending(2) == [6, 7]
 
 
 def test_the_likeliest_break_is_asked_about_first_and_each_only_once() -> None:
