@@ -1,24 +1,20 @@
-"""Stage C: the draft alone, drawn to the frozen target's distribution on the text that the target is likely to say."""
+"""Stage D: the draft alone, drawn to the frozen target's distribution on the text that the target is likely to say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from torch import nn
 
-from vidspec_models.processor import multiplies_bfloat16
-
-from .architecture import DRAFT_SIZE, TARGET_SIZE, TextSize
+from .architecture import DRAFT_SIZE, TARGET_SIZE
 from .clip_batch import make_clip_batch
 from .dropping import choose_tokens, draft_visibility
-from .joint_stage import NUM_VISUAL, FrozenTower, PairForward, build_learner, mean_figures
-from .lm_forward import Learner
+from .joint_stage import mean_figures
 from .losses import answer_accuracy, answer_loss, distillation_loss
 from .muon import MuonWithAdamW
 from .options import TrainOptions
-from .stage_run import StageRun, load_part
+from .pair_forward import NUM_VISUAL, FrozenTower, PairForward, in_bfloat16, load_learner
+from .stage_run import StageRun, finished_target
 from .tokenizer import build_tokenizer
 from .turns import TurnPacker
 from .workers import GradientSum, Workers
@@ -65,9 +61,11 @@ class DistilStep:
 
     def __init__(self, options: TrainOptions) -> None:
         tokenizer = build_tokenizer()
-        self.target, self.target_layers = _load(TARGET_SIZE, "target", tokenizer.get_vocab(), options)
+        self.target, self.target_layers = load_learner(
+            TARGET_SIZE, "target", tokenizer.get_vocab(), options, finished_target(options.work_dir)
+        )
         self.target.requires_grad_(False)
-        self.draft, self.draft_layers = _load(DRAFT_SIZE, "draft", tokenizer.get_vocab(), options)
+        self.draft, self.draft_layers = load_learner(DRAFT_SIZE, "draft", tokenizer.get_vocab(), options)
         self.draft.story_head.requires_grad_(False)
         self.phase = PHASES[0]
         self.first_clip = 0
@@ -77,25 +75,25 @@ class DistilStep:
 
     def run_unit(self, clips: slice) -> dict[str, float]:
         """Forward and backward over some of the step's clips; returns the figures to report."""
-        first, count = self.first_clip + clips.start, clips.stop - clips.start
+        numbers = range(self.first_clip + clips.start, self.first_clip + clips.stop)
         device = torch.device(self._options.device)
-        generator = torch.Generator().manual_seed(self._options.seed * 1_000_003 + first)
+        generator = torch.Generator().manual_seed(self._options.seed * 1_000_003 + numbers.start)
         packer, text_len = self._forward.packer, self.phase.text_len
-        batch = make_clip_batch(packer, self._options.seed, first, count, text_len, greedy_text=True).to(device)
+        batch = make_clip_batch(packer, self._options.seed, numbers, text_len, greedy_text=True).to(device)
         keep = choose_tokens(batch.content.cpu(), self.phase.num_visual, generator).to(device)
         content = batch.content.gather(1, keep).cpu()
         layout = self._forward.layout(batch, keep)
-        features = self._tower(batch.frames, generator)
         everything = torch.ones_like(keep, dtype=torch.bool)
-        is_narrow = device.type == "cuda" or multiplies_bfloat16()  # as the target is served there
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_narrow):
-            found, _ = self._forward(self.target, self.target_layers, features, keep, layout, everything)
-            wanted = found.float()
         visible = draft_visibility(content, _FULL_SHARE, generator).to(device)
-        logits, _ = self._forward(self.draft, self.draft_layers, features, keep, layout, visible)
+        with in_bfloat16(device):
+            features = self._tower(batch.frames, generator)
+            with torch.no_grad():
+                wanted, _ = self._forward(self.target, self.target_layers, features, keep, layout, everything)
+            logits, _ = self._forward(self.draft, self.draft_layers, features, keep, layout, visible)
+        wanted, logits = wanted.float(), logits.float()
         loss = distillation_loss(logits, wanted, batch.weights)
         truth = answer_loss(logits, batch.labels, batch.weights)
-        self.gradients.add(loss + _TRUTH_WEIGHT * truth, count / self.phase.clips)
+        self.gradients.add(loss + _TRUTH_WEIGHT * truth, len(numbers) / self.phase.clips)
         agreed = (logits.argmax(-1) == wanted.argmax(-1)).float()
         full = visible.all(dim=1)
         return {
@@ -104,13 +102,3 @@ class DistilStep:
             "alpha_full": float(agreed[full][batch.is_caption[full]].mean()),  # NaN, and skipped, where no clip is
             **answer_accuracy(wanted, batch.labels, batch.weights, batch.is_caption),
         }
-
-
-def _load(
-    size: TextSize, part: Literal["target", "draft"], token_ids: dict[str, int], options: TrainOptions
-) -> tuple[Learner, list[nn.Module]]:
-    """A learner out of the joint stage, and the layers it uses."""
-    _, learner = build_learner(size, token_ids, options.seed)
-    learner.load_state_dict(load_part(options.work_dir, "joint", part))
-    used = load_part(options.work_dir, "joint", "growth")["used"] if part == "target" else range(size.layers)
-    return learner.to(options.device), [learner.lm.layers[index] for index in used]

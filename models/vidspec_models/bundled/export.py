@@ -16,10 +16,10 @@ from transformers import (
 
 from .architecture import DRAFT_SIZE, PATCH_SIDE, TARGET_SIZE, TextSize
 from .attributes import FRAME_SIZE, NUM_SLOTS
-from .joint_stage import build_learner
 from .lm_forward import grow_layers
 from .options import TrainOptions
-from .stage_run import load_part
+from .pair_forward import build_learner
+from .stage_run import finished_target, load_part
 from .tokenizer import CHAT_TEMPLATE, END, PAD, build_tokenizer
 
 
@@ -27,7 +27,7 @@ def export_pair(options: TrainOptions) -> tuple[Path, Path]:
     """Write target/ and draft/ under the output folder from the newest checkpoints; returns both paths."""
     tokenizer = build_tokenizer()
     has_distilled = (options.work_dir / "distil.pt").exists()
-    target_state = load_part(options.work_dir, "joint", "target")
+    target_state = load_part(options.work_dir, finished_target(options.work_dir), "target")
     draft_state = load_part(options.work_dir, "distil" if has_distilled else "joint", "draft")
     target = _export_model(TARGET_SIZE, target_state, tokenizer, options, "target")
     draft = _export_model(DRAFT_SIZE, draft_state, tokenizer, options, "draft")

@@ -9,45 +9,26 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlavaOnevisionForConditionalGeneration, SiglipVisionModel
 
-from .architecture import CELLS, DRAFT_SIZE, TARGET_SIZE, TextSize, build_model, build_tower
-from .attention import register
-from .attributes import NUM_SLOTS
-from .augment import NoiseBank, augment
+from .architecture import DRAFT_SIZE, TARGET_SIZE
 from .clip_batch import ClipBatch, make_clip_batch
 from .dropping import choose_tokens, draft_visibility, target_visibility
-from .lm_forward import (
-    Layout,
-    Learner,
-    apply_layer,
-    block_mask,
-    calibrate_projector,
-    embed,
-    grow_layers,
-    make_layout,
-    run_layers,
-    text_logits,
-)
+from .lm_forward import Learner, calibrate_projector, grow_layers
 from .losses import answer_accuracy, answer_loss, distillation_loss, story_accuracy, story_loss
 from .muon import MuonWithAdamW
 from .options import TrainOptions
-from .stage_run import StageRun, load_part
+from .pair_forward import NUM_VISUAL, FrozenTower, PairForward, build_learner
+from .stage_run import StageRun
 from .tokenizer import build_tokenizer
-from .tower_stage import tower_features
 from .turns import TurnPacker
 from .workers import GradientSum, Workers
 
 logger = logging.getLogger(__name__)
 
-NUM_VISUAL = NUM_SLOTS * CELLS
-FEATURE_NOISE = 0.1  # of the features' spread: what survives only as a faint trace must not be learned
 _STORY_WEIGHT = 0.3
 _DRAFT_FULL_SHARE = 0.45
 
@@ -70,58 +51,6 @@ PHASES = (
 )
 
 
-class FrozenTower:
-    """Noisy features of augmented frames; built from the finished tower stage."""
-
-    def __init__(self, options: TrainOptions) -> None:
-        self.tower = build_tower(options.seed).to(options.device).eval().requires_grad_(False)
-        self.tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
-        self.tower.set_attn_implementation(register())
-        self._bank = NoiseBank(options.device)
-        self._run: Callable[[SiglipVisionModel, torch.Tensor], torch.Tensor] = (
-            torch.compile(tower_features) if options.compile_models else tower_features
-        )
-
-    @torch.no_grad()
-    def __call__(self, frames: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        device = next(self.tower.parameters()).device
-        features = self._run(self.tower, augment(frames.to(device), generator, self._bank))
-        noise = self._bank.like(features, generator)
-        return features.addcmul_(noise, features.std(dim=(0, 1)), value=FEATURE_NOISE)
-
-
-def build_learner(
-    size: TextSize, token_ids: dict[str, int], seed: int
-) -> tuple[LlavaOnevisionForConditionalGeneration, Learner]:
-    """A fresh model whose language part attends by plain products, and its trainable view."""
-    model = build_model(size, token_ids, seed)
-    model.model.language_model.set_attn_implementation(register())
-    return model, Learner(model)
-
-
-class PairForward:
-    """Runs both learners on a batch; each number of layers and length is compiled once."""
-
-    def __init__(self, packer: TurnPacker, options: TrainOptions) -> None:
-        self.packer = packer
-        self._prefix = torch.tensor(packer.prefix, device=options.device)
-        # One layer is compiled, not the stack: its graph serves every layer, and a new shape costs seconds.
-        self._layer: Callable[..., Any] = torch.compile(apply_layer) if options.compile_models else apply_layer
-
-    def layout(self, batch: ClipBatch, keep: torch.Tensor) -> Layout:
-        return make_layout(self._prefix, keep, NUM_VISUAL, (batch.ids, batch.positions, batch.segments))
-
-    def __call__(
-        self, learner: Learner, layers: list[nn.Module], features: torch.Tensor, keep: torch.Tensor,
-        layout: Layout, visible: torch.Tensor,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
-        """Text logits [C, L, V] and story logits at the visual tokens."""
-        embeds = embed(learner, layout, learner.project(features, keep))
-        mask = block_mask(layout, visible)
-        middle, hidden = run_layers(self._layer, learner.lm, layers, embeds, mask, layout.positions)
-        return text_logits(learner, hidden, layout), learner.story_logits(middle[:, layout.visual])
-
-
 def train_joint(options: TrainOptions) -> None:
     """Run or resume the stage; the results are the parts "target" and "draft" of its checkpoint."""
     torch._dynamo.config.cache_size_limit = 64
@@ -136,7 +65,7 @@ def train_joint(options: TrainOptions) -> None:
     optimiser = MuonWithAdamW(nn.ModuleList([target, draft]), matrix_lr=2.5e-3, other_lr=2.5e-3)
     parts = {"target": target, "draft": draft, "optimiser": optimiser, "growth": growth}
     generator = torch.Generator().manual_seed(options.seed + 5)
-    first = make_clip_batch(packer, options.seed, 0, 4, PHASES[0].text_len)
+    first = make_clip_batch(packer, options.seed, range(4), PHASES[0].text_len)
     for learner in (target, draft):
         calibrate_projector(learner.to(options.device), tower(first.frames, generator))
     run = StageRun("joint", options, parts)
@@ -188,11 +117,11 @@ class JointStep:
 
     def run_unit(self, clips: slice) -> dict[str, float]:
         """Forward and backward over some of the step's clips; returns the figures to report."""
-        first, count = self.first_clip + clips.start, clips.stop - clips.start
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + first)
-        batch = make_clip_batch(self.forward.packer, self._seed, first, count, self.phase.text_len)
+        numbers = range(self.first_clip + clips.start, self.first_clip + clips.stop)
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + numbers.start)
+        batch = make_clip_batch(self.forward.packer, self._seed, numbers, self.phase.text_len)
         loss, figures = self.losses(batch, generator)
-        self._gradients.add(loss, count / self.phase.clips)
+        self._gradients.add(loss, len(numbers) / self.phase.clips)
         return figures
 
     def losses(self, batch: ClipBatch, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:

@@ -17,7 +17,7 @@ from transformers import LlavaOnevisionForConditionalGeneration
 from .architecture import CELL_SIDE
 from .labels import STORY_HEADS
 
-_BLOCKED = -1e9
+BLOCKED = -1e9
 
 
 class Learner(nn.Module):
@@ -104,7 +104,7 @@ def block_mask(layout: Layout, visible: torch.Tensor) -> torch.Tensor:
     column[:, layout.visual] = visible
     allowed = (shared[:, None] | (segments[:, None] == segments[:, :, None])) & causal & column[:, None]
     allowed |= torch.eye(size, dtype=torch.bool, device=segments.device)
-    return torch.where(allowed, 0.0, _BLOCKED)[:, None]
+    return torch.where(allowed, 0.0, BLOCKED)[:, None]
 
 
 def embed(learner: Learner, layout: Layout, visual: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Muon for hidden matrices in float32 (torch.optim.Muon rounds to bfloat16, which is slow on plain CPUs), plus AdamW.
+"""Muon for hidden matrices (torch.optim.Muon rounds to bfloat16 always, which is slow on plain CPUs), plus AdamW.
 
 Muon replaces a matrix gradient's momentum by its nearest orthogonal matrix; small language models then need
 markedly fewer steps. Embeddings, norms, biases and heads stay with AdamW.
@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from vidspec_models.processor import multiplies_bfloat16
 
 from .workers import Workers
 
@@ -72,12 +74,14 @@ class Muon(torch.optim.Optimizer):
 def _orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
+    if x.device.type == "cpu" and multiplies_bfloat16():  # half the time, and no rougher than four steps are
+        x = x.bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
     for a, b, c in _COEFFICIENTS:
         gram = x @ x.mT
         poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, poly, x, beta=a, alpha=1.0)
-    return x.mT if tall else x
+    return (x.mT if tall else x).float()
 
 
 class MuonWithAdamW:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Stage = Literal["tower", "joint", "distil"]
-STAGES: tuple[Stage, ...] = ("tower", "joint", "distil")
+Stage = Literal["tower", "joint", "harden", "distil"]
+STAGES: tuple[Stage, ...] = ("tower", "joint", "harden", "distil")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class TrainOptions:
     output_dir: Path  # receives target/ and draft/
     tower_minutes: float = 14.5
     joint_minutes: float = 260.0
+    harden_minutes: float = 45.0
     distil_minutes: float = 15.0
     stages: tuple[Stage, ...] = STAGES
     device: str = "cpu"
@@ -27,4 +28,9 @@ class TrainOptions:
     workers: int = 2  # threads on a CPU, see workers.py; a GPU uses none
 
     def minutes(self, stage: Stage) -> float:
-        return {"tower": self.tower_minutes, "joint": self.joint_minutes, "distil": self.distil_minutes}[stage]
+        return {
+            "tower": self.tower_minutes,
+            "joint": self.joint_minutes,
+            "harden": self.harden_minutes,
+            "distil": self.distil_minutes,
+        }[stage]

@@ -14,7 +14,7 @@ from .options import Stage, TrainOptions
 
 
 def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
-    """Write what the stages "tower" and "joint" would have left, but for optimisers: those stages cannot go on.
+    """Write what the stages "tower" and "joint" would have left, but for optimisers: only later stages can go on.
 
     Weights are the exported ones, in bfloat16's precision. Raises FileExistsError where a run has its own checkpoints.
     """

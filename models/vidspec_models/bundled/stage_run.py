@@ -109,3 +109,8 @@ def load_part(work_dir: Path, stage: Stage, part: str) -> dict[str, Any]:
     saved = torch.load(work_dir / f"{stage}.pt", map_location="cpu", weights_only=True)
     loaded: dict[str, Any] = saved["parts"][part]
     return loaded
+
+
+def finished_target(work_dir: Path) -> Stage:
+    """The stage whose target is the newest: hardened where that was done."""
+    return "harden" if (work_dir / "harden.pt").exists() else "joint"

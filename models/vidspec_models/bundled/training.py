@@ -1,4 +1,4 @@
-"""Trains the bundled pair from nothing: tower, joint, distil, export. One command that can be stopped and resumed."""
+"""Trains the bundled pair from nothing, stage by stage, and exports it. One command that can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from .distil_stage import train_draft
 from .export import export_pair
+from .harden_stage import harden_target
 from .joint_stage import train_joint
 from .options import STAGES, Stage, TrainOptions
 from .tower_stage import train_tower
@@ -24,7 +25,7 @@ def train(options: TrainOptions) -> None:
     MALLOC_ARENA_MAX=1 OMP_WAIT_POLICY=PASSIVE` before starting: page faults otherwise take half of the time.
     """
     torch.manual_seed(options.seed)
-    runs = {"tower": train_tower, "joint": train_joint, "distil": train_draft}
+    runs = {"tower": train_tower, "joint": train_joint, "harden": harden_target, "distil": train_draft}
     for stage in options.stages:
         logger.info("stage %s: %.1f minutes", stage, options.minutes(stage))
         runs[stage](options)

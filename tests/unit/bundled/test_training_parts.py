@@ -14,10 +14,10 @@ from vidspec_models.bundled.augment import normalise
 from vidspec_models.bundled.clip_batch import make_clip_batch
 from vidspec_models.bundled.dropping import choose_tokens, draft_visibility
 from vidspec_models.bundled.export import export_pair
-from vidspec_models.bundled.joint_stage import NUM_VISUAL, PairForward, build_learner
 from vidspec_models.bundled.lm_forward import grow_layers
 from vidspec_models.bundled.muon import Muon
 from vidspec_models.bundled.options import TrainOptions
+from vidspec_models.bundled.pair_forward import NUM_VISUAL, PairForward, build_learner
 from vidspec_models.bundled.reopening import reopen
 from vidspec_models.bundled.stage_run import StageRun
 from vidspec_models.bundled.tokenizer import build_tokenizer
@@ -30,7 +30,7 @@ def test_a_packed_turn_scores_as_stock_transformers_does(tmp_path: Path) -> None
     packer = TurnPacker(tokenizer)
     model, learner = build_learner(DRAFT_SIZE, tokenizer.get_vocab(), 1)
     model.model.vision_tower.load_state_dict(build_tower(0).state_dict())
-    batch = make_clip_batch(packer, 0, 0, 1, 200)
+    batch = make_clip_batch(packer, 0, range(1), 200)
     generator = torch.Generator().manual_seed(0)
     keep = choose_tokens(batch.content, NUM_VISUAL, generator)
     forward = PairForward(packer, TrainOptions(work_dir=tmp_path, output_dir=tmp_path, compile_models=False))

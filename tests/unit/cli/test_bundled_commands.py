@@ -48,15 +48,15 @@ def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_what_ships_is_reopened_for_the_last_stage_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_ships_is_reopened_for_the_last_stages_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The weights of the joint stage become its checkpoint; a second time it would replace a run's own."""
     given: list[TrainOptions] = []
     monkeypatch.setitem(sys.modules, "vidspec_models.bundled.training", SimpleNamespace(train=given.append))
     flags = ["train-bundled", "--output-dir", str(tmp_path / "out"), "--work-dir", str(tmp_path), "--from-shipped"]
-    with pytest.raises(ConfigError, match="--stages distil"):
+    with pytest.raises(ConfigError, match="--stages harden distil"):
         _run(*flags)
-    assert _run(*flags, "--stages", "distil") == 0
-    assert [options.stages for options in given] == [("distil",)]
+    assert _run(*flags, "--stages", "harden", "distil", "--harden-minutes", "9") == 0
+    assert [(options.stages, options.harden_minutes) for options in given] == [(("harden", "distil"), 9.0)]
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["joint.pt", "tower.pt"]
     with pytest.raises(ConfigError, match="is there already"):
         _run(*flags, "--stages", "distil")

@@ -19,4 +19,3 @@ def test_what_was_compiled_before_a_source_changed_is_forgotten(tmp_path: Path) 
         os.utime(path, (time, time))
     forget_stale(kept, sources)
     assert {path.name for path in kept.iterdir()} == {"newer.nbi", "kernel.pyc"}
-
