@@ -67,10 +67,11 @@ class Preparer:
 
     def finished(self) -> list[Prepared]:
         """Everything finished since the last call."""
-        if not self._done:
+        try:
+            num_finished = os.eventfd_read(self._wake)  # as many as were written: one beyond them is still to wake us
+        except BlockingIOError:
             return []
-        os.eventfd_read(self._wake)
-        return [self._done.popleft() for _ in range(len(self._done))]
+        return [self._done.popleft() for _ in range(num_finished)]
 
     def _prepare(self, waiting: Waiting) -> None:
         started = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -60,3 +62,23 @@ def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_serve
     assert isinstance(long.result, ContextOverflow)
     assert isinstance(good.result, Prompt)
     assert [item.waiting.request.request_id for item in (poison, long, good)] == ["poison", "long", "good"]
+
+
+def test_a_prompt_looked_for_just_before_it_wakes_the_loop_is_found_when_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preparer = Preparer(cast("VideoLM", Picky()), encoded_bytes=0)
+    early: list[list[Prepared]] = []
+    wake = os.eventfd_write
+
+    def look_then_wake(descriptor: int, value: int) -> None:
+        early.append(preparer.finished())
+        wake(descriptor, value)
+
+    monkeypatch.setattr(os, "eventfd_write", look_then_wake)
+    (first,) = prepared(preparer, ["first"])
+    (second,) = prepared(preparer, ["second"])
+    assert [item.waiting.request.request_id for item in (first, second)] == ["first", "second"]
+    assert early == [[], []]
+    readable, _, _ = select.select([preparer], [], [], 0)
+    assert readable == []  # else the loop would spin until the next prompt
