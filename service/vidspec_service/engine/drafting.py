@@ -12,7 +12,7 @@ from vidspec_models.preservation import Strategy, cell_rows, grid_checksum, kept
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_service.engine.cell_scores import CellScores
 from vidspec_service.engine.messages import Verdict
-from vidspec_service.engine.proposals import DraftSequence
+from vidspec_service.engine.proposals import Doubt, DraftSequence
 
 
 class View:
@@ -85,11 +85,9 @@ class Drafting:
         """Something is committed to build on, there is room, and the answer is not complete."""
         return bool(self.sequence.tokens) and self.num_left > 0
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """The chain is likelier to break at a place without an alternative than to hold to its end."""
-        doubt = self.sequence.doubt() if self.may_wander else None
-        return doubt is not None and doubt.probability > self.sequence.standing
+    def doubt(self) -> Doubt | None:
+        """Where an alternative to the chain would be worth having; None in a mode that has none."""
+        return self.sequence.doubt() if self.may_wander else None
 
     @property
     def num_left(self) -> int:

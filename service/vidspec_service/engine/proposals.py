@@ -8,7 +8,6 @@ committed voids the rest of its epoch, unless an alternative begins with what wa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,6 +126,7 @@ class Doubt:
     at: int
     guess: Guess
     probability: float
+    standing: float  # the probability that the whole chain comes true
 
 
 class DraftSequence:
@@ -152,19 +152,14 @@ class DraftSequence:
         start, self._num_said = self._num_said, len(self.tokens)
         return self.epoch, start, self._guesses[start - self.num_committed :]
 
-    @property
-    def standing(self) -> float:
-        """The probability that the whole chain comes true."""
-        return math.prod(guess.confidence for guess in self._guesses)
-
     def doubt(self) -> Doubt | None:
         """Where the chain is likeliest to break, of the places without an alternative; None if nowhere likely."""
-        doubts, standing = [], 1.0
+        place, likeliest, standing = None, _LEAST_DOUBT, 1.0
         for at, guess in enumerate(self._guesses, self.num_committed):
-            doubts.append(Doubt(at, guess, standing * (1.0 - guess.confidence)))
-            standing *= guess.confidence
-        doubts = [each for each in doubts if each.at not in self._alternatives and each.probability > _LEAST_DOUBT]
-        return max(doubts, key=lambda each: each.probability, default=None)
+            breaking, standing = standing * (1.0 - guess.confidence), standing * guess.confidence
+            if breaking > likeliest and at not in self._alternatives:
+                place, likeliest = at, breaking
+        return None if place is None else Doubt(place, self._guesses[place - self.num_committed], likeliest, standing)
 
     def remember(self, at: int, guesses: list[Guess]) -> None:
         """An alternative to the chain from output position `at` on."""

@@ -9,6 +9,7 @@ from vidspec_models.token_sampling import Guess
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.drafting import Drafting
 from vidspec_service.engine.messages import Proposal
+from vidspec_service.engine.proposals import Doubt
 
 MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
 _PACE_MEMORY = 0.95
@@ -32,10 +33,9 @@ class Proposer:
         self._pace_s = took if not self._pace_s else _PACE_MEMORY * self._pace_s + (1 - _PACE_MEMORY) * took
         return [self._said(drafting, guesses) for drafting, guesses in zip(batch, found, strict=True)]
 
-    def alternative(self, drafting: Drafting) -> Proposal | None:
-        """How the chain would go on if the target took the runner-up where a break is likeliest; None if it is sure."""
-        doubt = drafting.sequence.doubt()
-        if doubt is None or doubt.at + MOST_AT_ONCE >= drafting.max_tokens:
+    def alternative(self, drafting: Drafting, doubt: Doubt) -> Proposal | None:
+        """How the chain would go on if the target took the runner-up there; None so near to the answer's limit."""
+        if doubt.at + MOST_AT_ONCE >= drafting.max_tokens:
             return None
         at, guess = doubt.at, doubt.guess
         cache, start = drafting.cache, min(drafting.cache.length, drafting.prompt.num_tokens + at)

@@ -244,9 +244,12 @@ def test_the_likeliest_break_is_asked_about_first_and_each_only_once() -> None:
     draft = DraftSequence()
     draft.learn(0, [1])
     draft.propose([Guess(2, 0, 0.9), Guess(0, 1, 0.6), Guess(2, 1, 0.5), Guess(1, 0, 0.99)])
+    first = draft.doubt()
+    assert first is not None
+    assert first.probability == pytest.approx(0.9 * 0.4)
+    assert first.standing == pytest.approx(0.9 * 0.6 * 0.5 * 0.99)
     places = []
     while (doubt := draft.doubt()) is not None:
         places.append(doubt.at)
         draft.remember(doubt.at, guessed(0, 1))
     assert places == [2, 3, 1]
-    assert draft.standing == pytest.approx(0.9 * 0.6 * 0.5 * 0.99)
