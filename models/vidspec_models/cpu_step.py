@@ -69,14 +69,14 @@ class CpuStep:
 
     def run_ahead(
         self, ids: Sequence[int], position: int, segment: Segment, noise: Tensor, sharpness: float
-    ) -> tuple[list[int], list[int], list[float]]:
+    ) -> tuple[list[int], list[float]]:
         """As many tokens as `noise` float32 [count, V] has rows, each after the one before, the first after `ids`.
 
-        A token has the largest of `sharpness` times its logit plus its noise; with it come the one with the second
-        largest and how far that is behind. Writes keys and values of all but the last token.
+        A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
+        is behind. Writes keys and values of all but the last token.
         """
         count = len(noise)
-        tokens, others, margins = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.float32)
+        tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         run_ahead(
             self._embedding[list(ids)],
             position,
@@ -88,10 +88,9 @@ class CpuStep:
             sharpness,
             noise.numpy(),
             tokens,
-            others,
             margins,
         )
-        return tokens.tolist(), others.tolist(), margins.tolist()
+        return tokens.tolist(), margins.tolist()
 
     def _scratch(self) -> NDArray[Any]:
         return np.empty((MAX_LINES, self._decoder.head_dim), self._query_type)

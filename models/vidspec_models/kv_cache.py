@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -119,23 +117,6 @@ class KVCache:
             if length:
                 raise ValueError(f"the first {len(self.hidden.order)} rows are out of order: only all can be forgotten")
             self.hidden = None
-
-    @contextmanager
-    def detour(self, start: int, num_rows: int) -> Iterator[None]:
-        """Inside the block at most `num_rows` rows from `start` on are written over what is there; then all is back."""
-        length, rows = self.length, slice(start, min(self.length, start + num_rows))
-        kept = [tensor[:, :, :, rows].clone() for tensor in self._storage]
-        self.truncate(start)
-        try:
-            yield
-        finally:
-            for tensor, before in zip(self._storage, kept, strict=True):
-                tensor[:, :, :, rows] = before
-            self.length = length
-
-    @property
-    def _storage(self) -> list[Tensor]:
-        return [tensor for extent in self.extents for tensor in (extent.keys, extent.values)]
 
     def resize(self, num_tokens: int) -> None:
         """Move to storage of another size; the rows up to `length` come along."""

@@ -90,24 +90,23 @@ def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, int]]) -> list[li
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A draft's token, its runner-up, and the probability that the target's is the token and not the runner-up."""
+    """A draft's token and how sure it is: the probability that it, and not its runner-up, is the target's, too."""
 
     token: int
-    runner_up: int
     confidence: float
 
     @classmethod
-    def of(cls, token: int, runner_up: int, margin: float) -> Guess:
+    def of(cls, token: int, margin: float) -> Guess:
         """`margin` is how far the runner-up's score is behind: a difference of log-probabilities, noise included."""
-        return cls(token, runner_up, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
+        return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
 
 
 def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, int]]) -> list[Guess]:
     """The next token of many requests, each with its logits [1, V] and position."""
     best = [sampler.scores(logits, position).topk(2) for sampler, logits, position in choices]
-    tokens = torch.cat([found.indices for found in best]).tolist()
+    tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
-    return [Guess.of(first, second, margin) for (first, second), margin in zip(tokens, margins, strict=True)]
+    return [Guess.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
 
 
 def restricted_log_probabilities(logits: Tensor, law: SamplingLaw) -> Tensor:

@@ -20,9 +20,7 @@ from vidspec_models.kv_cache import KVCache
 from vidspec_models.token_sampling import CoupledSampler, Guess, guess_all
 
 StepLogits = Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]  # as `Decoder.step`
-RunAhead = Callable[
-    [Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[int], list[float]]
-]  # as `CpuStep`'s
+RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ class VideoLM:
             segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
             found = self._run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness)
             rows.cache.length += len(rows.ids) + most - 1
-            return [[Guess.of(*each) for each in zip(*found, strict=True)]]
+            return [[Guess.of(token, margin) for token, margin in zip(*found, strict=True)]]
         logits = self.step([rows for rows, _, _ in batch])
         last = [(sampler, scores[-1:], at) for (_, sampler, at), scores in zip(batch, logits, strict=True)]
         return [[each] for each in guess_all(last)]

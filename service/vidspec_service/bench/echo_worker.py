@@ -22,10 +22,7 @@ def main(fd: int) -> int:
             while (received := channel.receive()) is not None:
                 message = received[0]
                 if isinstance(message, Proposal):
-                    verdict = Verdict(
-                        request_id=message.request_id, start=message.start, ids=message.ids, room=16, alternatives=False
-                    )
-                    channel.send(verdict)
+                    channel.send(Verdict(request_id=message.request_id, start=message.start, ids=message.ids, room=16))
     except ChannelClosed:
         return 0
 

@@ -46,7 +46,6 @@ def _exchange(channel: Channel, position: int) -> float:
         epoch=1,
         start=position,
         ids=(position,),
-        is_alternative=False,
         confidences=(0.5,),
         step_s=0.001,
         video_tokens=0,

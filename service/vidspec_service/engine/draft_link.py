@@ -47,7 +47,6 @@ class DraftLink:
             start=speculation.num_told,
             ids=tuple(committed[speculation.num_told :]),
             room=speculation.plan.room,
-            alternatives=speculation.plan.room > speculation.plan.window,
         )
         speculation.num_told = len(committed)
         self.send(verdict)

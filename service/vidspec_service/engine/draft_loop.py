@@ -191,42 +191,26 @@ class DraftLoop:
         return True
 
     def _propose(self) -> bool:
-        """The next tokens of every request with room, in one forward; or how one would go on from a second choice."""
+        """The next tokens of every request with room, in one forward."""
         if self._target is None:
             return False
-        ready = [item for item in list(self._active.values()) if item.is_prefilled]
-        if len(ready) == 1 and self._wander(ready[0], is_idle=False):
-            return True
-        batch = [item for item in ready if item.can_run and self._secure(item, len(item.missing) + MOST_AT_ONCE)]
-        batch, ready = ([item for item in items if item.request_id in self._active] for items in (batch, ready))
+        batch = [
+            item
+            for item in list(self._active.values())
+            if item.is_prefilled and item.can_run and self._secure(item, len(item.missing) + MOST_AT_ONCE)
+        ]
+        batch = [item for item in batch if item.request_id in self._active]  # securing one may have cost another
         if not batch:
-            return any(self._wander(item, is_idle=True) for item in ready) or self._look_again(ready)
+            return self._look_again()
         num_given = sum(len(item.missing) for item in batch)
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         self._send(proposals)
         return True
 
-    def _wander(self, drafting: Drafting, *, is_idle: bool) -> bool:
-        """An alternative where the chain is likelier to break than to hold; when idle, where it may break at all.
-
-        Nobody is given up for its rows.
-        """
-        doubt = drafting.doubt()
-        if doubt is None or not (is_idle or doubt.probability > doubt.standing):
-            return False
-        if not self._pool.grow(drafting.cache, drafting.cache.length + len(drafting.missing) + MOST_AT_ONCE):
-            return False
-        proposal = self._proposer.alternative(drafting, doubt)
-        if proposal is None:
-            return False
-        self._meter.rows(len(proposal.ids))
-        self._send([proposal])
-        return True
-
-    def _look_again(self, ready: list[Drafting]) -> bool:
+    def _look_again(self) -> bool:
         """The target has enough to verify while a request's view is chosen anew and read."""
-        for drafting in ready:
+        for drafting in [item for item in self._active.values() if item.is_prefilled]:
             with self._sparing_others(drafting.request_id):
                 if drafting.look_again():
                     return True

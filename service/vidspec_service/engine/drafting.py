@@ -12,7 +12,7 @@ from vidspec_models.preservation import Strategy, cell_rows, grid_checksum, kept
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_service.engine.cell_scores import CellScores
 from vidspec_service.engine.messages import Verdict
-from vidspec_service.engine.proposals import Doubt, DraftSequence
+from vidspec_service.engine.proposals import DraftSequence
 
 
 class View:
@@ -61,7 +61,6 @@ class Drafting:
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not looked at yet
     room: int = 0
-    may_wander: bool = False  # to alternatives, while the target verifies
 
     @property
     def prompt(self) -> Prompt:
@@ -76,18 +75,10 @@ class Drafting:
         """Tokens that are not in the cache yet."""
         return self.sequence.tokens[self.cache.length - self.prompt.num_tokens :]
 
-    def missing_before(self, at: int) -> list[int]:
-        """Those before output position `at`."""
-        return self.sequence.tokens[self.cache.length - self.prompt.num_tokens : at]
-
     @property
     def can_run(self) -> bool:
         """Something is committed to build on, there is room, and the answer is not complete."""
         return bool(self.sequence.tokens) and self.num_left > 0
-
-    def doubt(self) -> Doubt | None:
-        """Where an alternative to the chain would be worth having; None in a mode that has none."""
-        return self.sequence.doubt() if self.may_wander else None
 
     @property
     def num_left(self) -> int:
@@ -99,7 +90,7 @@ class Drafting:
         """Tokens were committed, or the target's attention is known; proposals come before looking at that."""
         if isinstance(said, Verdict):
             standing = self.sequence.learn(said.start, said.ids)
-            self.room, self.may_wander = said.room, said.alternatives
+            self.room = said.room
             self._cut(self.prompt.num_tokens + standing)
         else:
             self.scores = said

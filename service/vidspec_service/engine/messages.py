@@ -18,7 +18,7 @@
 | API    | draft  | Cancel     | as for the target                                                     |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
 | target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt              |
-| draft  | target | Proposal   | the draft has run further, or has an alternative to its chain         |
+| draft  | target | Proposal   | the draft has run one token further                                   |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
 | target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
 | target | draft  | Release    | the request has ended                                                 |
@@ -180,16 +180,12 @@ class Follow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names.
-
-    They go on with the epoch's chain, or are an alternative to what it has at `start`.
-    """
+    """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
 
     request_id: str
     epoch: int
     start: int
     ids: tuple[int, ...]
-    is_alternative: bool
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
     step_s: float  # the draft's mean time per token, for the target's plan
     video_tokens: int  # that the draft sees
@@ -203,7 +199,6 @@ class Verdict:
     start: int
     ids: tuple[int, ...]
     room: int
-    alternatives: bool  # may be proposed when there is no room: the draft need not wait for the target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

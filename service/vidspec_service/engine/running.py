@@ -64,13 +64,10 @@ class Running:
 
     @property
     def has_enough(self) -> bool:
-        """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more).
-
-        Nor where a rejection left an alternative to verify: more would come a message there and back later.
-        """
-        chain, minimum = self.speculation.chain, min(self.speculation.plan.minimum, self._most_pending)
-        if not self.speculation.is_followed or chain.is_adopted:
+        """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
+        if not self.speculation.is_followed:
             return True
+        chain, minimum = self.speculation.chain, min(self.speculation.plan.minimum, self._most_pending)
         num_pending = len(chain.pending(self.num_committed))
         return num_pending >= minimum or chain.num_likely(self.speculation.least_likely) < num_pending
 
@@ -78,9 +75,9 @@ class Running:
         """A proposal has arrived."""
         self.speculation.is_followed = True
         self.speculation.draft_video_tokens = proposal.video_tokens
-        chain = self.speculation.chain
-        take = chain.branch if proposal.is_alternative else chain.extend
-        take(proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.sequence.committed)
+        self.speculation.chain.extend(
+            proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.sequence.committed
+        )
 
     def rows(self, pending: list[int]) -> StepRows:
         """The last committed token and the proposals after it."""

@@ -89,7 +89,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             submit(api, generate(name, seed=seed, max_tokens=50))
             target.send(Follow(request_id=name))
         for name in ("later", "at once", "good"):
-            target.send(Verdict(request_id=name, start=0, ids=(10,), room=1, alternatives=False))
+            target.send(Verdict(request_id=name, start=0, ids=(10,), room=1))
         assert {next_proposal(target).request_id for _ in range(2)} == {"later", "good"}
         for name in ("later", "good"):
             fd = write_scores(CellScores(request_id=name, grid_checksum=checksum, values=np.ones(CELLS, np.float16)))
@@ -97,7 +97,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             os.close(fd)
         assert failed.wait(20)  # attention is looked at when there is nothing to propose
         for name in ("later", "at once", "good"):
-            target.send(Verdict(request_id=name, start=1, ids=(11,), room=3, alternatives=False))
+            target.send(Verdict(request_id=name, start=1, ids=(11,), room=3))
         found = [next_proposal(target) for _ in range(3)]
         assert {proposal.request_id for proposal in found} == {"good"}
         assert [proposal.ids for proposal in found] == [(12,), (13,), (14,)]

@@ -11,7 +11,7 @@ import torch
 from vidspec_models.inputs import NO_CELL, Prompt
 from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.preservation import find_strategy, grid_checksum
-from vidspec_models.token_sampling import CoupledSampler, Guess, SamplingLaw
+from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
 from vidspec_service.engine.cell_scores import CellScores, read_scores, write_scores
 from vidspec_service.engine.drafting import Drafting, View
 from vidspec_service.engine.messages import Relevance, Verdict
@@ -65,8 +65,8 @@ def test_the_draft_sees_its_own_choice_at_once(prompt: Prompt) -> None:
 def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
     drafting.cache.length = drafting.prompt.num_tokens
-    drafting.hear(Verdict(request_id="r", start=0, ids=(7, 8), room=4, alternatives=False))
-    drafting.sequence.propose([Guess(9, 1, 0.9)])
+    drafting.hear(Verdict(request_id="r", start=0, ids=(7, 8), room=4))
+    drafting.sequence.propose([9])
     drafting.cache.length += 2
     assert drafting.missing == [9]
     before = drafting.prompt
@@ -118,7 +118,7 @@ def test_scores_of_other_cells_are_ignored(prompt: Prompt) -> None:
 def test_a_verdict_while_the_prompt_is_still_read_does_not_cut_it(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
     drafting.cache.length = 5
-    drafting.hear(Verdict(request_id="r", start=0, ids=(7,), room=4, alternatives=False))
+    drafting.hear(Verdict(request_id="r", start=0, ids=(7,), room=4))
     assert drafting.cache.length == 5
 
 

@@ -62,16 +62,6 @@ def test_nobody_waits_for_proposals_behind_a_doubtful_one() -> None:
     assert running([1, 2], [0.9, 0.1]).has_enough
 
 
-def test_nobody_waits_where_a_rejection_left_an_alternative() -> None:
-    found = running([1, 2], [0.9, 0.9])
-    found.speculation.chain.branch(0, 2, [5, 6], [1.0, 0.9], found.sequence.committed)
-    found.judge(found.pending(), [1, 5, 0])
-    assert found.pending() == [6]
-    assert found.has_enough
-    found.speculation.chain.extend(1, 3, [6], [0.9], found.sequence.committed)  # the draft has heard of it
-    assert not found.has_enough
-
-
 @pytest.mark.parametrize(
     ("chosen", "committed", "judged"),
     [

@@ -24,21 +24,5 @@ def test_truncation_only_moves_the_length_back() -> None:
         cache.truncate(4)
 
 
-def test_a_detour_leaves_everything_as_it_was() -> None:
-    cache = KVCache(GEOMETRY, 10)
-    cache.length = 7
-    for number, tensor in enumerate((cache.keys, cache.values)):
-        tensor[..., :7, :] = torch.randn(2, 1, 1, 7, 4, generator=torch.Generator().manual_seed(number))
-    keys, values = cache.keys[..., :7, :].clone(), cache.values[..., :7, :].clone()
-    with cache.detour(4, 6):
-        assert cache.length == 4
-        cache.keys[..., 4:10, :] = 8.0
-        cache.values[..., 4:10, :] = 9.0
-        cache.length = 10
-    assert cache.length == 7
-    assert torch.equal(cache.keys[..., :7, :], keys)
-    assert torch.equal(cache.values[..., :7, :], values)
-
-
 def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
     assert GEOMETRY.bytes_per_token() == 2 * 2 * 1 * 4 * 4
