@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
+
+AttendChunk = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # as `attend_causally`
 
 
 class CausalMasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,14 @@ def _decoder_and_step(
     context_length = config.get_text_config().max_position_embeddings
     kind = spans[0].device.type
     if kind == "cpu" and len(spans) == 1:
-        from vidspec_models.cpu_step import CpuStep, supports  # compiles with numba, which a GPU machine can do without
+        # These compile with numba, which a GPU machine can do without.
+        from vidspec_models.cpu_kernels.prompts import PromptAttention
+        from vidspec_models.cpu_step import CpuStep, supports
 
         if supports(language_model):
-            decoder = Decoder(language_model, lm_head, context_length, row_rule=PREFILL_RULE)
+            attend_chunk = PromptAttention() if lm_head.weight.dtype is torch.bfloat16 else None
+            rule = replace(PREFILL_RULE, attend_chunk=attend_chunk)
+            decoder = Decoder(language_model, lm_head, context_length, row_rule=rule)
             return decoder, CpuStep(language_model, lm_head, decoder)
     decoder = Decoder(language_model, lm_head, context_length, releases_layers=True, spans=spans)
     return decoder, make_cuda_step(decoder) if kind == "cuda" else None

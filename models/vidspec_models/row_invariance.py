@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vidspec_models.attention import CausalMasks, attend
+from vidspec_models.attention import AttendChunk, CausalMasks, attend
 from vidspec_models.product import Product, ProductForm, can_pack
 
 _MIN_ROWS = (1, 2, 4)
@@ -46,6 +46,7 @@ class RowRule:
     attention_lines: int = 1
     holds: bool
     row_buckets: tuple[int, ...] = ()  # ascending; a smaller number of rows is padded to the next of them
+    attend_chunk: AttendChunk | None = None  # of a prompt's rows, whose bits nobody compares; None: torch's
 
     def padded(self, num_rows: int) -> int:
         """Rows that a product is made for where `num_rows` are wanted."""

@@ -48,7 +48,7 @@ class _Views:
     new_values: tuple[Tensor, ...]
     keys: tuple[Tensor, ...]  # [1, KV, context, D]
     values: tuple[Tensor, ...]
-    masks: tuple[Tensor | None, ...]  # None: plainly causal, as a sequence's first rows are
+    masks: tuple[Tensor | None, ...]  # None: plainly causal, as a prompt's rows are
 
 
 class Stage:
@@ -70,6 +70,8 @@ class Stage:
         self._heads = heads
         self._masks = masks
         self._row_rule = row_rule
+        self._attend_chunk = row_rule.attend_chunk or attend_causally
+        self._masks_chunks = row_rule.attend_chunk is None and span.device.type != "cuda"  # as torch's CPU kernel needs
         self._eps = eps_operand(weights[0].norm_eps)
 
     def forward(
@@ -108,7 +110,7 @@ class Stage:
             start, stop = segment.start, segment.start + segment.num_rows
             extent, hidden = segment.cache.extents[self._number], segment.cache.hidden
             keys, values = extent.keys, extent.values
-            is_chunk = keys.is_cuda and hidden is None and segment.num_rows > _MOST_STEP_ROWS
+            is_chunk = not self._masks_chunks and hidden is None and segment.num_rows > _MOST_STEP_ROWS
             is_unmasked = is_chunk or (start == 0 and stop > 1)
             context = stop if is_unmasked else self._masks.padded(stop)
             mask = None if is_unmasked else self._masks.rows(start, segment.num_rows)
@@ -171,5 +173,5 @@ class Stage:
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None:
-            return attend_causally(queries, keys, values, self._heads.scale)
+            return self._attend_chunk(queries, keys, values, self._heads.scale)
         return attend(queries, keys, values, mask, self._heads.scale)
