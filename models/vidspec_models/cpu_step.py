@@ -3,7 +3,7 @@
 A step of few rows reads every weight once, so its time is the weights' bytes. In float32 arithmetic they stay in the
 narrowest type that holds them exactly: a checkpoint stored in bfloat16 is streamed as such and widened in registers,
 which halves a step's time and changes no bit of its result. More rows are bound by arithmetic; a processor that
-multiplies bfloat16 does so at twice the pace. Prefill, with hundreds of rows, stays with torch.
+multiplies bfloat16 does so at twice the pace. Prefill's products, with hundreds of rows, stay with torch.
 """
 
 from __future__ import annotations
