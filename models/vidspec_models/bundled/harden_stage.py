@@ -30,9 +30,9 @@ _CLIPS_OFFSET = 60_000_000  # clips of this stage differ from those of the other
 _CLIPS = 12
 _TEXT_LEN = 168
 _TEACHER_TOKENS = 104  # as the teacher was trained: all content, some background
-_TRUTH_WEIGHT = 0.5
+_TRUTH_WEIGHT = 2.0
 _NEGLECT_WEIGHT = 0.3
-_LONG_SHARE = 0.3
+_LONG_SHARE = 0.4
 
 
 def harden_target(options: TrainOptions) -> None:
@@ -40,7 +40,7 @@ def harden_target(options: TrainOptions) -> None:
     torch._dynamo.config.cache_size_limit = 64
     workers = Workers(options.device, options.workers)
     step = HardenStep(options)
-    optimiser = MuonWithAdamW(step.target, matrix_lr=1e-3, other_lr=5e-4)
+    optimiser = MuonWithAdamW(step.target, matrix_lr=6e-4, other_lr=3e-4)
     optimiser.use_workers(workers)
     step.gradients = GradientSum(optimiser.params)
     run = StageRun("harden", options, {"target": step.target, "optimiser": optimiser}, decay_from=0.3)
