@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,10 +46,9 @@ class PromptAttention:
             for head in range(num_kv_heads)
         ]
         if threads == 1:
-            for part in parts:
-                attend_rows(*part)
-        else:
-            list(self._pool.map(lambda part: attend_rows(*part), reversed(parts)))
+            _attend_all(parts)
+        else:  # no more threads than torch may use: other cores are another worker's
+            list(self._pool.map(_attend_all, [parts[number::threads] for number in range(threads)]))
         return out.view(num_rows, num_heads * head_dim)
 
 
@@ -76,6 +76,11 @@ def attend_rows(
         for line in range(count):
             target = out[row + line // group, kv * group + line % group]
             copy_line(queries, mixed[line].ctypes.data, target.ctypes.data, num_vectors)
+
+
+def _attend_all(parts: list[Any]) -> None:
+    for part in parts:
+        attend_rows(*part)
 
 
 def _numbers(tensor: Tensor) -> Array:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +48,24 @@ def test_it_is_as_near_to_the_exact_one_as_torchs(
     torchs = attend_causally(queries, keys, values, 0.2)
     assert found.dtype is torch.bfloat16
     assert (found - exact).abs().max() <= 1.5 * (torchs - exact).abs().max() + 1e-6
+
+
+class CountingPool(ThreadPoolExecutor):
+    """How many tasks it was given: that many threads may work at once."""
+
+    num_tasks = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_tasks += 1
+        return super().submit(*args, **kwargs)
+
+
+def test_a_long_prompt_takes_no_more_threads_than_torch_may_use() -> None:
+    attention = PromptAttention()
+    attention._pool = pool = CountingPool()
+    with using_threads(2), pool:
+        attention(*drawn(1500, 1531, (8, 2), 32), 0.2)
+    assert pool.num_tasks == 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
