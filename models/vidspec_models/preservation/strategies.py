@@ -38,14 +38,14 @@ Select = Callable[[Candidates], Tensor]  # indices of the kept cells, in any ord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hippo:
-    """Ours after HIPPO: what the text looks at and what stands out, each less what the cells already chosen show.
+    """Ours after HIPPO: what the text looks at and what stands out, each less what cells chosen near it show.
 
-    Without relevance distinctiveness is all there is. The shares were chosen on 128 validation clips (docs/methods.md).
+    Without relevance distinctiveness is all there is. The shares were chosen on validation clips (docs/methods.md).
     """
 
-    distinct_share: float = 0.1  # of quality; the rest is relevance
+    distinct_share: float = 0.05  # of quality; the rest is relevance
     place_power: float = 0.1
-    even_share: float = 0.1  # of the budget
+    even_share: float = 0.05  # of the budget
 
     def __call__(self, cells: Candidates) -> Tensor:
         units = centred(cells.features)
@@ -53,7 +53,8 @@ class Hippo:
         if cells.relevance is not None:
             relevance = relative(debiased(cells.relevance, cells.grid, self.place_power))
             quality = self.distinct_share * quality + (1 - self.distinct_share) * relevance
-        chosen = diverse(quality, units, cells.budget - int(self.even_share * cells.budget))
+        num_diverse = cells.budget - int(self.even_share * cells.budget)
+        chosen = diverse(quality, units, cells.grid.frames, num_diverse)
         return with_even(chosen, cells.grid.num_cells, cells.budget)
 
 
