@@ -34,9 +34,7 @@ def test_first_frames_of_windows_stay_whole_and_the_others_keep_their_share(
 
 
 @given(size=SIZES, ratio=RATIOS, seed=st.integers(0, 99))
-def test_what_stays_is_least_like_its_counterpart_and_its_frame(
-    size: tuple[int, int], ratio: float, seed: int
-) -> None:
+def test_what_stays_is_least_like_its_counterpart_and_its_frame(size: tuple[int, int], ratio: float, seed: int) -> None:
     found = features(*size, seed)
     kept = merge_frames(found, ratio)
     for frame in range(size[0]):
