@@ -45,7 +45,7 @@ class Hippo:
 
     distinct_share: float = 0.05  # of quality; the rest is relevance
     place_power: float = 0.1
-    even_share: float = 0.05  # of the budget
+    even_share: float = 0.1  # of the budget
 
     def __call__(self, cells: Candidates) -> Tensor:
         units = centred(cells.features)
