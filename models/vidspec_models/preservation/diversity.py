@@ -13,7 +13,7 @@ from .budget import best
 _POOL = 3  # budgets: cells beyond are too poor to be chosen; they would only cost time
 _MOST_STEPS = 256  # one cell each; the rest of a larger budget is chosen at once
 _RESERVE = 1e-3  # of the best cell's worth, left to a cell that others show completely
-_FADING = 0.78  # of what a cell shows, is still shown one frame away: when a thing is there must be seen, too
+_FADING = 0.78  # of what a cell shows, for each frame between: that a thing is still there must be seen, too
 _LEAST = 1e-6  # below it what is left is rounding
 
 
