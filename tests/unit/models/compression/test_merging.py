@@ -41,8 +41,9 @@ def test_what_stays_is_least_like_its_counterpart_and_its_frame(size: tuple[int,
         if back := (0, 1, 2, 1)[frame % 4]:
             alike = functional.cosine_similarity(found[frame], found[frame - back], dim=-1)
             alike += functional.cosine_similarity(found[frame], found[frame].mean(0)[None], dim=-1)
+            alike = alike.round(decimals=5)  # beyond that they count as equal
             stays, goes = alike[kept[frame]], alike[~kept[frame]]
-            assert not len(stays) or not len(goes) or stays.max() <= goes.min() + 1e-5
+            assert not len(stays) or not len(goes) or stays.max() <= goes.min()
 
 
 @given(size=SIZES, ratio=RATIOS, changed=st.integers(0, 12))
