@@ -1,0 +1,71 @@
+"""What is asked: one conversation about videos and how to answer it. The same object in every process; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class SpeculationMode(StrEnum):
+    """How draft and target share the work; the text is the same in every mode."""
+
+    AUTO = "auto"
+    PARALLEL = "parallel"
+    SERIAL = "serial"
+    OFF = "off"
+
+
+class Compression(StrEnum):
+    """Lossy compression of the video on the target; an explicit opt-in."""
+
+    NONE = "none"
+    DYCOKE = "dycoke"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message. `num_videos` of the request's videos, in order, stand before its text."""
+
+    role: str  # "system" | "user" | "assistant"
+    text: str
+    num_videos: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Video:
+    """One clip's chosen frames, as the model will see them, and what a processor wants to know of their source."""
+
+    frames: NDArray[np.uint8]  # [T, H, W, 3] RGB
+    source_indices: tuple[int, ...]  # [T] index of each frame in the source
+    source_fps: float  # average frame rate of the source, frames per second
+    source_num_frames: int
+    duration_s: float
+    key: str | None = None  # equal keys mean equal frames, chosen for the same caller; None: unlike any other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The distribution a token is drawn from. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0  # 64 bits; the caller draws one at random when the client sent none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """Everything the engine needs to answer once. Same request and seed: same text in every mode."""
+
+    request_id: str
+    turns: tuple[Turn, ...]
+    videos: tuple[Video, ...] = ()
+    max_tokens: int | None = None  # None: what the context leaves, bounded by the server's default
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    speculation: SpeculationMode = SpeculationMode.AUTO
+    compression: Compression = Compression.NONE
+    committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
