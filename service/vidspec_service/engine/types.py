@@ -1,30 +1,17 @@
-"""The engine's vocabulary: what a request asks, what a caller gets back. Plain frozen dataclasses, numpy at most."""
+"""The engine's vocabulary: what it is built from and what a caller gets back. Plain frozen dataclasses.
+
+What is asked is declared in `vidspec_models.request`, for all processes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from vidspec_models.compression.dycoke import DyCoke as DyCoke  # settings make one, and import no model code
-
-
-class SpeculationMode(StrEnum):
-    """How draft and target share the work; the text is the same in every mode."""
-
-    AUTO = "auto"
-    PARALLEL = "parallel"
-    SERIAL = "serial"
-    OFF = "off"
-
-
-class Compression(StrEnum):
-    """Lossy target-side token compression; an explicit opt-in."""
-
-    NONE = "none"
-    DYCOKE = "dycoke"
+from vidspec_models.request import GenerationRequest, SpeculationMode
 
 
 class Preservation(StrEnum):
@@ -50,58 +37,15 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoInput:
-    """Chosen frames of one clip, as the model will see them, and where they came from."""
-
-    frames: NDArray[np.uint8]  # [T, H, W, 3] RGB
-    timestamps_s: tuple[float, ...]  # [T] seconds from the clip's start
-    source_indices: tuple[int, ...]  # [T] index of each frame in the source
-    source_fps: float  # average frame rate of the source, frames per second
-    source_num_frames: int
-    duration_s: float
-    key: str | None = None  # content hash and sampling, and whose it is: equal keys mean equal frames
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMessage:
-    """One turn. `num_videos` of the request's videos, in order, stand before the turn's text."""
-
-    role: str  # "system" | "user" | "assistant"
-    text: str
-    num_videos: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """The law a token is drawn from. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0  # 64-bit; the caller draws one at random when the client sent none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """Everything the engine needs to answer once. Same request and seed: same text in every mode."""
+class Accepted:
+    """The prompt fits its context; always the first event. `queue_s` ran until the target took it up."""
 
     request_id: str
-    messages: tuple[ChatMessage, ...]
-    videos: tuple[VideoInput, ...] = ()
-    max_tokens: int | None = None  # None: whatever the context leaves, bounded by EngineInfo.default_max_tokens
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stop: tuple[str, ...] = ()
-    speculation: SpeculationMode = SpeculationMode.AUTO
-    compression: Compression = Compression.NONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """The prompt fits and has been accepted; always the first event."""
-
     prompt_tokens: int
     video_tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, whose keys and values were there already
+    queue_s: float = 0.0
+    prepare_s: float = 0.0  # from there until now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,23 +59,28 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
-    """What speculation did for one request. Rates are 0 when nothing was proposed."""
+    """What speculation did for one request.
+
+    Acceptance is defined here, for answers and metrics alike: a draft token is *judged* when the target has compared
+    it with its own choice. Those are the accepted ones and the first that is rejected; what follows a rejection was
+    never judged. The acceptance rate is accepted over judged tokens, 0 when nothing was judged.
+    """
 
     mode: SpeculationMode = SpeculationMode.OFF
-    num_drafts: int = 0  # verification forwards that had at least one proposal
-    num_draft_tokens: int = 0  # proposed tokens that the target judged
+    num_drafts: int = 0  # verifications that judged at least one draft token
+    num_draft_tokens: int = 0  # judged
     num_accepted_tokens: int = 0
     num_verifications: int = 0  # target forwards that committed tokens of this request
     draft_video_tokens: int = 0  # visual tokens the draft saw
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over judged proposals."""
+        """Accepted over judged draft tokens."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Accepted proposals per verification forward (without the target's own token)."""
+        """Accepted draft tokens per verification (without the target's own token)."""
         return self.num_accepted_tokens / self.num_verifications if self.num_verifications else 0.0
 
 
@@ -142,11 +91,11 @@ class Finished:
     finish_reason: FinishReason
     completion_tokens: int
     speculation: SpeculationStats
-    queue_s: float  # submit until the target began its prefill
-    prefill_s: float  # until the first token was committed
+    queue_s: float  # submit until the target took the request up
+    prefill_s: float  # from there until the first token was committed
 
 
-GenerationEvent = Started | TextDelta | Finished
+GenerationEvent = Accepted | TextDelta | Finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +124,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the engine is built from; `settings.py` makes one."""
+    """What the engine is built from; `settings` makes one. Workers are sent it as it is."""
 
     target: WorkerConfig
     draft: WorkerConfig | None = None  # None: the target alone
@@ -184,15 +133,15 @@ class EngineConfig:
     max_running: int = 16
     max_context: int | None = None
     kv_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
-    default_max_tokens: int = 256
+    default_max_tokens: int = 256  # of requests that name no limit
     encoded_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
     prefill_chunk: int = 512  # prompt rows per forward between two decoding steps
-    preservation: Preservation = Preservation.HIPPO
+    preservation: Preservation = Preservation.HIPPO  # both workers must know: the target measures for it
     dycoke: DyCoke = field(default_factory=DyCoke)  # of requests that ask for it
     prune_ratio: float = 0.9  # share of the video's tokens that the draft does not see, in [0, 0.99]
     start_timeout_s: float = 300.0
     log_level: str = "info"  # of the workers, which write to the same stderr
-    log_format: str = "text"
+    log_format: str = "text"  # "json": one object a line, as the API's
     silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung
 
 
@@ -201,7 +150,6 @@ class WorkerState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"
     DEAD = "dead"
 
 
@@ -217,3 +165,24 @@ class EngineStatus:
     def is_ready(self) -> bool:
         """The target can take requests; a missing draft costs speed only."""
         return self.workers.get("target") is WorkerState.READY
+
+
+class Engine(Protocol):
+    """Turns requests into event streams; started and closed by its owner."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the loaded models; raises EngineDead before all workers were ready once."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """The workers' states and the load, without waiting."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield Accepted, then TextDelta events, then Finished.
+
+        Closing the generator early cancels the request on every worker. Raises, before or instead of
+        Finished: ContextLengthExceeded, GenerationFailed, EngineDead.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The draft worker: it proposes tokens and decides nothing."""

@@ -1,0 +1,251 @@
+"""The draft worker's loop: prefill the prompt, run ahead of the committed tokens, roll back on a verdict.
+
+It never decides anything: whatever it proposes, the text is the target's. So an error on a request here drops the
+request here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVPool
+from vidspec_models.preservation import find_strategy
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.draft.request import DraftRequest, PrunedView
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
+from vidspec_service.engine.ipc.messages import (
+    Cancel,
+    Configure,
+    Follow,
+    Generate,
+    Peer,
+    Proposal,
+    Release,
+    Relevance,
+    Verdict,
+)
+from vidspec_service.engine.ipc.payload import CellScores, read_scores
+from vidspec_service.engine.worker.input_processor import Input, InputProcessor
+from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
+
+MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
+_PACE_MEMORY = 0.95
+
+FromTarget = Follow | Verdict | CellScores | Release
+
+logger = logging.getLogger(__name__)
+
+
+class DraftLoop:
+    """Owns every request on the draft device. Single-threaded; ends when the API's channel closes."""
+
+    def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
+        self._model = model
+        self._api = api
+        self._config = config.engine
+        self._pool = KVPool(model.decoder.geometry, self._config.kv_tokens)
+        self._target: Channel | None = None
+        self._inputs = InputProcessor(model, self._config.encoded_bytes)
+        self._strategy = find_strategy(self._config.preservation)
+        self._offered: dict[str, Input] = {}  # what the target has not asked to follow (yet)
+        self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
+        self._active: dict[str, DraftRequest] = {}  # oldest first
+        self._meter = WorkMeter(is_traced=config.trace)
+        self._token_s = 0.0  # seconds a proposed token takes, as of late
+
+    def run(self) -> None:
+        """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
+        while True:
+            self._receive()
+            with self._meter:
+                worked = self._admit()
+                worked = self._prefill() or worked
+                worked = self._propose() or worked
+            if not worked:
+                self._idle()
+            self._meter.beat(self._api, len(self._active), len(self._early), self._pool.num_used)
+
+    def _idle(self) -> None:
+        sources: list[Readable] = [self._api, self._inputs]
+        wait_readable(sources if self._target is None else [*sources, self._target], HEARTBEAT_S)
+
+    def _receive(self) -> None:
+        """What the target has said comes after what the API has: it speaks of requests that the API gave us before."""
+        target = self._target
+        said = self._said_by_target()
+        while (received := self._api.receive()) is not None:
+            message, fds = received
+            if isinstance(message, Generate):
+                self._early[message.request_id] = []
+                self._offered[message.request_id] = Input.of(message, fds[0])
+            elif isinstance(message, Cancel):
+                self._forget(message.request_id)
+            elif isinstance(message, Peer):
+                self._meet(Channel.from_fd(fds[0]))
+        is_replaced = self._target is not None and self._target is not target
+        for each in said:
+            if not is_replaced or isinstance(each, Release):  # what has ended has ended, whoever the target is now
+                self._hear(each)
+
+    def _said_by_target(self) -> list[FromTarget]:
+        said: list[FromTarget] = []
+        try:
+            while self._target is not None and (received := self._target.receive()) is not None:
+                message, fds = received
+                if isinstance(message, Relevance):
+                    said.append(read_scores(message, fds[0]))
+                elif isinstance(message, Follow | Verdict | Release):
+                    said.append(message)
+        except ChannelClosed:
+            self._leave_target()
+        return said
+
+    def _leave_target(self) -> None:
+        if self._target is not None:
+            self._target.close()
+            self._target = None
+
+    def _meet(self, target: Channel) -> None:
+        """A (new) target: it will tell every request's committed tokens from the start."""
+        self._leave_target()
+        self._target = target
+        self._early = {request_id: [] for request_id in self._early}
+        for request in self._active.values():
+            request.restart()
+
+    def _hear(self, said: FromTarget) -> None:
+        if isinstance(said, Release):
+            self._forget(said.request_id)
+        elif isinstance(said, Follow):
+            if (offered := self._offered.pop(said.request_id, None)) is not None:
+                self._inputs.submit(offered)
+        elif said.request_id in self._early:
+            self._early[said.request_id].append(said)
+        elif said.request_id in self._active:  # else it failed here, was cancelled or given up
+            with self._sparing_others(said.request_id):
+                self._active[said.request_id].hear(said)
+
+    @contextmanager
+    def _sparing_others(self, request_id: str) -> Iterator[None]:
+        """Whatever goes wrong about one request, choosing what it sees above all, costs that request its draft only."""
+        try:
+            yield
+        except Exception:
+            logger.exception("draft cannot follow request %s any more", request_id)
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._early.pop(request_id, None)
+        self._offered.pop(request_id, None)
+        request = self._active.pop(request_id, None)
+        if request is not None:
+            self._pool.release(request.cache)
+
+    def _allocate(self, request: DraftRequest, num_rows: int) -> bool:
+        """Room for more rows; where there is none the youngest request is given up, which costs its speed only."""
+        while not self._pool.grow(request.cache, request.cache.length + num_rows):
+            youngest = next(reversed(self._active))
+            self._forget(youngest)
+            if youngest == request.request_id:
+                return False
+        return True
+
+    def _admit(self) -> bool:
+        finished = self._inputs.take_finished()
+        for item in finished:
+            early = self._early.pop(item.request_id, None)
+            if early is None:
+                continue  # cancelled meanwhile
+            if isinstance(item.prompt, Exception):
+                logger.warning("draft cannot follow request %s: %s", item.request_id, item.prompt)
+                continue
+            with self._sparing_others(item.request_id):
+                self._active[item.request_id] = self._draft_request(item)
+            for said in early:
+                self._hear(said)
+        return bool(finished)
+
+    def _draft_request(self, item: Input) -> DraftRequest:
+        prompt, request = item.prompt, item.request
+        assert isinstance(prompt, Prompt)
+        room = self._model.context_length - prompt.context_used
+        return DraftRequest(
+            request_id=item.request_id,
+            view=PrunedView(prompt, self._strategy, self._config.prune_ratio, request.sampling.seed),
+            cache=self._pool.new_cache(),
+            sampler=CoupledSampler(request.sampling),
+            max_tokens=min(request.max_tokens or room, room),
+        )
+
+    def _prefill(self) -> bool:
+        request = next((item for item in self._active.values() if not item.is_prefilled), None)
+        if request is None:
+            return False
+        num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
+        if self._allocate(request, num_rows):
+            self._meter.rows(num_rows)
+            self._model.prefill(request.prompt, request.cache, num_rows)
+        return True
+
+    def _propose(self) -> bool:
+        """The next tokens of every request with room, in one forward."""
+        if self._target is None:
+            return False
+        batch = [
+            item
+            for item in list(self._active.values())
+            if item.is_prefilled and item.can_run and self._allocate(item, len(item.missing) + MOST_AT_ONCE)
+        ]
+        batch = [item for item in batch if item.request_id in self._active]  # room for one may have cost another
+        if not batch:
+            return self._look_again()
+        num_given = sum(len(item.missing) for item in batch)
+        proposals = self._run_ahead(batch)
+        self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
+        self._send(proposals)
+        return True
+
+    def _run_ahead(self, batch: list[DraftRequest]) -> list[Proposal]:
+        """One forward for all; a request that is alone may get several tokens. Their caches have room for that."""
+        started = time.monotonic()
+        asked = [(request.rows(), request.sampler, len(request.sequence.tokens)) for request in batch]
+        found = self._model.guess(asked, min(MOST_AT_ONCE, batch[0].num_left))
+        took = (time.monotonic() - started) / max(map(len, found))
+        self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
+        proposals = []
+        for request, guesses in zip(batch, found, strict=True):
+            epoch, start = request.sequence.propose([guess.token for guess in guesses])
+            proposals.append(
+                Proposal(
+                    request_id=request.request_id,
+                    epoch=epoch,
+                    start=start,
+                    ids=tuple(guess.token for guess in guesses),
+                    confidences=tuple(guess.confidence for guess in guesses),
+                    step_s=self._token_s,
+                    video_tokens=request.view.num_video_tokens,
+                )
+            )
+        return proposals
+
+    def _look_again(self) -> bool:
+        """The target has enough to verify while a request's view is chosen anew and read."""
+        for request in [item for item in self._active.values() if item.is_prefilled]:
+            with self._sparing_others(request.request_id):
+                if request.look_again():
+                    return True
+        return False
+
+    def _send(self, proposals: list[Proposal]) -> None:
+        if self._target is None:
+            return
+        try:
+            for proposal in proposals:
+                self._target.send(proposal)
+        except (ChannelClosed, ChannelFull):
+            self._leave_target()  # a target that does not read is lost; the API sends a new Peer

@@ -1,0 +1,127 @@
+"""DraftRequest: everything the draft holds for one request: what it sees of the video, its cache, its chain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.preservation import Strategy, cell_rows, grid_checksum, kept_of_prompt, pruned
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.video_lm import StepRows
+from vidspec_service.engine.ipc.messages import Verdict
+from vidspec_service.engine.ipc.payload import CellScores
+from vidspec_service.engine.speculation.proposals import DraftSequence
+
+
+class PrunedView:
+    """The part of a prompt that the draft sees: chosen from its own features at once, again when the target's
+    attention is known and there is time.
+    """
+
+    def __init__(self, prompt: Prompt, strategy: Strategy, ratio: float, seed: int) -> None:
+        self._whole = prompt
+        self._strategy = strategy
+        self._ratio = ratio
+        self._seed = seed
+        self._kept = kept_of_prompt(strategy, ratio, prompt, seed=seed)
+        self.prompt = pruned(prompt, self._kept)
+
+    @property
+    def num_video_tokens(self) -> int:
+        return len(self._kept)
+
+    def refine(self, scores: CellScores) -> bool:
+        """Choose again, knowing the target's attention; True if the choice is another.
+
+        Scores of other cells than the draft's own (a model with another grid) say nothing here.
+        """
+        cells = cell_rows(self._whole)
+        if scores.grid_checksum != grid_checksum(self._whole) or len(scores.values) != len(cells):
+            return False
+        relevance = self._whole.embeddings.new_zeros(self._whole.num_video_tokens, dtype=torch.float32)
+        relevance[cells] = torch.from_numpy(scores.values.astype("float32")).to(relevance.device)
+        kept = kept_of_prompt(self._strategy, self._ratio, self._whole, relevance, self._seed)
+        if torch.equal(kept, self._kept):
+            return False
+        self._kept, self.prompt = kept, pruned(self._whole, kept)
+        return True
+
+
+@dataclass(slots=True)
+class DraftRequest:
+    """The cache holds the seen prompt, or a part of it while that is prefilled, and then tokens of the sequence."""
+
+    request_id: str
+    view: PrunedView
+    cache: KVCache
+    sampler: CoupledSampler
+    max_tokens: int
+    sequence: DraftSequence = field(default_factory=DraftSequence)
+    scores: CellScores | None = None  # the target's attention, not looked at yet
+    max_lead: int = 0  # tokens ahead of what is committed, as the target allows
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.view.prompt
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.cache.length >= self.prompt.num_tokens
+
+    @property
+    def missing(self) -> list[int]:
+        """Tokens that are not in the cache yet."""
+        return self.sequence.tokens[self.cache.length - self.prompt.num_tokens :]
+
+    @property
+    def can_run(self) -> bool:
+        """Something is committed to build on, and more may be proposed."""
+        return bool(self.sequence.tokens) and self.num_left > 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may be proposed now."""
+        sequence = self.sequence
+        return min(self.max_lead - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
+
+    def rows(self) -> StepRows:
+        """The tokens that are not in the cache yet."""
+        return StepRows(
+            cache=self.cache,
+            ids=self.missing,
+            position=self.prompt.next_position + self.cache.length - self.prompt.num_tokens,
+        )
+
+    def hear(self, said: Verdict | CellScores) -> None:
+        """Tokens were committed, or the target's attention is known; proposals come before looking at that."""
+        if isinstance(said, Verdict):
+            standing = self.sequence.learn(said.start, said.ids)
+            self.max_lead = said.max_lead
+            self._cut(self.prompt.num_tokens + standing)
+        else:
+            self.scores = said
+            if not self.is_prefilled:
+                self.look_again()
+
+    def look_again(self) -> bool:
+        """See what the target's attention, if it has come, says is worth seeing; False if that is no news.
+
+        Another view means another prefill: rows of the cache saw what is gone. Pruned, it is a short one, and what
+        has been proposed stands.
+        """
+        scores, self.scores = self.scores, None
+        if scores is None or not self.view.refine(scores):
+            return False
+        self.cache.truncate(0)
+        return True
+
+    def restart(self) -> None:
+        """A new target: it tells everything committed from the start."""
+        self.sequence = DraftSequence()
+        self._cut(self.prompt.num_tokens)
+
+    def _cut(self, length: int) -> None:
+        self.cache.truncate(min(self.cache.length, length))

@@ -1,0 +1,145 @@
+"""From the target's messages to a caller's events: token ids become text, stop strings end it, facts are counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
+from vidspec_service.engine.types import (
+    Accepted,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    SpeculationStats,
+    TextDelta,
+)
+from vidspec_service.errors import ContextLengthExceeded, EngineError, GenerationFailed
+
+
+class Detokenizer:
+    """Feeds ids through one stream: never splits a character, never shows text that may become a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = tuple(stop)
+        self._ids: list[int] = []
+        self._decoded = ""  # everything the stream has said
+        self._shown = 0  # characters of it already handed out
+        self.num_tokens = 0  # tokens up to and including the one that completed a stop string
+        self.is_stopped = False
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take committed ids; return text that is now certain. After a stop string, nothing more."""
+        for token in ids:
+            if self.is_stopped:
+                break
+            self._ids.append(token)
+            self.num_tokens += 1
+            self._decoded += self._stream.step(self._tokenizer, token) or ""
+            self._find_stop()
+        return self._release(len(self._decoded) if self.is_stopped else self._safe_length())
+
+    def finish(self) -> str:
+        """The rest, once no more ids come: held-back text and the remains of an incomplete character."""
+        if not self.is_stopped:
+            whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+            if whole.startswith(self._decoded):
+                self._decoded = whole
+            self._find_stop()
+        return self._release(len(self._decoded))
+
+    def _release(self, upto: int) -> str:
+        text = self._decoded[self._shown : upto]
+        self._shown = max(self._shown, upto)
+        return text
+
+    def _find_stop(self) -> None:
+        starts = [at for at in (self._decoded.find(text, self._shown) for text in self._stop) if at >= 0]
+        if starts:
+            self._decoded = self._decoded[: min(starts)]
+            self.is_stopped = True
+
+    def _safe_length(self) -> int:
+        """Up to the longest ending that a stop string could still grow from."""
+        longest = max((len(text) for text in self._stop), default=1) - 1
+        for held in range(min(longest, len(self._decoded) - self._shown), 0, -1):
+            if any(text.startswith(self._decoded[-held:]) for text in self._stop):
+                return len(self._decoded) - held
+        return len(self._decoded)
+
+
+class OutputProcessor:
+    """One request's messages from the target as the events its caller reads: detokenised, counted, ended once."""
+
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
+        self._text = Detokenizer(tokenizer, request.stop)
+        self._text.push(request.committed)  # the caller has had their text
+        self._num_before = self._text.num_tokens
+        self._mode = request.speculation
+        self._accepted: Accepted | None = None
+        self._accepted_at = time.monotonic()
+        self._prefill_s = 0.0
+        self._num_verifications = self._num_drafts = self._num_judged = self._num_accepted = 0
+        self._draft_video_tokens = 0
+
+    def process(self, message: Accepted | Rejected | Tokens | Ended | EngineError) -> list[GenerationEvent]:
+        """What the caller is told; raises what the target or the engine refused it with. Finished comes last."""
+        match message:
+            case Accepted():
+                self._accepted, self._accepted_at = message, time.monotonic()
+                return [message]
+            case Rejected():
+                raise (ContextLengthExceeded if message.is_too_long else GenerationFailed)(message.message)
+            case Tokens():
+                return self._tokens(message)
+            case Ended():
+                rest = self._text.finish()
+                # The rest may hold a stop string that only the last tokens completed.
+                reason = FinishReason.STOP if self._text.is_stopped else FinishReason(message.finish_reason)
+                return [*([TextDelta(text=rest, num_tokens=0)] if rest else []), self._finished(reason)]
+            case EngineError():
+                raise message
+
+    def _tokens(self, message: Tokens) -> list[GenerationEvent]:
+        self._count(message)
+        before = self._text.num_tokens
+        text = self._text.push(message.ids)
+        num_tokens = self._text.num_tokens - before
+        delta = TextDelta(text=text, num_tokens=num_tokens, ids=message.ids[:num_tokens])
+        return [delta, self._finished(FinishReason.STOP)] if self._text.is_stopped else [delta]
+
+    def _count(self, message: Tokens) -> None:
+        """A forward committed tokens; the first ends the prefill."""
+        if not self._prefill_s:
+            prepare_s = self._accepted.prepare_s if self._accepted else 0.0
+            self._prefill_s = prepare_s + time.monotonic() - self._accepted_at
+        else:
+            self._num_verifications += 1
+        self._num_drafts += message.num_judged > 0
+        self._num_judged += message.num_judged
+        self._num_accepted += message.num_accepted
+        self._draft_video_tokens = message.draft_video_tokens
+
+    def _finished(self, reason: FinishReason) -> Finished:
+        # What was actually done: `auto` is a way to choose, not a way to decode.
+        used = SpeculationMode.PARALLEL if self._num_drafts else SpeculationMode.OFF
+        return Finished(
+            finish_reason=reason,
+            completion_tokens=self._text.num_tokens - self._num_before,
+            speculation=SpeculationStats(
+                mode=used if self._mode is SpeculationMode.AUTO else self._mode,
+                num_drafts=self._num_drafts,
+                num_draft_tokens=self._num_judged,
+                num_accepted_tokens=self._num_accepted,
+                num_verifications=self._num_verifications,
+                draft_video_tokens=self._draft_video_tokens if self._num_drafts else 0,
+            ),
+            queue_s=self._accepted.queue_s if self._accepted else 0.0,
+            prefill_s=self._prefill_s,
+        )

@@ -1,0 +1,147 @@
+"""RequestTable: every request between submission and its end, and which of them a target is given when. Pure.
+
+A dead target costs nobody an answer: what it had is given to the next one. Unless one of the requests is what killed
+it and would kill the next one too. So what a dead target had is tried, oldest first: a request is given when the one
+before it has ended, or has passed every place where the target may have died with it. Text depends on the request
+alone, so what died on its way to a place dies there again, with everything else already beyond suspicion: the request
+on trial is refused, nothing else is. What comes and goes (memory, a race) can slip through a trial. So whatever
+several targets have died with is on trial to its end, which means that it is alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
+from vidspec_service.engine.types import Accepted
+from vidspec_service.errors import EngineError
+
+PAST_SUSPICION = 33  # tokens: no forward verifies more draft tokens than 32, so none reaches further than that
+_MOST_LOST_TARGETS = 2  # that had the request; beyond them it is tried to its end
+_MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without one, which costs its speed only
+
+RequestMessage = Accepted | Rejected | Tokens | Ended
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request. Its message queue is bounded by its own max_tokens; its payload stays open until its end."""
+
+    request: GenerationRequest  # without its frames, which lie in the payload
+    payload: int
+    messages: asyncio.Queue[RequestMessage | EngineError] = field(default_factory=asyncio.Queue)
+    committed: list[int] = field(default_factory=list)
+    is_accepted: bool = False
+    num_lost_drafts: int = 0
+    num_lost_targets: int = 0
+    num_new: int = 0  # tokens since it was given to the present target
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def wants_draft(self) -> bool:
+        return self.request.speculation is not SpeculationMode.OFF and self.num_lost_drafts < _MOST_LOST_DRAFTS
+
+    def message(self) -> Generate:
+        """The request as a target must see it that has to go on where another stopped."""
+        return Generate(request_id=self.request_id, committed=(*self.request.committed, *self.committed))
+
+
+class RequestTable:
+    """Belongs to one event loop. Whoever was given to the target came before whoever is held."""
+
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
+        self._given: dict[str, RequestState] = {}
+        self._held: dict[str, RequestState] = {}
+        self._on_trial: str | None = None
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter([*self._given.values(), *self._held.values()])
+
+    def __len__(self) -> int:
+        return len(self._given) + len(self._held)
+
+    @contextmanager
+    def registered(self, state: RequestState) -> Iterator[None]:
+        """Known from before anything is sent until it ends, after all that are held now. Closes the payload."""
+        try:
+            if state.request_id in self._given or state.request_id in self._held:
+                raise ValueError(f"request id {state.request_id} is in use")
+            self._held[state.request_id] = state
+            yield
+        finally:
+            os.close(state.payload)
+
+    def remove(self, request_id: str) -> bool:
+        """It has ended, whatever the end; True if it had not ended before, so that the workers must be told."""
+        if self._on_trial == request_id:
+            self._on_trial = None
+        return (self._given.pop(request_id, None) or self._held.pop(request_id, None)) is not None
+
+    def next_due(self) -> RequestState | None:
+        """The request to give the target next, if its time has come."""
+        if self._on_trial is not None or not self._held:
+            return None
+        state = next(iter(self._held.values()))
+        # On trial is who is worked on, not who waits at the target for a place.
+        has_place = not state.num_lost_targets or len(self._given) < self._max_running
+        return state if has_place else None
+
+    def mark_given(self, state: RequestState) -> None:
+        """The target has it now, until it ends or the target does."""
+        self._given[state.request_id] = self._held.pop(state.request_id)
+        if state.num_lost_targets:
+            self._on_trial = state.request_id
+
+    def target_lost(self) -> str | None:
+        """What the target had is held again, but for the request to blame: its id, if there is one."""
+        culprit, self._on_trial = self._on_trial, None
+        for state in self._given.values():
+            state.num_lost_targets += 1
+            state.num_new = 0
+        self._held = {**self._given, **self._held}
+        self._given = {}
+        return culprit
+
+    def draft_lost(self) -> None:
+        """What has lost too many drafts goes on without one."""
+        for state in self:
+            state.num_lost_drafts += state.wants_draft
+
+    def route(self, message: RequestMessage) -> bool:
+        """Hand a message to its request; False if the request is not there any more or has had it before."""
+        state = self._given.get(message.request_id) or self._held.get(message.request_id)
+        if state is None:
+            return False
+        if isinstance(message, Accepted):
+            if state.is_accepted:
+                return False
+            state.is_accepted = True
+        elif isinstance(message, Tokens):
+            state.committed += message.ids
+            self._advance(state, len(message.ids))
+        else:
+            self.remove(message.request_id)
+        state.messages.put_nowait(message)
+        return True
+
+    def fail_all(self, error: EngineError) -> None:
+        """No request can go on."""
+        for state in self:
+            state.messages.put_nowait(error)
+            self.remove(state.request_id)
+
+    def _advance(self, state: RequestState, num_tokens: int) -> None:
+        """The target has committed more tokens of it: one on trial may be cleared."""
+        state.num_new += num_tokens
+        is_cleared = state.num_new >= PAST_SUSPICION and state.num_lost_targets <= _MOST_LOST_TARGETS
+        if self._on_trial == state.request_id and is_cleared:
+            self._on_trial = None

@@ -1,0 +1,90 @@
+"""Which workers an engine consists of, what each is told first, and what they say once they are ready."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from vidspec_models.spec import ModelSpec
+from vidspec_service.engine.ipc.messages import Configure, Ready
+from vidspec_service.engine.types import EngineConfig, EngineInfo, WorkerConfig
+from vidspec_service.errors import ConfigError
+
+_BUNDLED_NAME = "vidspec-bundled"
+
+
+def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
+    """Role to configuration; "draft" is missing where the target works alone."""
+    found = {"target": config.target}
+    if config.draft is not None:
+        found["draft"] = config.draft
+    return found
+
+
+def configure_messages(config: EngineConfig, *, trace: bool = False) -> list[Configure]:
+    """The first message of every worker."""
+    found = worker_configs(config)
+    num_cores = len(os.sched_getaffinity(0))
+    threads = share_cores(found, num_cores)
+    return [
+        Configure(
+            role=role,
+            spec=ModelSpec(
+                path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
+            ),
+            threads=threads[role],
+            prompt_threads=worker.threads or (num_cores if role == "target" else threads[role]),
+            engine=config,
+            trace=trace,
+        )
+        for role, worker in found.items()
+    ]
+
+
+def share_cores(found: Mapping[str, WorkerConfig], num_cores: int) -> dict[str, int]:
+    """Threads of every worker: the draft gets one core, the target the rest, unless a worker's config says else.
+
+    A draft step is a chain of tiny products that a second thread cannot speed up, while the target's is not. (Compiled
+    steps have one thread of their own; the target's prompts then use every core, the draft's steps beside them or not.)
+    """
+    chosen = {"draft": 1, "target": max(1, num_cores - 1) if "draft" in found else num_cores}
+    return {role: worker.threads or chosen[role] for role, worker in found.items()}
+
+
+def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:
+    """The target's tokenizer; raises ConfigError if the draft speaks other ids, naming the first difference."""
+    target = Tokenizer.from_file(ready["target"].tokenizer_file)
+    if "draft" not in ready:
+        return target
+    theirs = Tokenizer.from_file(ready["draft"].tokenizer_file).get_vocab()
+    different = sorted(set(target.get_vocab().items()) ^ set(theirs.items()))
+    if different:
+        token, number = different[0]
+        raise ConfigError(
+            f"draft and target do not share a tokenizer (first difference: token {token!r}, id {number}); "
+            "choose a draft of the target's own family, or run without one (speculation off)"
+        )
+    return target
+
+
+def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
+    """The facts about the loaded models."""
+    target = ready["target"]
+    names = {role: _model_name(worker) for role, worker in worker_configs(config).items()}
+    return EngineInfo(
+        model=config.served_name or names["target"],
+        draft_model=names.get("draft"),
+        context_length=min(target.context_length, config.max_context or target.context_length, config.kv_tokens),
+        default_num_frames=target.default_num_frames,
+        default_max_tokens=config.default_max_tokens,
+        devices={role: f"{worker.device} {worker.dtype}" for role, worker in ready.items()},
+        versions=target.versions,
+    )
+
+
+def _model_name(worker: WorkerConfig) -> str:
+    """What clients call the model when the operator names nothing else."""
+    return _BUNDLED_NAME if worker.model == "bundled" else Path(worker.model).name

@@ -1,0 +1,1 @@
+"""Messages between the processes of one machine: channels, typed messages, arrays in shared memory."""

@@ -1,0 +1,193 @@
+"""Every message that crosses a process. Frozen, small: ids and numbers; text and frames travel in shared memory.
+
+| from   | to     | message    | when                                                                  |
+|--------|--------|------------|-----------------------------------------------------------------------|
+| API    | worker | Configure  | once, first                                                           |
+| API    | target | Generate   | a request was admitted and decoded (one fd: the request)              |
+| API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
+| worker | API    | Ready      | loaded, once                                                          |
+| worker | API    | Loading    | while it loads, a few times a second                                  |
+| worker | API    | LoadFailed | cannot load; the worker exits                                         |
+| worker | API    | Heartbeat  | every second, idle or busy                                            |
+| worker | API    | Trace      | with the heartbeat or a thousand spans, if asked for                  |
+| target | API    | Accepted   | the prompt fits; before its prefill                                   |
+| target | API    | Rejected   | the request cannot be served; nothing follows                         |
+| target | API    | Tokens     | tokens were committed                                                 |
+| target | API    | Ended      | end of sequence or token limit; nothing follows                       |
+| API    | draft  | Generate   | the same request, before the target gets it                           |
+| API    | draft  | Cancel     | as for the target                                                     |
+| API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
+| target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt              |
+| draft  | target | Proposal   | the draft has run ahead by a few tokens                               |
+| target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
+| target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
+| target | draft  | Release    | the request has ended                                                 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vidspec_models.spec import ModelSpec
+from vidspec_service.engine.types import Accepted, EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configure:
+    """What a worker is to be."""
+
+    role: str  # "target" | "draft"
+    spec: ModelSpec
+    threads: int
+    prompt_threads: int  # where kernels of our own compute the steps, so that torch has the prompts only
+    engine: EngineConfig
+    trace: bool = False  # report every forward in Trace messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """A request; all of it lies in the shared memory sent with this message, as it was submitted."""
+
+    request_id: str
+    committed: tuple[int, ...] = ()  # what clients have seen already, when a new target takes over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Forget the request; unknown ids are fine, the request may just have ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The worker's model is loaded."""
+
+    context_length: int
+    default_num_frames: int
+    device: str
+    dtype: str
+    tokenizer_file: str
+    is_batch_invariant: bool
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How far the worker's model is, for whoever waits for it."""
+
+    what: str
+    fraction: float | None  # None: nobody knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailed:
+    """The model cannot be loaded; a human can act on the message."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Proof of life, with the numbers since the last one."""
+
+    num_running: int
+    num_waiting: int
+    cache_tokens: int  # of EngineConfig.kv_tokens, how many are taken
+    busy_s: float  # time at work
+    elapsed_s: float
+    forward_s: tuple[float, ...]  # the first thousand forwards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Work with a forward in it, as (start, end, rows) on the monotonic clock; complete up to `until`."""
+
+    until: float
+    spans: tuple[tuple[float, float, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The request cannot be served."""
+
+    request_id: str
+    is_too_long: bool = False  # prompt and answer do not fit the context; else generating failed
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What one forward committed, in order, and how many draft tokens it judged and accepted."""
+
+    request_id: str
+    ids: tuple[int, ...]
+    num_judged: int = 0  # see SpeculationStats
+    num_accepted: int = 0
+    draft_video_tokens: int = 0  # that the draft saw when it last proposed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The target finished by itself."""
+
+    request_id: str
+    finish_reason: str
+    num_rollbacks: int  # draft chains that a mismatch made void
+    num_wasted: int  # draft tokens that were never judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """The channel to the other worker comes with this message and replaces any earlier one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """The draft is to prepare a request that the API has given it, and to run ahead of it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
+
+    request_id: str
+    epoch: int
+    start: int
+    ids: tuple[int, ...]
+    confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
+    step_s: float  # the draft's mean time per token, for the target's plan
+    video_tokens: int  # that the draft sees
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The target committed `ids` from output position `start` on."""
+
+    request_id: str
+    start: int
+    ids: tuple[int, ...]
+    max_lead: int  # tokens that the draft may run ahead of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relevance:
+    """What the target's text pays attention to; the scores come in shared memory, in the order of the grid's cells."""
+
+    request_id: str
+    grid_checksum: int  # of the cells' places: the draft's may differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The target is done with the request."""
+
+    request_id: str
+
+
+ApiToWorker = Configure | Generate | Cancel | Peer
+WorkerToApi = Ready | Loading | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
+BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
+Message = ApiToWorker | WorkerToApi | BetweenWorkers

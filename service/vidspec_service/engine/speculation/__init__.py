@@ -1,0 +1,1 @@
+"""What is proposed, what still holds, and how much to propose."""

@@ -1,0 +1,1 @@
+"""The target worker: it decides every token."""

@@ -1,0 +1,145 @@
+"""The target's side of the draft: the link to it, and the gate that decides which requests it is asked to follow.
+
+To follow, the draft runs its own tower over the video and prefills what it sees of it. Where both models compute on
+the same cores, that work is taken from requests that wait for theirs. So in `auto` it is asked for at once only for
+a request that has the cores to itself, and for others when the gain over the rest of the answer exceeds the work,
+which is put at what the target's own preparation took. The modes that force speculation ask at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
+from vidspec_service.engine.ipc.messages import Follow, Proposal, Release, Relevance, Verdict
+from vidspec_service.engine.speculation.plan import StepCosts
+from vidspec_service.engine.target.request import TargetRequest
+
+_FIRST_GUESS = 128.0  # tokens of an answer, before there was one
+_MEMORY = 0.9  # weight of the answers before the last one
+
+logger = logging.getLogger(__name__)
+
+
+class DraftLink:
+    """Sends verdicts and collects proposals. Losing the draft is normal: it costs speed only."""
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+
+    def connect(self, channel: Channel) -> None:
+        """Talk to this draft from now on; it knows nothing of what the last one was told."""
+        self.disconnect()
+        self.channel = channel
+
+    def disconnect(self) -> None:
+        """Go on without a draft."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def receive(self) -> list[Proposal]:
+        """All proposals that have arrived."""
+        found: list[Proposal] = []
+        try:
+            while self.channel is not None and (received := self.channel.receive()) is not None:
+                if isinstance(received[0], Proposal):
+                    found.append(received[0])
+        except ChannelClosed:
+            self._lose("closed")
+        return found
+
+    def tell(self, request: TargetRequest) -> None:
+        """A verdict: every committed token that this draft has not heard of."""
+        speculation, committed = request.speculation, request.committed
+        verdict = Verdict(
+            request_id=request.request_id,
+            start=speculation.num_told,
+            ids=tuple(committed[speculation.num_told :]),
+            max_lead=speculation.plan.max_lead,
+        )
+        speculation.num_told = len(committed)
+        self.send(verdict)
+
+    def send(self, message: Follow | Verdict | Relevance | Release, fds: Sequence[int] = ()) -> None:
+        """At once, or the draft is lost."""
+        if self.channel is None:
+            return
+        try:
+            self.channel.send(message, fds)
+        except (ChannelClosed, ChannelFull) as error:
+            self._lose(type(error).__name__)
+
+    def _lose(self, why: str) -> None:
+        logger.warning("the draft is gone (%s); going on without it", why)
+        self.disconnect()
+
+
+class DraftGate:
+    """Which requests the connected draft was asked to follow, and whether one more would pay."""
+
+    def __init__(self, draft: DraftLink, *, shares_cores: bool) -> None:
+        self._draft = draft
+        self._shares_cores = shares_cores
+        self._asked: set[str] = set()
+        self._answer_tokens = _FIRST_GUESS
+
+    def begin(self, request: GenerationRequest, *, num_sharing: int) -> None:
+        """A request is about to be prepared; `num_sharing`, it included, are anywhere on the target."""
+        mode = request.speculation
+        is_forced = mode not in (SpeculationMode.OFF, SpeculationMode.AUTO)
+        if is_forced or (mode is SpeculationMode.AUTO and self._is_free(num_sharing)):
+            self._ask(request.request_id)
+
+    def replan(self, request: TargetRequest, costs: StepCosts, *, num_sharing: int) -> bool:
+        """Plan how far the draft may run ahead of a decoding request, and ask it to follow if that pays by now.
+
+        Returns whether it follows.
+        """
+        token_s = costs.verification_s(1)
+        is_asked = request.request_id in self._asked
+        if not is_asked and not self._pays(request, token_s, num_sharing):
+            return False  # not even proposals that take no time would pay: no plan need be searched
+        request.speculation.replan(costs)
+        plan = request.speculation.plan
+        if plan.is_off:
+            return False
+        if not is_asked and self._pays(request, token_s * (1.0 - 1.0 / max(plan.speedup, 1.0)), num_sharing):
+            self._ask(request.request_id)
+        return request.request_id in self._asked
+
+    def end(self, request: TargetRequest) -> None:
+        """An answer is complete."""
+        self.release(request.request_id)
+        self._answer_tokens = _MEMORY * self._answer_tokens + (1 - _MEMORY) * request.num_committed
+
+    def release(self, request_id: str) -> None:
+        """The request needs no more proposals."""
+        self._asked.discard(request_id)
+        self._draft.send(Release(request_id=request_id))
+
+    def forget(self) -> None:
+        """Another draft, which was asked nothing yet."""
+        self._asked.clear()
+
+    def _pays(self, request: TargetRequest, saved_s: float, num_sharing: int) -> bool:
+        """Whether the draft's work is worth `saved_s` for every token to come."""
+        if request.speculation.mode is not SpeculationMode.AUTO or self._is_free(num_sharing):
+            return True
+        rest = min(expected_rest(self._answer_tokens, request.num_committed), request.num_left)
+        return rest * saved_s > request.prepare_s * num_sharing
+
+    def _is_free(self, num_sharing: int) -> bool:
+        return num_sharing == 1 or not self._shares_cores
+
+    def _ask(self, request_id: str) -> None:
+        if self._draft.channel is not None:
+            self._asked.add(request_id)
+            self._draft.send(Follow(request_id=request_id))
+
+
+def expected_rest(answer_tokens: float, num_committed: int) -> float:
+    """Tokens still to come of an answer: up to the usual length, and beyond it as many again as it is over."""
+    return abs(answer_tokens - num_committed)

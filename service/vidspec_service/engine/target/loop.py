@@ -1,0 +1,293 @@
+"""The target worker's loop: admit, prefill in chunks, verify all request requests in one forward, commit.
+
+Continuous batching: requests join and leave between forwards, and at most one prefill chunk stands between two
+decoding steps. Nothing waits at a barrier: a forward takes the proposals that have arrived, and waits for more only
+while a request has fewer than its plan's minimum and waiting is predicted to pay.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from vidspec_models.compression.dycoke import REFRESH_TOKENS
+from vidspec_models.compression.merging import merge_prompt
+from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVPool
+from vidspec_models.request import Compression, GenerationRequest
+from vidspec_models.token_sampling import CoupledSampler, choose_all
+from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
+from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Rejected, Tokens
+from vidspec_service.engine.speculation.state import CostMeter, Speculation
+from vidspec_service.engine.target.draft_gate import DraftGate, DraftLink
+from vidspec_service.engine.target.relevance import RelevanceSource
+from vidspec_service.engine.target.request import TargetRequest, answer_limit
+from vidspec_service.engine.target.scheduler import Scheduler
+from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.worker.input_processor import Input, InputProcessor
+from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
+
+_REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
+_PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
+_SLACK_S = 0.005
+
+logger = logging.getLogger(__name__)
+
+
+class TargetLoop:
+    """Owns every request on the target device. Single-threaded; ends when the API's channel closes."""
+
+    def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
+        self._model = model
+        self._api = api
+        self._config = config.engine
+        self._costs = costs
+        geometry = model.decoder.geometry
+        self._pool = KVPool(geometry, self._config.kv_tokens)
+        self._inputs = InputProcessor(model, self._config.encoded_bytes, self._compressed)
+        self._scheduler = Scheduler(self._pool, self._config.max_running, self._config.prefill_chunk)
+        self._draft = DraftLink()
+        self._gate = DraftGate(self._draft, shares_cores=geometry.device.type == "cpu")
+        self._relevance = RelevanceSource(model, config, self._draft)
+        self._acceptance = 0.85  # of requests so far; where a new request starts from
+        self._meter = WorkMeter(is_traced=config.trace)
+
+    def run(self) -> None:
+        """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
+        while True:
+            self._receive()
+            with self._meter:
+                self._admit()
+                self._prefill()
+            self._await_proposals()
+            with self._meter:
+                self._verify()
+            if not self._scheduler.can_compute:
+                wait_readable(self._sources(), HEARTBEAT_S)
+            self._meter.beat(self._api, self._scheduler.num_active, len(self._scheduler.waiting), self._pool.num_used)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a prompt and its answer: what the model, the operator and the cache budget allow."""
+        limit = self._config.max_context or self._model.context_length
+        return min(self._model.context_length, limit, self._pool.num_tokens)
+
+    def _sources(self) -> list[Readable]:
+        """Everything that may wake the loop."""
+        sources: list[Readable] = [self._api, self._inputs]
+        return sources if self._draft.channel is None else [*sources, self._draft.channel]
+
+    def _receive(self) -> None:
+        while (received := self._api.receive()) is not None:
+            message, fds = received
+            if isinstance(message, Generate):
+                self._scheduler.waiting.append(Input.of(message, fds[0]))
+            elif isinstance(message, Cancel):
+                self._forget(message.request_id)
+            elif isinstance(message, Peer):
+                self._meet(Channel.from_fd(fds[0]))
+        for proposal in self._draft.receive():
+            self._costs.draft_s = proposal.step_s
+            request = self._scheduler.decoding.get(proposal.request_id)
+            if request is not None:
+                request.take(proposal)
+
+    def _meet(self, draft: Channel) -> None:
+        """A new draft: it is told every decoding request's committed tokens."""
+        self._draft.connect(draft)
+        self._gate.forget()
+        for request in self._scheduler.decoding.values():
+            request.speculation.drop()
+            self._plan(request)
+            self._relevance.tell(request)
+
+    def _forget(self, request_id: str) -> None:
+        self._scheduler.cancel(request_id)
+        self._gate.release(request_id)
+
+    def _admit(self) -> None:
+        """Have waiting requests prepared; those that are enter the scheduler or are refused."""
+        while (item := self._scheduler.begin_preparing()) is not None:
+            self._gate.begin(item.request, num_sharing=self._scheduler.num_unfinished)
+            self._inputs.submit(item)
+        for item in self._inputs.take_finished():
+            if self._scheduler.end_preparing(item.request_id):
+                with self._confined_to(item.request_id):
+                    self._enter(item)
+
+    def _enter(self, item: Input) -> None:
+        """Raises what preparing raised, and ContextOverflow if the answer does not fit."""
+        if not isinstance(prompt := item.prompt, Prompt):
+            raise prompt or ValueError("there is no prompt")
+        request = item.request
+        entered = TargetRequest(
+            request_id=item.request_id,
+            prompt=prompt,
+            cache=self._pool.new_cache(),
+            sampler=CoupledSampler(request.sampling),
+            speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
+            stop_ids=self._model.stop_ids,
+            max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
+            pruner=self._pruner(request, prompt),
+            prepare_s=item.prepare_s,
+        )
+        entered.commit(request.committed)
+        num_cached = self._scheduler.add(entered)
+        self._api.send(
+            Accepted(
+                request_id=item.request_id,
+                prompt_tokens=prompt.num_tokens,
+                video_tokens=prompt.num_video_tokens,
+                cached_tokens=num_cached,
+                queue_s=item.queue_s,
+                prepare_s=item.prepare_s,
+            )
+        )
+
+    def _compressed(self, request: GenerationRequest, prompt: Prompt) -> Prompt:
+        """What is prefilled, now and whenever the request is resumed; the draft reads the whole prompt.
+
+        Nobody else may use its cache: rows that are hidden while it decodes do not stay in their places.
+        """
+        if request.compression is not Compression.DYCOKE:
+            return prompt
+        return replace(merge_prompt(prompt, self._config.dycoke.merge_ratio), identity=None)
+
+    def _pruner(self, request: GenerationRequest, prompt: Prompt) -> KVPruner | None:
+        """What hides rows of a compressed prompt while the request decodes."""
+        if request.compression is not Compression.DYCOKE:
+            return None
+        return KVPruner.of(prompt, self._config.dycoke, self._model.decoder.geometry.num_layers)
+
+    @contextmanager
+    def _confined_to(self, request_id: str) -> Iterator[None]:
+        """Whatever the block raises, the API is told and the request forgotten; raises only what is not the request's.
+
+        An error of CUDA's leaves a device that fails whatever it is asked: a worker that went on would refuse everyone.
+        Not for steps that several requests share: nobody could say whose the error is.
+        """
+        try:
+            yield
+        except (ChannelClosed, ChannelFull):
+            raise
+        except ContextOverflow as error:
+            self._forget(request_id)
+            self._api.send(Rejected(request_id=request_id, is_too_long=True, message=str(error)))
+        except Exception as error:
+            logger.exception("request %s failed", request_id)
+            for device in {span.device for span in self._model.decoder.geometry.spans}:
+                torch.ones((), device=device).item()
+            is_meant_for_callers = isinstance(error, ValueError)
+            self._forget(request_id)
+            message = str(error) if is_meant_for_callers else type(error).__name__
+            self._api.send(Rejected(request_id=request_id, message=message))
+
+    def _prefill(self) -> None:
+        """One chunk of the oldest prompt; the last chunk yields the first token."""
+        request = self._scheduler.next_prefill()
+        if request is None:
+            return
+        num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
+        if not self._scheduler.allocate(request, num_rows):
+            return
+        self._meter.rows(num_rows)
+        with self._confined_to(request.request_id):
+            observer = self._relevance.observer(request, num_rows)
+            logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
+            if logits is None:
+                return
+            if request.finish_reason is not None:  # the last target died between the last token and the end
+                self._scheduler.begin_decoding(request)
+                self._end(request)
+                return
+            if request.committed:
+                self._replay(request)
+            else:
+                self._scheduler.begin_decoding(request)
+                first = request.commit(request.sampler.choose(logits[None], 0))
+                self._publish(request, Tokens(request_id=request.request_id, ids=first))
+            self._relevance.measure(request)
+
+    def _replay(self, request: TargetRequest) -> None:
+        """Bring back the rows of a request that was preempted, or whose target died, as verification made them."""
+        known = request.committed[:-1]
+        if not self._scheduler.allocate(request, len(known)):
+            return
+        self._scheduler.begin_decoding(request)
+        for start in range(0, len(known), _REPLAY_ROWS):
+            position = request.prompt.next_position + start
+            ids = known[start : start + _REPLAY_ROWS]
+            self._model.step([StepRows(cache=request.cache, ids=ids, position=position, pruner=request.pruner)])
+        self._plan(request)
+
+    def _await_proposals(self) -> None:
+        """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""
+        scheduler = self._scheduler
+        if scheduler.prefilling:
+            return
+        short = [request for request in scheduler.decoding.values() if not request.has_enough]
+        if not short:
+            return
+        num_awaited = max(request.speculation.plan.min_draft_tokens for request in short)
+        deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S
+        while (left := deadline - time.monotonic()) > 0:
+            wait_readable(self._sources(), left)
+            self._receive()
+            if all(request.has_enough for request in scheduler.decoding.values()):
+                return
+        for request in scheduler.decoding.values():
+            request.speculation.is_followed &= request.has_enough  # late: not waited for until it proposes again
+
+    def _verify(self) -> None:
+        """One forward over the last committed token and the draft tokens of every decoding request."""
+        batch = [(request, request.pending()) for request in self._scheduler.decoding.values()]
+        batch = [item for item in batch if self._has_room(*item)]
+        # Room for one request may have preempted another one of this very batch.
+        batch = [(request, pending) for request, pending in batch if request.request_id in self._scheduler.decoding]
+        if not batch:
+            return
+        started = time.monotonic()
+        logits = self._model.step([request.rows(pending) for request, pending in batch])
+        chosen = choose_all(
+            [(request.sampler, rows, request.num_committed) for (request, _), rows in zip(batch, logits, strict=True)]
+        )
+        num_rows = sum(len(tokens) for tokens in chosen)
+        self._costs.observe(num_rows, time.monotonic() - started)
+        self._meter.rows(num_rows)
+        for (request, pending), tokens in zip(batch, chosen, strict=True):
+            self._publish(request, request.judge(pending, tokens))
+
+    def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
+        is_there = request.request_id in self._scheduler.decoding  # or preempted for an older one a moment ago
+        return is_there and self._scheduler.allocate(request, 1 + len(pending))
+
+    def _publish(self, request: TargetRequest, tokens: Tokens) -> None:
+        """Tell the draft first, which is waiting, then the API."""
+        if request.finish_reason is None:
+            self._plan(request)
+        self._api.send(tokens)
+        if request.finish_reason is not None:
+            self._end(request)
+
+    def _end(self, request: TargetRequest) -> None:
+        self._scheduler.finish(request.request_id)
+        self._gate.end(request)
+        self._acceptance = 0.8 * self._acceptance + 0.2 * request.speculation.acceptance
+        self._api.send(request.ended())
+
+    def _plan(self, request: TargetRequest) -> None:
+        """Choose how far the draft may run from here on, and tell it what is committed."""
+        if self._draft.channel is None:
+            request.speculation.drop()
+            return
+        costs = self._costs.costs(len(self._scheduler.decoding))
+        if self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
+            self._draft.tell(request)

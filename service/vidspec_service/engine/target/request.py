@@ -1,0 +1,157 @@
+"""TargetRequest: everything the target holds for one request, from prefill to its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.preservation import TextQueries
+from vidspec_models.request import GenerationRequest
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.video_lm import StepRows
+from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
+from vidspec_service.engine.ipc.payload import CellScores
+from vidspec_service.engine.speculation.state import Speculation
+from vidspec_service.engine.types import FinishReason
+
+
+@dataclass(slots=True, kw_only=True)
+class TargetRequest:
+    """Between forwards the cache holds the prompt and every committed token but the last.
+
+    Only the target appends to `committed`; everything a client may see is in it.
+    """
+
+    request_id: str
+    prompt: Prompt
+    cache: KVCache
+    sampler: CoupledSampler
+    speculation: Speculation
+    stop_ids: frozenset[int]
+    max_tokens: int
+    committed: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    pruner: KVPruner | None = None  # of requests that are compressed
+    prepare_s: float = 0.0  # what its prompt took
+    ticket: int = 0  # order of admission
+    text_queries: TextQueries | None = None  # noted while the prompt is prefilled
+    relevance: CellScores | None = None  # what the draft was told, or a later one will be
+
+    @property
+    def num_rows_to_resume(self) -> int:
+        """Cache rows needed to decode from here on."""
+        return self.prompt.num_tokens + self.num_committed + 1
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.committed)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be committed."""
+        return self.max_tokens - len(self.committed)
+
+    @property
+    def has_enough(self) -> bool:
+        """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
+        if not self.speculation.is_followed:
+            return True
+        chain, least = self.speculation.chain, min(self.speculation.plan.min_draft_tokens, self._most_pending)
+        num_pending = len(chain.pending(self.num_committed))
+        return num_pending >= least or chain.num_likely(self.speculation.least_likely) < num_pending
+
+    def pending(self) -> list[int]:
+        """The draft tokens that the next forward would verify."""
+        speculation = self.speculation
+        likely = speculation.chain.num_likely(speculation.least_likely)
+        most = min(speculation.plan.max_draft_tokens, self._most_pending, likely)
+        return speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
+
+    @property
+    def _most_pending(self) -> int:
+        """What one forward may verify: not beyond the answer's limit, nor beyond what one selection of rows is for."""
+        most = self.num_left - 1
+        return most if self.pruner is None else min(most, self.pruner.num_rows_left(self.cache.length) - 1)
+
+    def take(self, proposal: Proposal) -> None:
+        """A proposal has arrived."""
+        self.speculation.is_followed = True
+        self.speculation.draft_video_tokens = proposal.video_tokens
+        self.speculation.chain.extend(
+            proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.committed
+        )
+
+    def rows(self, pending: list[int]) -> StepRows:
+        """The last committed token and the draft tokens after it."""
+        return StepRows(
+            cache=self.cache,
+            ids=self.committed[-1:] + pending,
+            position=self.prompt.next_position + self.num_committed - 1,
+            pruner=self.pruner,
+        )
+
+    def judge(self, pending: list[int], chosen: list[int]) -> Tokens:
+        """Commit the draft tokens that are the target's own choice, then its next token; returns what the API is told.
+
+        `chosen[i]` is the target's token after `pending[:i]`; the last of them judges the draft token after `pending`
+        as well, if there is one. The cache is cut back to what is committed.
+        """
+        proposed = self.speculation.chain.pending(self.num_committed)[: len(pending) + 1]
+        num_accepted = 0
+        while num_accepted < len(proposed) and proposed[num_accepted] == chosen[num_accepted]:
+            num_accepted += 1
+        is_rejected = num_accepted < len(proposed)
+        committed = self.commit(chosen[: min(num_accepted, len(pending)) + 1])
+        self.speculation.chain.settle(self.committed)
+        self.cache.truncate(self.prompt.num_tokens + self.num_committed - 1)
+        self.speculation.observe(num_accepted, is_rejected=is_rejected)
+        return Tokens(
+            request_id=self.request_id,
+            ids=committed,
+            num_judged=num_accepted + is_rejected,
+            num_accepted=num_accepted,
+            draft_video_tokens=self.speculation.draft_video_tokens,
+        )
+
+    def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Append the target's own tokens up to an end-of-sequence id or the limit; returns what was appended."""
+        if self.finish_reason is not None:
+            raise ValueError("the sequence has ended")
+        before = len(self.committed)
+        for token in tokens:
+            self.committed.append(token)
+            if token in self.stop_ids:
+                self.finish_reason = FinishReason.STOP
+            elif len(self.committed) == self.max_tokens:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finish_reason is not None:
+                break
+        return tuple(self.committed[before:])
+
+    def ended(self) -> Ended:
+        """What there is to say at the end, which must have come."""
+        chain = self.speculation.chain
+        assert self.finish_reason is not None
+        return Ended(
+            request_id=self.request_id,
+            finish_reason=self.finish_reason.value,
+            num_rollbacks=chain.num_rollbacks,
+            num_wasted=chain.num_wasted,
+        )
+
+
+def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int, default: int) -> int:
+    """How long the answer may get; raises ContextOverflow if what the request asks for does not fit."""
+    room = context_length - prompt.context_used
+    wanted = request.max_tokens if request.max_tokens is not None else 1
+    if room < wanted:
+        raise ContextOverflow(
+            f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video) and "
+            f"max_tokens is {wanted}, together more than the context of {context_length}; "
+            "ask for fewer frames or fewer tokens"
+        )
+    return request.max_tokens if request.max_tokens is not None else min(default, room)

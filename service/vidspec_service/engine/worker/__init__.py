@@ -1,0 +1,1 @@
+"""What both workers need: prompts prepared beside the loop, and how busy it is."""

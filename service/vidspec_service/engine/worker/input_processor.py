@@ -1,0 +1,93 @@
+"""InputProcessor: requests become prompts in a thread of their own, so that a vision tower does not stop the streams.
+
+The tower, the processor and the embedding are read-only and release the interpreter while they compute; the worker's
+loop goes on decoding meanwhile. Finished prompts wake the loop through a descriptor that it polls with its channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import GenerationRequest
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.ipc.messages import Generate
+from vidspec_service.engine.ipc.payload import read_request
+
+Compress = Callable[[GenerationRequest, Prompt], Prompt]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Input:
+    """A request on its way to a prompt: `prompt` and both times are known once it is processed."""
+
+    request: GenerationRequest
+    arrived: float = field(default_factory=time.monotonic)
+    prompt: Prompt | Exception | None = None  # an exception says why there is none
+    queue_s: float = 0.0
+    prepare_s: float = 0.0
+
+    @classmethod
+    def of(cls, message: Generate, fd: int) -> Input:
+        """As the API sent it; closes `fd`."""
+        return cls(replace(read_request(fd), committed=message.committed))
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+
+class InputProcessor:
+    """One prompt at a time, in the order of submission; `compress` has the last word on each."""
+
+    def __init__(self, model: VideoLM, encoded_bytes: int, compress: Compress = lambda _, prompt: prompt) -> None:
+        """`encoded_bytes` of features stay for further questions about their videos."""
+        self._encoder_cache = EncodedVideos(encoded_bytes)
+        self._model = model
+        self._compress = compress
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        self._done: deque[Input] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Readable as soon as a prompt is finished."""
+        return self._wake
+
+    def submit(self, item: Input) -> None:
+        """Process this one after those before it."""
+        self._thread.submit(self._process, item)
+
+    def take_finished(self) -> list[Input]:
+        """Everything finished since the last call."""
+        if not self._done:
+            return []
+        try:
+            num_finished = os.eventfd_read(self._wake)  # as many as were written: one beyond them is still to wake us
+        except BlockingIOError:
+            return []
+        return [self._done.popleft() for _ in range(num_finished)]
+
+    def _process(self, item: Input) -> None:
+        request, started = item.request, time.monotonic()
+        try:
+            prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache)
+            item.prompt = self._compress(request, prompt)
+        except ContextOverflow as error:
+            item.prompt = error
+        except Exception as error:  # whatever it is, it is this request's: it must not end the worker, again and again
+            logger.exception("request %s could not be prepared", item.request_id)
+            item.prompt = ValueError(f"the prompt could not be prepared ({type(error).__name__})")
+        item.request = replace(request, videos=())  # the frames have been read: let go of their memory
+        item.queue_s, item.prepare_s = started - item.arrived, time.monotonic() - started
+        self._done.append(item)
+        os.eventfd_write(self._wake, 1)

@@ -1,0 +1,104 @@
+"""A worker process's shell: take the channel, become what Configure says, load, report, loop until the API is gone.
+
+Started as `python -m vidspec_service.engine.worker_main FD` by the supervisor; torch is imported only here and below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
+from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Loading, Ready
+from vidspec_service.telemetry import configure_logging
+
+_CONFIGURE_TIMEOUT_S = 30.0
+_PR_SET_PDEATHSIG = 1
+_NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
+
+logger = logging.getLogger(__name__)
+
+
+def main(fd: int) -> int:
+    """Serve one API process; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
+    _die_with_parent()
+    os.nice(_NICENESS)
+    channel = Channel(socket.socket(fileno=fd))
+    try:
+        config = _receive_configure(channel)
+        configure_logging(config.engine.log_level, config.engine.log_format)
+        return _serve(channel, config)
+    except ChannelClosed:
+        return 0
+
+
+def _receive_configure(channel: Channel) -> Configure:
+    wait_readable([channel], _CONFIGURE_TIMEOUT_S)
+    received = channel.receive()
+    if received is None or not isinstance(received[0], Configure):
+        raise ChannelClosed("no configuration came")
+    return received[0]
+
+
+def _serve(channel: Channel, config: Configure) -> int:
+    import torch
+
+    from vidspec_models.errors import ModelLoadError
+    from vidspec_models.loading import library_versions, load_model, tokenizer_file
+    from vidspec_service.engine.draft.loop import DraftLoop
+    from vidspec_service.engine.speculation.state import measure_costs
+    from vidspec_service.engine.target.loop import TargetLoop
+
+    torch.set_num_threads(config.threads)
+    try:
+        model = load_model(config.spec, partial(_tell, channel))
+    except ModelLoadError as error:
+        channel.send(LoadFailed(message=str(error)))
+        return 2
+    if model.has_kernels:
+        torch.set_num_threads(config.prompt_threads)
+    geometry = model.decoder.geometry
+    loop: TargetLoop | DraftLoop
+    if config.role == "target":
+        loop = TargetLoop(model, channel, config, measure_costs(model))
+    else:
+        loop = DraftLoop(model, channel, config)
+    channel.send(
+        Ready(
+            context_length=model.context_length,
+            default_num_frames=model.default_num_frames,
+            device=geometry.device_names,
+            dtype=str(geometry.dtype).removeprefix("torch."),
+            tokenizer_file=tokenizer_file(config.spec),
+            is_batch_invariant=model.decoder.row_rule.holds,
+            versions=library_versions(),
+        )
+    )
+    loop.run()
+    return 0
+
+
+def _tell(channel: Channel, what: str, fraction: float | None) -> None:
+    """Who waits may miss a step, and may have gone: loading goes on, and what comes after finds out."""
+    with suppress(ChannelFull, ChannelClosed):
+        channel.send(Loading(what=what, fraction=fraction))
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when the API process dies, however it dies (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    # Unloading torch takes seconds and frees nothing that the kernel does not: sockets and memory are anonymous.
+    logging.shutdown()
+    os._exit(code)
