@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from vidspec_models.request import SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.engine.types import DyCoke, EngineConfig, SpeculationMode, WorkerConfig
+from vidspec_service.engine.types import DyCoke, EngineConfig, WorkerConfig
 from vidspec_service.settings.fields import Settings
 
 BUNDLED = "bundled"

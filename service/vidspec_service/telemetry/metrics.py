@@ -197,12 +197,12 @@ class Metrics:
         """One forward of "draft" or "target"."""
         self._forwards[role].observe(seconds)
 
-    def verified(self, *, num_proposed: int, num_accepted: int) -> None:
-        """One verification of `num_proposed` >= 1 proposals, of which the first `num_accepted` held."""
+    def verified(self, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """One verification that judged at least one draft token; `SpeculationStats` defines judged and accepted."""
         self._drafts.inc()
-        self._draft_tokens.inc(num_proposed)
-        self._accepted.inc(num_accepted)
-        for position in range(num_accepted):
+        self._draft_tokens.inc(num_draft_tokens)
+        self._accepted.inc(num_accepted_tokens)
+        for position in range(num_accepted_tokens):
             self._accepted_at.labels(str(position)).inc()
 
     def rolled_back(self, num_rollbacks: int, num_wasted: int) -> None:

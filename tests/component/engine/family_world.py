@@ -9,23 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+
 from tests.component.engine.harness import Answer, EngineHarness, collect
 from tests.unit.models.families.test_exactness import SIZES, clip
 from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_models.spec import ModelSpec
 from vidspec_models.stock import GREEDY, StockAnswer, StockGenerator
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.messages import Trace
-from vidspec_service.engine.types import (
-    ChatMessage,
-    EngineConfig,
-    GenerationRequest,
-    SamplingParams,
-    SpeculationMode,
-    VideoInput,
-    WorkerConfig,
-)
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.ipc.messages import Trace
+from vidspec_service.engine.types import EngineConfig, WorkerConfig
 from vidspec_service.telemetry import Metrics
 
 ANSWER = 40
@@ -34,12 +27,11 @@ LIMITS = (40, 7, 23, 40, 12, 31, 40, 17)  # so that requests leave at different 
 _JOIN_S = 0.02  # between one request and the next
 
 
-def video(seed: int, num_frames: int = 4, size: tuple[int, int] = SIZES[0]) -> VideoInput:
+def video(seed: int, num_frames: int = 4, size: tuple[int, int] = SIZES[0]) -> Video:
     """Frames whose sides fit no patch size."""
     source = clip(seed, num_frames, size)
-    return VideoInput(
+    return Video(
         frames=source.frames,
-        timestamps_s=tuple(index / source.source_fps for index in source.source_indices),
         source_indices=source.source_indices,
         source_fps=source.source_fps,
         source_num_frames=source.source_num_frames,
@@ -47,19 +39,19 @@ def video(seed: int, num_frames: int = 4, size: tuple[int, int] = SIZES[0]) -> V
     )
 
 
-def conversations() -> list[tuple[tuple[ChatMessage, ...], tuple[VideoInput, ...]]]:
+def conversations() -> list[tuple[tuple[Turn, ...], tuple[Video, ...]]]:
     """Eight: without a video, with one and with two, in one turn or more, odd numbers of frames, odd sizes."""
     wide = video(12, size=SIZES[1])  # as many frames as the other: stock LLaVA stacks them
     once = [(video(1),), (video(2, 5, SIZES[1]),), (video(3, 2, (57, 29)),), (video(4, 19, (57, 85)),)]
-    asked = [ChatMessage(role="user", text=f"question {i}?" * (i + 1), num_videos=1) for i in range(len(once))]
-    said = ChatMessage(role="assistant", text="a man")
-    first, second = (ChatMessage(role="user", text=text, num_videos=1) for text in ("first", "and this?"))
+    asked = [Turn(role="user", text=f"question {i}?" * (i + 1), num_videos=1) for i in range(len(once))]
+    said = Turn(role="assistant", text="a man")
+    first, second = (Turn(role="user", text=text, num_videos=1) for text in ("first", "and this?"))
     return [
-        ((ChatMessage(role="user", text="hello?"),), ()),
+        ((Turn(role="user", text="hello?"),), ()),
         *(((each,), videos) for each, videos in zip(asked, once, strict=True)),
-        ((ChatMessage(role="user", text="compare", num_videos=2),), (video(11), wide)),
+        ((Turn(role="user", text="compare", num_videos=2),), (video(11), wide)),
         ((first, said, second), (video(11), wide)),
-        ((first, said, ChatMessage(role="user", text="why?")), (wide,)),
+        ((first, said, Turn(role="user", text="why?")), (wide,)),
     ]
 
 
@@ -71,7 +63,7 @@ def request(
     last = replace(messages[-1], text=messages[-1].text + longer)
     return GenerationRequest(
         request_id=f"{mode}-{index}-{name}",
-        messages=(*messages[:-1], last),
+        turns=(*messages[:-1], last),
         videos=videos,
         max_tokens=max_tokens,
         sampling=SamplingParams(),
@@ -97,7 +89,7 @@ class FamilyWorld:
     def wanted(self, asked: GenerationRequest) -> StockAnswer:
         """What `generate` says."""
         assert asked.max_tokens is not None
-        return self.stock.answer(*model_inputs(asked.messages, asked.videos), asked.max_tokens, GREEDY)
+        return self.stock.answer(asked.turns, asked.videos, asked.max_tokens, GREEDY)
 
     @contextmanager
     def engine(self, **settings: Any) -> Iterator[TracedHarness]:

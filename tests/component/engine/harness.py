@@ -15,19 +15,9 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from vidspec_models.bundled import SCENE_DURATION_S, render, sample_scene, slot_times
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.types import (
-    ChatMessage,
-    EngineConfig,
-    Finished,
-    GenerationRequest,
-    SamplingParams,
-    SpeculationMode,
-    Started,
-    TextDelta,
-    VideoInput,
-    WorkerState,
-)
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.types import Accepted, EngineConfig, Finished, TextDelta, WorkerState
 from vidspec_service.telemetry import Metrics
 
 T = TypeVar("T")
@@ -38,20 +28,19 @@ SOURCE_FPS = 16.0
 class Answer:
     """Everything one generation said."""
 
-    started: Started
+    started: Accepted
     ids: tuple[int, ...]
     text: str
     finished: Finished
 
 
-def scene_video(seed: int) -> VideoInput:
+def scene_video(seed: int) -> Video:
     """The canonical frames of a rendered test scene."""
     times = slot_times()
     frames = render(sample_scene(seed), times)
     num_source = int(SCENE_DURATION_S * SOURCE_FPS)
-    return VideoInput(
+    return Video(
         frames=frames,
-        timestamps_s=tuple(float(time * SCENE_DURATION_S) for time in times),
         source_indices=tuple(int(time * num_source) for time in times),
         source_fps=SOURCE_FPS,
         source_num_frames=num_source,
@@ -59,12 +48,11 @@ def scene_video(seed: int) -> VideoInput:
     )
 
 
-def noise_video(seed: int, num_frames: int = 8) -> VideoInput:
+def noise_video(seed: int, num_frames: int = 8) -> Video:
     """Frames that no scene gives: long, unsure answers."""
     frames = np.random.default_rng(seed).integers(0, 256, (num_frames, 128, 128, 3), dtype=np.uint8)
-    return VideoInput(
+    return Video(
         frames=frames,
-        timestamps_s=tuple(float(i) for i in range(num_frames)),
         source_indices=tuple(range(num_frames)),
         source_fps=1.0,
         source_num_frames=num_frames,
@@ -75,7 +63,7 @@ def noise_video(seed: int, num_frames: int = 8) -> VideoInput:
 def ask(
     request_id: str,
     prompt: str,
-    videos: Sequence[VideoInput],
+    videos: Sequence[Video],
     *,
     max_tokens: int = 40,
     sampling: SamplingParams | None = None,
@@ -85,7 +73,7 @@ def ask(
     """A single-turn request."""
     return GenerationRequest(
         request_id=request_id,
-        messages=(ChatMessage(role="user", text=prompt, num_videos=len(videos)),),
+        turns=(Turn(role="user", text=prompt, num_videos=len(videos)),),
         videos=tuple(videos),
         max_tokens=max_tokens,
         sampling=sampling or SamplingParams(),
@@ -152,13 +140,13 @@ class EngineHarness:
 
 async def collect(engine: EngineClient, request: GenerationRequest) -> Answer:
     """Drain one generation."""
-    started: Started | None = None
+    started: Accepted | None = None
     ids: tuple[int, ...] = ()
     text = ""
     async with aclosing(engine.generate(request)) as events:  # left to the collector it would end some time later
         async for event in events:
             match event:
-                case Started():
+                case Accepted():
                     started = event
                 case TextDelta():
                     ids += event.ids

@@ -10,14 +10,8 @@ import pytest
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
 from vidspec_models.compression.dycoke import REFRESH_TOKENS
-from vidspec_service.engine.types import (
-    Compression,
-    GenerationRequest,
-    SamplingParams,
-    SpeculationMode,
-    TextDelta,
-    VideoInput,
-)
+from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Video
+from vidspec_service.engine.types import TextDelta
 
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
 WARM = SamplingParams(temperature=1.0, seed=7)
@@ -27,7 +21,7 @@ CELLS = 64  # tokens of a frame
 
 def compressed(
     name: str,
-    video: VideoInput,
+    video: Video,
     *,
     sampling: SamplingParams = WARM,
     speculation: SpeculationMode = SpeculationMode.AUTO,

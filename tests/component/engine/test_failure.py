@@ -15,14 +15,8 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
-from vidspec_service.engine.types import (
-    GenerationRequest,
-    SamplingParams,
-    SpeculationMode,
-    TextDelta,
-    WorkerConfig,
-    WorkerState,
-)
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_service.engine.types import TextDelta, WorkerConfig, WorkerState
 from vidspec_service.errors import ConfigError, ContextLengthExceeded
 
 LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed
@@ -69,7 +63,7 @@ def disturbed(harness: EngineHarness, count: int, role: str, sign: signal.Signal
     return harness.run(run(), timeout_s=110)
 
 
-PAYLOADS = "/memfd:vidspec-payload (deleted)"
+PAYLOADS = "/memfd:vidspec-request (deleted)"
 
 
 def descriptors() -> Counter[str]:

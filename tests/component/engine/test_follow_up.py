@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
-from vidspec_service.engine.types import SpeculationMode
+from vidspec_models.request import SpeculationMode
 
 pytestmark = pytest.mark.component
 

@@ -9,32 +9,24 @@ import pytest
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
 from vidspec_models.processor import multiplies_bfloat16
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_models.spec import ModelSpec
 from vidspec_models.stock import StockGenerator
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import (
-    EngineConfig,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    SpeculationMode,
-    VideoInput,
-    WorkerConfig,
-)
+from vidspec_service.engine.types import EngineConfig, FinishReason, WorkerConfig
 
 PROMPTS = ("Describe the video.", "How many objects are there?", "What is going on here, in your own words?")
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
 CASES = [(seed, PROMPTS[seed % len(PROMPTS)]) for seed in range(12)]
 
 
-def video_for(seed: int) -> VideoInput:
+def video_for(seed: int) -> Video:
     return noise_video(seed) if seed % 4 == 3 else scene_video(seed)
 
 
 def test_greedy_ids_equal_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
     stock = StockGenerator(ModelSpec(path="bundled", role="target", dtype="float32"))
     requests = [ask(f"hf-{seed}", prompt, [video_for(seed)], speculation=SpeculationMode.OFF) for seed, prompt in CASES]
-    expected = [stock.ids(*model_inputs(request.messages, request.videos), 40) for request in requests]
+    expected = [stock.ids(request.turns, request.videos, 40) for request in requests]
     assert [engine.answer(request).ids for request in requests[:4]] == expected[:4]
     assert [answer.ids for answer in engine.answers(requests[:8])] == expected[:8]
     assert [answer.ids for answer in engine.answers(requests[4:])] == expected[4:]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.component.engine.harness import EngineHarness, ask, scene_video
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_models.spec import ModelSpec
 from vidspec_models.stock import StockGenerator
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import GenerationRequest, SamplingParams, SpeculationMode
 
 pytestmark = [pytest.mark.component, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -63,6 +62,6 @@ def test_two_hundred_prompts_have_one_text_in_every_mode(engine: EngineHarness, 
 def test_fifty_clips_give_the_ids_of_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
     stock = StockGenerator(ModelSpec(path="bundled", role="target", dtype="float32"))
     asked = requests(SpeculationMode.OFF, 0.0)[:: len(QUESTIONS)]
-    expected = [stock.ids(*model_inputs(request.messages, request.videos), MOST_TOKENS) for request in asked]
+    expected = [stock.ids(request.turns, request.videos, MOST_TOKENS) for request in asked]
     assert ids(engine, asked, at_once=1) == expected
     assert ids(engine, asked) == expected

@@ -12,11 +12,12 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.messages import Accepted, Message, Ready
-from vidspec_service.engine.roles import configures
-from vidspec_service.engine.supervisor import Worker
-from vidspec_service.engine.types import EngineConfig, SamplingParams, WorkerState
+from vidspec_models.request import SamplingParams
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.frontend.workers import configure_messages
+from vidspec_service.engine.ipc.messages import Message, Ready
+from vidspec_service.engine.types import Accepted, EngineConfig, WorkerState
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
 
@@ -107,7 +108,7 @@ def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(excuses: 
     owner = Owner(excuses=excuses)
 
     async def kill_as_it_comes() -> WorkerState:
-        worker = Worker(configures(PAIR)[0], owner, silence_s=60, start_timeout_s=60)
+        worker = Worker(configure_messages(PAIR)[0], owner)
         worker.start()
         killed: set[int | None] = set()
         async with asyncio.timeout(60):

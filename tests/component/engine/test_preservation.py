@@ -14,17 +14,17 @@ import pytest
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
 from vidspec_models.loading import load_model
+from vidspec_models.request import SamplingParams, SpeculationMode
 from vidspec_models.spec import ModelSpec
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.cell_scores import CellScores, read_scores, write_scores
-from vidspec_service.engine.channels import Channel, ChannelClosed, wait_readable
-from vidspec_service.engine.draft_loop import DraftLoop
-from vidspec_service.engine.messages import Ended, Generate, Message, Peer, Proposal, Relevance, Tokens
-from vidspec_service.engine.payload import write_payload
-from vidspec_service.engine.roles import configures
-from vidspec_service.engine.speculation import measure_costs
-from vidspec_service.engine.target_loop import TargetLoop
-from vidspec_service.engine.types import EngineConfig, Preservation, SamplingParams, SpeculationMode
+from vidspec_service.engine.draft.loop import DraftLoop
+from vidspec_service.engine.frontend.workers import configure_messages
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
+from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Peer, Proposal, Relevance, Tokens
+from vidspec_service.engine.ipc.payload import CellScores, read_scores, write_request, write_scores
+from vidspec_service.engine.speculation.state import measure_costs
+from vidspec_service.engine.target.loop import TargetLoop
+from vidspec_service.engine.types import EngineConfig, Preservation
 
 CELLS = 8 * 64
 KEPT = CELLS // 10 + 1  # and the newline
@@ -85,7 +85,7 @@ class TappedPair:
         self._threads: list[threading.Thread] = []
         self.apis: dict[str, Channel] = {}
         self._ends: dict[str, Channel] = {}
-        for configure in configures(config):
+        for configure in configure_messages(config):
             self._start(configure.role, models, configure)
         self._run(self._forward)
 
@@ -133,18 +133,11 @@ class TappedPair:
             os.close(fd)
 
     def answer(self, name: str, seed: int, mode: SpeculationMode) -> tuple[int, ...]:
-        request = ask(name, "Describe the video.", [scene_video(seed)])
-        generate = Generate(
-            request_id=name,
-            max_tokens=ANSWER,
-            temperature=0.7,
-            top_p=1.0,
-            top_k=0,
-            seed=11,
-            speculation=mode.value,
-            compression="none",
-        )
-        payload = write_payload(request.messages, request.videos)
+        law = SamplingParams(temperature=0.7, seed=11)
+        clip = scene_video(seed)
+        request = ask(name, "Describe the video.", [clip], max_tokens=ANSWER, sampling=law, speculation=mode)
+        generate = Generate(request_id=name)
+        payload = write_request(request)
         for role in ("draft", "target") if mode is not SpeculationMode.OFF else ("target",):
             self.apis[role].send(generate, (payload,))
         os.close(payload)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, scene_video
-from vidspec_service.engine.types import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

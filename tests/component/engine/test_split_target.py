@@ -12,17 +12,10 @@ from tests.component.engine.family_world import video
 from tests.component.engine.harness import EngineHarness, ask
 from tests.unit.models.families.test_exactness import SIZES
 from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_models.spec import ModelSpec
 from vidspec_models.stock import StockGenerator
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import (
-    Compression,
-    DyCoke,
-    EngineConfig,
-    GenerationRequest,
-    SpeculationMode,
-    WorkerConfig,
-)
+from vidspec_service.engine.types import DyCoke, EngineConfig, WorkerConfig
 
 pytestmark = pytest.mark.slow  # two workers that load, and stock transformers
 
@@ -39,7 +32,7 @@ class World:
     stock: StockGenerator
 
     def wanted(self, asked: GenerationRequest) -> tuple[int, ...]:
-        return self.stock.ids(*model_inputs(asked.messages, asked.videos), ANSWER)
+        return self.stock.ids(asked.turns, asked.videos, ANSWER)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +60,8 @@ def request(mode: SpeculationMode, seed: int) -> GenerationRequest:
 
 def longer(asked: GenerationRequest) -> GenerationRequest:
     """So long that its answer needs another block of the cache."""
-    (message,) = asked.messages
-    return replace(asked, messages=(replace(message, text=message.text + "?" * 60),))
+    (message,) = asked.turns
+    return replace(asked, turns=(replace(message, text=message.text + "?" * 60),))
 
 
 @pytest.mark.parametrize("mode", [SpeculationMode.OFF, SpeculationMode.PARALLEL])

@@ -11,24 +11,24 @@ import pytest
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import ask, scene_video
 from vidspec_models.loading import load_model
-from vidspec_service.engine.channels import Channel, ChannelClosed, wait_readable
-from vidspec_service.engine.messages import Accepted, Ended, Generate, Message, Tokens
-from vidspec_service.engine.payload import write_payload
-from vidspec_service.engine.roles import configures
-from vidspec_service.engine.speculation import measure_costs
-from vidspec_service.engine.target_loop import TargetLoop
+from vidspec_models.request import SpeculationMode
+from vidspec_service.engine.frontend.workers import configure_messages
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
+from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Tokens
+from vidspec_service.engine.ipc.payload import write_request
+from vidspec_service.engine.speculation.state import measure_costs
+from vidspec_service.engine.target.loop import TargetLoop
+from vidspec_service.engine.types import Accepted
 
 pytestmark = pytest.mark.component
 
 
 def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Message]:
     """Everything the target says of a request of which so much is committed, up to its end."""
-    request = ask("taken over", "Describe the video.", [scene_video(3)])
-    generate = Generate(
-        request_id=request.request_id, max_tokens=max_tokens, temperature=0.0, top_p=1.0, top_k=0, seed=0,
-        speculation="off", compression="none", committed=committed,
-    )  # fmt: skip
-    payload = write_payload(request.messages, request.videos)
+    off = SpeculationMode.OFF
+    request = ask("taken over", "Describe the video.", [scene_video(3)], max_tokens=max_tokens, speculation=off)
+    generate = Generate(request_id=request.request_id, committed=committed)
+    payload = write_request(request)
     api.send(generate, (payload,))
     os.close(payload)
     found: list[Message] = []
@@ -42,7 +42,7 @@ def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Mess
 
 
 def test_a_target_that_takes_over_after_the_last_token_only_says_the_end() -> None:
-    config = next(each for each in configures(PAIR) if each.role == "target")
+    config = next(each for each in configure_messages(PAIR) if each.role == "target")
     model = load_model(config.spec)
     api, far = Channel.pair()
     loop = TargetLoop(model, far, config, measure_costs(model))

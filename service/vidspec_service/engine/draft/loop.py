@@ -60,15 +60,18 @@ class DraftLoop:
 
     def run(self) -> None:
         """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
-        while True:
-            self._receive()
-            with self._meter:
-                worked = self._admit()
-                worked = self._prefill() or worked
-                worked = self._propose() or worked
-            if not worked:
-                self._idle()
-            self._meter.beat(self._api, len(self._active), len(self._early), self._pool.num_used)
+        try:
+            while True:
+                self._receive()
+                with self._meter:
+                    worked = self._admit()
+                    worked = self._prefill() or worked
+                    worked = self._propose() or worked
+                if not worked:
+                    self._idle()
+                self._meter.beat(self._api, len(self._active), len(self._early), self._pool.num_used)
+        finally:
+            self._leave_target()
 
     def _idle(self) -> None:
         sources: list[Readable] = [self._api, self._inputs]

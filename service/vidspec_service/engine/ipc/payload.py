@@ -48,7 +48,7 @@ def read_request(fd: int) -> GenerationRequest:
     """Map a request; its frames are views that keep the mapping alive. Closes `fd`."""
     with os.fdopen(fd, "rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
+    offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
 
     def view(_: type, shape: list[int]) -> NDArray[np.uint8]:
         nonlocal offset
@@ -56,7 +56,6 @@ def read_request(fd: int) -> GenerationRequest:
         offset += frames.nbytes
         return frames
 
-    offset = end
     return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=GenerationRequest, dec_hook=view)
 
 

@@ -69,14 +69,13 @@ class CostMeter:
         self.base_s = base_s
         self.row_s = row_s
         self.draft_s = draft_s
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
+        self._sums = [0.0] * 5  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Least squares over recent forwards; needs some spread in the row counts to move the slope."""
         new = (1.0, num_rows, num_rows**2, seconds, num_rows * seconds)
-        self._sums = n, rows, rows2, time_s, rows_time_s = tuple(
-            _DECAY * old + value for old, value in zip(self._sums, new, strict=True)
-        )
+        self._sums = [_DECAY * old + value for old, value in zip(self._sums, new, strict=True)]
+        n, rows, rows2, time_s, rows_time_s = self._sums
         spread = n * rows2 - rows**2
         if spread > 0.5 * n**2:
             slope = (n * rows_time_s - rows * time_s) / spread

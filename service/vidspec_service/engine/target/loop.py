@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -31,7 +32,7 @@ from vidspec_service.engine.target.draft_gate import DraftGate, DraftLink
 from vidspec_service.engine.target.relevance import RelevanceSource
 from vidspec_service.engine.target.request import TargetRequest, answer_limit
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, DyCoke
 from vidspec_service.engine.worker.input_processor import Input, InputProcessor
 from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
 
@@ -52,7 +53,7 @@ class TargetLoop:
         self._costs = costs
         geometry = model.decoder.geometry
         self._pool = KVPool(geometry, self._config.kv_tokens)
-        self._inputs = InputProcessor(model, self._config.encoded_bytes, self._compressed)
+        self._inputs = InputProcessor(model, self._config.encoded_bytes, partial(compressed, self._config.dycoke))
         self._scheduler = Scheduler(self._pool, self._config.max_running, self._config.prefill_chunk)
         self._draft = DraftLink()
         self._gate = DraftGate(self._draft, shares_cores=geometry.device.type == "cpu")
@@ -62,17 +63,21 @@ class TargetLoop:
 
     def run(self) -> None:
         """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
-        while True:
-            self._receive()
-            with self._meter:
-                self._admit()
-                self._prefill()
-            self._await_proposals()
-            with self._meter:
-                self._verify()
-            if not self._scheduler.can_compute:
-                wait_readable(self._sources(), HEARTBEAT_S)
-            self._meter.beat(self._api, self._scheduler.num_active, len(self._scheduler.waiting), self._pool.num_used)
+        scheduler = self._scheduler
+        try:
+            while True:
+                self._receive()
+                with self._meter:
+                    self._admit()
+                    self._prefill()
+                self._await_proposals()
+                with self._meter:
+                    self._verify()
+                if not scheduler.can_compute:
+                    wait_readable(self._sources(), HEARTBEAT_S)
+                self._meter.beat(self._api, scheduler.num_active, len(scheduler.waiting), self._pool.num_used)
+        finally:
+            self._draft.disconnect()
 
     @property
     def context_length(self) -> int:
@@ -151,15 +156,6 @@ class TargetLoop:
                 prepare_s=item.prepare_s,
             )
         )
-
-    def _compressed(self, request: GenerationRequest, prompt: Prompt) -> Prompt:
-        """What is prefilled, now and whenever the request is resumed; the draft reads the whole prompt.
-
-        Nobody else may use its cache: rows that are hidden while it decodes do not stay in their places.
-        """
-        if request.compression is not Compression.DYCOKE:
-            return prompt
-        return replace(merge_prompt(prompt, self._config.dycoke.merge_ratio), identity=None)
 
     def _pruner(self, request: GenerationRequest, prompt: Prompt) -> KVPruner | None:
         """What hides rows of a compressed prompt while the request decodes."""
@@ -291,3 +287,13 @@ class TargetLoop:
         costs = self._costs.costs(len(self._scheduler.decoding))
         if self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
             self._draft.tell(request)
+
+
+def compressed(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt) -> Prompt:
+    """What is prefilled, now and whenever the request is resumed; the draft reads the whole prompt.
+
+    Nobody else may use its cache: rows that are hidden while it decodes do not stay in their places.
+    """
+    if request.compression is not Compression.DYCOKE:
+        return prompt
+    return replace(merge_prompt(prompt, dycoke.merge_ratio), identity=None)
