@@ -20,7 +20,7 @@ from vidspec_service import __version__
 from vidspec_service.api.app import create_app
 from vidspec_service.api.building import build_services
 from vidspec_service.cli.render_clip import write_scene
-from vidspec_service.cli.serve import Started, started
+from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, say, waiting
 from vidspec_service.settings import Settings
@@ -48,13 +48,13 @@ async def _check(settings: Settings, seed: int) -> int:
     versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
     _row("vidspec", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     _row("with", versions)
-    async with started(settings) as parts:
-        info = parts.engine.info
+    async with running_service(settings) as service:
+        info = service.engine.info
         _row("target", f"{info.model} on {info.devices.get('target')}, context {info.context_length} tokens")
         _row("draft", f"{info.draft_model} on {info.devices.get('draft')}" if info.draft_model else "none")
-        _row("loaded in", f"{parts.load_s:.1f} s")
+        _row("loaded in", f"{service.load_s:.1f} s")
         with waiting("asking about a clip"):
-            response = await _ask(settings, parts, seed)
+            response = await _ask(settings, service, seed)
     if response.status_code != httpx.codes.OK:
         note(f"vidspec check: HTTP {response.status_code}: {response.text}")
         return 1
@@ -64,11 +64,11 @@ async def _check(settings: Settings, seed: int) -> int:
     return 0
 
 
-async def _ask(settings: Settings, parts: Started, seed: int) -> httpx.Response:
+async def _ask(settings: Settings, service: RunningService, seed: int) -> httpx.Response:
     with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
         clip = Path(folder) / "clip.mp4"
         write_scene(seed, clip)
-        services = build_services(settings, parts.engine, parts.decode_pool, parts.metrics, Path(folder))
+        services = build_services(settings, service.engine, service.decode_pool, service.metrics, Path(folder))
         transport = httpx.ASGITransport(create_app(services))
         async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
             form = {"prompt": _PROMPT, "max_tokens": str(_MAX_TOKENS)}

@@ -20,12 +20,11 @@ from vidspec_service import __version__
 from vidspec_service.api.server import bind
 from vidspec_service.api.server import serve as serve_http
 from vidspec_service.api.upload_folder import check_upload_dir
-from vidspec_service.cli.loading_display import loading_display
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.cli.terminal import say
+from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.interface import Engine
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.types import Engine
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
 from vidspec_service.telemetry import Metrics, configure_logging
 
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class RunningService:
     """What a service consists of besides HTTP, up and running."""
 
     metrics: Metrics
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @asynccontextmanager
-async def started(settings: Settings) -> AsyncIterator[Started]:
+async def running_service(settings: Settings) -> AsyncIterator[RunningService]:
     """Engine and decode pool for these settings, ready; ended with the block. Raises ConfigError."""
     metrics = Metrics(CollectorRegistry())
     began = time.monotonic()
@@ -73,17 +72,17 @@ async def started(settings: Settings) -> AsyncIterator[Started]:
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)
         load_s = time.monotonic() - began
-        yield Started(metrics=metrics, engine=engine, decode_pool=decode_pool, load_s=load_s)
+        yield RunningService(metrics=metrics, engine=engine, decode_pool=decode_pool, load_s=load_s)
 
 
 async def _serve(settings: Settings) -> None:
-    """The composition root: with `started`, every object of a running service is built here, once."""
+    """The composition root: with `running_service`, every object of a running service is built here, once."""
     with bind(settings) as listener:  # before minutes of loading: a taken port is told at once
-        async with started(settings) as parts:
+        async with running_service(settings) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
-            parts.metrics.build(_build_facts(parts.engine))
-            _announce(settings, parts, base_url(listener))
-            await serve_http(settings, parts.engine, parts.decode_pool, parts.metrics, listener)
+            service.metrics.build(_build_facts(service.engine))
+            _announce(settings, service, base_url(listener))
+            await serve_http(settings, service.engine, service.decode_pool, service.metrics, listener)
 
 
 def base_url(listener: socket.socket) -> str:
@@ -93,14 +92,14 @@ def base_url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(settings: Settings, parts: Started, url: str) -> None:
-    info = parts.engine.info
+def _announce(settings: Settings, service: RunningService, url: str) -> None:
+    info = service.engine.info
     if settings.log_format == "json":  # nothing but JSON for a log shipper
-        facts = {"url": url, "model": info.model, "devices": info.devices, "load_s": round(parts.load_s, 3)}
+        facts = {"url": url, "model": info.model, "devices": info.devices, "load_s": round(service.load_s, 3)}
         _log.info("ready", extra=facts)
         return
     devices = ", ".join(f"{role} on {device}" for role, device in info.devices.items())
-    say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {parts.load_s:.1f} s)")
+    say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {service.load_s:.1f} s)")
     say("Ask it about a clip:")
     say(f"  {_own_command()} render-clip --seed 7 clip.mp4")
     say(f"  curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true {url}/v1/video-chat")

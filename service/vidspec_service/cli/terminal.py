@@ -1,10 +1,20 @@
-"""The terminal: results go to stdout, everything said about them to stderr."""
+"""The terminal: results go to stdout, everything said about them, waiting and loading included, to stderr."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vidspec_service.engine.frontend.client import OnLoading
+
+_EVERY_S = 10.0  # a log is read afterwards: enough to see that it goes on, and how fast
+
+_log = logging.getLogger(__name__)
 
 
 def say(text: str) -> None:
@@ -30,3 +40,46 @@ def waiting(text: str) -> Iterator[None]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         progress.add_task(text, total=None)
         yield
+
+
+@contextmanager
+def loading_display() -> Iterator[OnLoading]:
+    """What to tell the workers' progress to: a bar for each in a terminal, now and then a line in a log."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield LoadingLog().tell
+        return
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TimeElapsedColumn
+
+    columns = ("{task.description}", BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {"": bars.add_task("starting the workers", total=None)}
+
+        def tell(role: str, what: str, fraction: float | None) -> None:
+            if "" in tasks:
+                bars.remove_task(tasks.pop(""))
+            if role not in tasks:
+                tasks[role] = bars.add_task(role)
+            total = None if fraction is None else 1.0
+            bars.update(tasks[role], description=f"{role}: {what}", completed=fraction or 0.0, total=total)
+
+        yield tell
+
+
+class LoadingLog:
+    """A line for each worker whenever enough time has passed since its last one; none for a load that is quick."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._last: dict[str, float] = {}
+
+    def tell(self, role: str, what: str, fraction: float | None) -> None:
+        """Log it, unless the worker's last line is too young."""
+        now = time.monotonic()
+        if now - self._last.get(role, self._began) < _EVERY_S:
+            return
+        self._last[role] = now
+        percent = None if fraction is None else round(100 * fraction)
+        _log.info("still loading", extra={"worker": role, "step": what, "percent": percent})

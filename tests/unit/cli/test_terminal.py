@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vidspec_service.cli.loading_display import LoadingLog, loading_display
+from vidspec_service.cli.terminal import LoadingLog, loading_display
 
 
 class Terminal(io.StringIO):
