@@ -9,7 +9,7 @@ import pytest
 
 from vidspec_models.request import SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.engine.types import WorkerConfig
+from vidspec_service.engine.config import WorkerConfig
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, decoding_limits, engine_config, load_settings
 

@@ -1,31 +1,13 @@
-"""The engine's vocabulary: what it is built from and what a caller gets back. Plain frozen dataclasses.
-
-What is asked is declared in `vidspec_models.request`, for all processes.
-"""
+"""What an engine is and what a caller gets back from it. What is asked is declared in `vidspec_models.request`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from vidspec_models.compression.dycoke import DyCoke as DyCoke  # settings make one, and import no model code
 from vidspec_models.request import GenerationRequest, SpeculationMode
-
-
-class Preservation(StrEnum):
-    """Which of a video's tokens the draft sees (docs/methods.md); speed only."""
-
-    HIPPO = "hippo"
-    SPECVLM = "specvlm"
-    ATTENTION = "attention"
-    UNBIASED = "unbiased"
-    UNIFORM = "uniform"
-    RANDOM = "random"
-    TTM = "ttm"
-    NONE = "none"
-    BLIND = "blind"
 
 
 class FinishReason(StrEnum):
@@ -109,40 +91,6 @@ class EngineInfo:
     default_max_tokens: int
     devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
     versions: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """One worker's model, device and share of the CPU. "auto" is resolved inside the worker, which sees the device."""
-
-    model: str  # "bundled", a folder or a hub id
-    revision: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int | None = None  # None: the engine's choice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """What the engine is built from; `settings` makes one. Workers are sent it as it is."""
-
-    target: WorkerConfig
-    draft: WorkerConfig | None = None  # None: the target alone
-    speculation: SpeculationMode = SpeculationMode.AUTO  # for requests that leave the choice to the server
-    served_name: str | None = None  # None: the target's own name
-    max_running: int = 16
-    max_context: int | None = None
-    kv_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
-    default_max_tokens: int = 256  # of requests that name no limit
-    encoded_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
-    prefill_chunk: int = 512  # prompt rows per forward between two decoding steps
-    preservation: Preservation = Preservation.HIPPO  # both workers must know: the target measures for it
-    dycoke: DyCoke = field(default_factory=DyCoke)  # of requests that ask for it
-    prune_ratio: float = 0.9  # share of the video's tokens that the draft does not see, in [0, 0.99]
-    start_timeout_s: float = 300.0
-    log_level: str = "info"  # of the workers, which write to the same stderr
-    log_format: str = "text"  # "json": one object a line, as the API's
-    silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung
 
 
 class WorkerState(StrEnum):

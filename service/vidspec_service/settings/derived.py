@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vidspec_models.request import SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.engine.types import DyCoke, EngineConfig, WorkerConfig
+from vidspec_service.engine.config import DyCoke, EngineConfig, WorkerConfig
 from vidspec_service.settings.fields import Settings
 
 BUNDLED = "bundled"

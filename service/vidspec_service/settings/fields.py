@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.engine.types import DyCoke, Preservation
+from vidspec_service.engine.config import DyCoke, Preservation
 
 ENV_PREFIX = "VIDSPEC_"
 

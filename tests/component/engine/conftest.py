@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.component.engine.harness import EngineHarness
-from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
     target=WorkerConfig(model="bundled", dtype="float32"), draft=WorkerConfig(model="bundled", dtype="float32")

@@ -12,7 +12,8 @@ from vidspec_models.processor import multiplies_bfloat16
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_models.spec import ModelSpec
 from vidspec_models.stock import StockGenerator
-from vidspec_service.engine.types import EngineConfig, FinishReason, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.types import FinishReason
 
 PROMPTS = ("Describe the video.", "How many objects are there?", "What is going on here, in your own words?")
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)

@@ -13,11 +13,12 @@ import pytest
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
 from vidspec_models.request import SamplingParams
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import EngineClient
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.messages import Message, Ready
-from vidspec_service.engine.types import Accepted, EngineConfig, WorkerState
+from vidspec_service.engine.types import Accepted, WorkerState
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
 

@@ -17,14 +17,14 @@ from vidspec_models.loading import load_model
 from vidspec_models.request import SamplingParams, SpeculationMode
 from vidspec_models.spec import ModelSpec
 from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Peer, Proposal, Relevance, Tokens
 from vidspec_service.engine.ipc.payload import CellScores, read_scores, write_request, write_scores
-from vidspec_service.engine.speculation.state import measure_costs
+from vidspec_service.engine.speculation.plan import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import EngineConfig, Preservation
 
 CELLS = 8 * 64
 KEPT = CELLS // 10 + 1  # and the newline

@@ -15,7 +15,7 @@ from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_models.spec import ModelSpec
 from vidspec_models.stock import StockGenerator
-from vidspec_service.engine.types import DyCoke, EngineConfig, WorkerConfig
+from vidspec_service.engine.config import DyCoke, EngineConfig, WorkerConfig
 
 pytestmark = pytest.mark.slow  # two workers that load, and stock transformers
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import RequestMessage, RequestState, RequestTable
 from vidspec_service.engine.frontend.supervisor import Worker
@@ -32,15 +33,7 @@ from vidspec_service.engine.ipc.messages import (
     Trace,
 )
 from vidspec_service.engine.ipc.payload import payload_of
-from vidspec_service.engine.types import (
-    Accepted,
-    EngineConfig,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    GenerationEvent,
-    WorkerState,
-)
+from vidspec_service.engine.types import Accepted, EngineInfo, EngineStatus, Finished, GenerationEvent, WorkerState
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import Metrics
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from vidspec_models.spec import ModelSpec
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Configure, Ready
-from vidspec_service.engine.types import EngineConfig, EngineInfo, WorkerConfig
+from vidspec_service.engine.types import EngineInfo
 from vidspec_service.errors import ConfigError
 
 _BUNDLED_NAME = "vidspec-bundled"

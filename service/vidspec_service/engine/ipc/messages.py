@@ -29,7 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vidspec_models.spec import ModelSpec
-from vidspec_service.engine.types import Accepted, EngineConfig
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.types import Accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

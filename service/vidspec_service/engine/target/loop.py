@@ -25,14 +25,14 @@ from vidspec_models.kv_cache import KVPool
 from vidspec_models.request import Compression, GenerationRequest
 from vidspec_models.token_sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.config import DyCoke
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Rejected, Tokens
-from vidspec_service.engine.speculation.state import CostMeter, Speculation
-from vidspec_service.engine.target.draft_gate import DraftGate, DraftLink
-from vidspec_service.engine.target.relevance import RelevanceSource
+from vidspec_service.engine.speculation.plan import CostMeter, Speculation
+from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.request import TargetRequest, answer_limit
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted, DyCoke
+from vidspec_service.engine.types import Accepted
 from vidspec_service.engine.worker.input_processor import Input, InputProcessor
 from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
 

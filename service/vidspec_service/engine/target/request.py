@@ -15,7 +15,7 @@ from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.state import Speculation
+from vidspec_service.engine.speculation.plan import Speculation
 from vidspec_service.engine.types import FinishReason
 
 
