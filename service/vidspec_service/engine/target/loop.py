@@ -73,7 +73,7 @@ class TargetLoop:
                 self._await_proposals()
                 with self._meter:
                     self._verify()
-                if not scheduler.can_compute:
+                if not (scheduler.can_compute or scheduler.can_admit):
                     wait_readable(self._sources(), HEARTBEAT_S)
                 self._meter.beat(self._api, scheduler.num_active, len(scheduler.waiting), self._pool.num_used)
         finally:
@@ -99,19 +99,20 @@ class TargetLoop:
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
+        entered = {request.request_id: request for request in self._scheduler.entered}
         for proposal in self._draft.receive():
             self._costs.draft_s = proposal.step_s
-            request = self._scheduler.decoding.get(proposal.request_id)
-            if request is not None:
-                request.take(proposal)
+            if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would never be taken again
+                entered[proposal.request_id].take(proposal)
 
     def _meet(self, draft: Channel) -> None:
-        """A new draft: it is told every decoding request's committed tokens."""
+        """A new draft: it is told every decoding request's committed tokens, a preempted one's when it resumes."""
         self._draft.connect(draft)
         self._gate.forget()
-        for request in self._scheduler.decoding.values():
+        for request in self._scheduler.entered:
             request.speculation.drop()
-            self._plan(request)
+            if request.request_id in self._scheduler.decoding:
+                self._plan(request)
             self._relevance.tell(request)
 
     def _forget(self, request_id: str) -> None:

@@ -31,6 +31,11 @@ class Scheduler:
         self.decoding: dict[str, TargetRequest] = {}
 
     @property
+    def entered(self) -> list[TargetRequest]:
+        """Everyone who is prepared, wherever they stand."""
+        return [*self.decoding.values(), *self.prefilling, *self.preempted]
+
+    @property
     def num_active(self) -> int:
         """Requests that hold a place, preempted ones included."""
         return len(self._preparing) + len(self.prefilling) + len(self.decoding) + len(self.preempted)
@@ -45,10 +50,15 @@ class Scheduler:
         """There is a forward to make now."""
         return bool(self.prefilling or self.decoding or self.preempted)
 
-    def begin_preparing(self) -> Input | None:
-        """Take the oldest waiting request, if there is a place for it and nobody has an older claim."""
+    @property
+    def can_admit(self) -> bool:
+        """Somebody waits, there is a place, and nobody has an older claim."""
         is_full = self.num_active >= self._max_running or len(self._preparing) >= _MOST_PREPARING
-        if not self.waiting or self.preempted or is_full:
+        return bool(self.waiting) and not self.preempted and not is_full
+
+    def begin_preparing(self) -> Input | None:
+        """Take the oldest waiting request, if it can be admitted."""
+        if not self.can_admit:
             return None
         item = self.waiting.popleft()
         self._preparing.add(item.request_id)
