@@ -15,10 +15,11 @@ import pytest
 
 from tests.fakes import ANSWER, STARTED, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
+from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.api.schemas import VideoChat
 from vidspec_service.cli import chat
 from vidspec_service.cli.parsing import UsageError, parse
-from vidspec_service.engine.types import Compression, SpeculationMode, TextDelta
+from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import GenerationFailed, VideoUnreadable
 
 

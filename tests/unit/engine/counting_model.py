@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from vidspec_models.encoded_videos import EncodedVideos
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.request import GenerationRequest, Turn, Video
 from vidspec_models.token_sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.channels import Channel, ChannelClosed
-from vidspec_service.engine.draft_loop import DraftLoop
-from vidspec_service.engine.messages import Configure, Generate
-from vidspec_service.engine.payload import write_payload
-from vidspec_service.engine.roles import configures
-from vidspec_service.engine.target_loop import TargetLoop
-from vidspec_service.engine.types import ChatMessage, EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.draft.loop import DraftLoop
+from vidspec_service.engine.frontend.workers import configure_messages
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
+from vidspec_service.engine.ipc.messages import Configure, Generate
+from vidspec_service.engine.ipc.payload import write_request
+from vidspec_service.engine.target.loop import TargetLoop
 
 VOCABULARY = 256
 CELLS = 4 * 36
@@ -70,24 +71,16 @@ class CountingModel:
         return torch.nn.functional.one_hot((torch.tensor(ids) + 1) % VOCABULARY, VOCABULARY).float()
 
 
-def configure(role: str) -> Configure:
+def configure(role: str, **engine: Any) -> Configure:
     """What the API would send, for a pair that is never loaded."""
-    pair = EngineConfig(target=WorkerConfig(model="none"), draft=WorkerConfig(model="none"))
-    return next(each for each in configures(pair) if each.role == role)
+    pair = EngineConfig(target=WorkerConfig(model="none"), draft=WorkerConfig(model="none"), **engine)
+    return next(each for each in configure_messages(pair) if each.role == role)
 
 
-def generate(name: str, *, seed: int = 0, max_tokens: int = 4) -> Generate:
-    """A greedy request without a draft."""
-    return Generate(
-        request_id=name, max_tokens=max_tokens, temperature=0.0, top_p=1.0, top_k=0, seed=seed, speculation="off",
-        compression="none",
-    )  # fmt: skip
-
-
-def submit(api: Channel, request: Generate) -> None:
-    """Its text is its name."""
-    payload = write_payload((ChatMessage(role="user", text=request.request_id),), ())
-    api.send(request, (payload,))
+def submit(api: Channel, request: GenerationRequest) -> None:
+    """As the API does."""
+    payload = write_request(request)
+    api.send(Generate(request_id=request.request_id, committed=request.committed), (payload,))
     os.close(payload)
 
 

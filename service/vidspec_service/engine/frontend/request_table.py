@@ -71,14 +71,18 @@ class RequestTable:
 
     @contextmanager
     def registered(self, state: RequestState) -> Iterator[None]:
-        """Known from before anything is sent until it ends, after all that are held now. Closes the payload."""
+        """Known from before anything is sent. Closes the payload in the end."""
         try:
-            if state.request_id in self._given or state.request_id in self._held:
-                raise ValueError(f"request id {state.request_id} is in use")
-            self._held[state.request_id] = state
+            self.add(state)
             yield
         finally:
             os.close(state.payload)
+
+    def add(self, state: RequestState) -> None:
+        """It is given after those that are held, and at once where none is; raises ValueError for an id in use."""
+        if state.request_id in self._given or state.request_id in self._held:
+            raise ValueError(f"request id {state.request_id} is in use")
+        self._held[state.request_id] = state
 
     def remove(self, request_id: str) -> bool:
         """It has ended, whatever the end; True if it had not ended before, so that the workers must be told."""

@@ -11,26 +11,21 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import torch
 
 from vidspec_models.compression.dycoke import REFRESH_TOKENS
-from vidspec_models.compression.merging import merge_prompt
-from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVPool
-from vidspec_models.request import Compression, GenerationRequest
 from vidspec_models.token_sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.engine.config import DyCoke
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Rejected, Tokens
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
-from vidspec_service.engine.target.request import TargetRequest, answer_limit
+from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Accepted
 from vidspec_service.engine.worker.input_processor import Input, InputProcessor
@@ -142,7 +137,7 @@ class TargetLoop:
             speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
             stop_ids=self._model.stop_ids,
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
-            pruner=self._pruner(request, prompt),
+            pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
             prepare_s=item.prepare_s,
         )
         entered.commit(request.committed)
@@ -157,12 +152,6 @@ class TargetLoop:
                 prepare_s=item.prepare_s,
             )
         )
-
-    def _pruner(self, request: GenerationRequest, prompt: Prompt) -> KVPruner | None:
-        """What hides rows of a compressed prompt while the request decodes."""
-        if request.compression is not Compression.DYCOKE:
-            return None
-        return KVPruner.of(prompt, self._config.dycoke, self._model.decoder.geometry.num_layers)
 
     @contextmanager
     def _confined_to(self, request_id: str) -> Iterator[None]:
@@ -288,13 +277,3 @@ class TargetLoop:
         costs = self._costs.costs(len(self._scheduler.decoding))
         if self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
             self._draft.tell(request)
-
-
-def compressed(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt) -> Prompt:
-    """What is prefilled, now and whenever the request is resumed; the draft reads the whole prompt.
-
-    Nobody else may use its cache: rows that are hidden while it decodes do not stay in their places.
-    """
-    if request.compression is not Compression.DYCOKE:
-        return prompt
-    return replace(merge_prompt(prompt, dycoke.merge_ratio), identity=None)

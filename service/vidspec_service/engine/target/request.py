@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from vidspec_models.compression.dycoke import DyCoke
+from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.preservation import TextQueries
-from vidspec_models.request import GenerationRequest
+from vidspec_models.request import Compression, GenerationRequest
 from vidspec_models.token_sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
@@ -155,3 +157,18 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
             "ask for fewer frames or fewer tokens"
         )
     return request.max_tokens if request.max_tokens is not None else min(default, room)
+
+
+def compressed(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt) -> Prompt:
+    """What is prefilled, now and whenever the request is resumed; the draft reads the whole prompt.
+
+    Nobody else may use its cache: rows that are hidden while it decodes do not stay in their places.
+    """
+    if request.compression is not Compression.DYCOKE:
+        return prompt
+    return replace(merge_prompt(prompt, dycoke.merge_ratio), identity=None)
+
+
+def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:
+    """What hides rows of a compressed prompt while the request decodes."""
+    return KVPruner.of(prompt, dycoke, num_layers) if request.compression is Compression.DYCOKE else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.engine.proposals import DraftSequence, ProposalChain
+from vidspec_service.engine.speculation.proposals import DraftSequence, ProposalChain
 
 LENGTH = 40
 VOCABULARY = 3

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.engine.channels import Channel
-from vidspec_service.engine.draft_link import DraftLink
-from vidspec_service.engine.following import Following, expected_rest
-from vidspec_service.engine.messages import Follow, Generate
-from vidspec_service.engine.policy import StepCosts
-from vidspec_service.engine.running import Running
-from vidspec_service.engine.sequence import TargetSequence
-from vidspec_service.engine.speculation import Speculation
-from vidspec_service.engine.types import SpeculationMode
+from tests.unit.engine.requests import request_of, target_request
+from vidspec_models.request import SpeculationMode
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import Follow
+from vidspec_service.engine.speculation.plan import StepCosts
+from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, expected_rest
+from vidspec_service.engine.target.request import TargetRequest
 
 pytestmark = pytest.mark.unit
 
@@ -51,32 +48,21 @@ def draft() -> Iterator[Draft]:
     far.close()
 
 
-def generate(mode: SpeculationMode) -> Generate:
-    return Generate(
-        request_id="r", max_tokens=None, temperature=0.0, top_p=1.0, top_k=0, seed=0, speculation=mode.value,
-        compression="none",
-    )  # fmt: skip
-
-
-def running(mode: SpeculationMode, *, acceptance: float = 0.9, num_committed: int = 1, limit: int = 4000) -> Running:
-    sequence = TargetSequence(frozenset(), limit)
-    sequence.commit([7] * num_committed)
-    speculation = Speculation(mode=mode, acceptance=acceptance)
-    nothing = cast(Any, None)
-    return Running(
-        request_id="r", prompt=nothing, cache=nothing, sequence=sequence, sampler=nothing, speculation=speculation,
-        prepare_s=PREPARE_S,
-    )  # fmt: skip
+def running(
+    mode: SpeculationMode, *, acceptance: float = 0.9, num_committed: int = 1, limit: int = 4000
+) -> TargetRequest:
+    committed = [7] * num_committed
+    return target_request(mode=mode, acceptance=acceptance, max_tokens=limit, committed=committed, prepare_s=PREPARE_S)
 
 
 @pytest.mark.parametrize("mode", [SpeculationMode.SERIAL, SpeculationMode.PARALLEL])
 def test_a_mode_that_forces_speculation_asks_at_once_in_any_crowd(draft: Draft, mode: SpeculationMode) -> None:
-    Following(draft.link, shares_cores=True).begin(generate(mode), num_sharing=50)
+    DraftGate(draft.link, shares_cores=True).begin(request_of("r", mode), num_sharing=50)
     assert draft.asked() == ["r"]
 
 
 def test_off_never_asks(draft: Draft) -> None:
-    Following(draft.link, shares_cores=True).begin(generate(SpeculationMode.OFF), num_sharing=1)
+    DraftGate(draft.link, shares_cores=True).begin(request_of("r", SpeculationMode.OFF), num_sharing=1)
     assert draft.asked() == []
 
 
@@ -84,45 +70,45 @@ def test_off_never_asks(draft: Draft) -> None:
 def test_auto_asks_at_once_where_the_drafts_work_takes_nothing_from_others(
     draft: Draft, shares_cores: bool, num_sharing: int, asks: bool
 ) -> None:
-    following = Following(draft.link, shares_cores=shares_cores)
-    following.begin(generate(SpeculationMode.AUTO), num_sharing=num_sharing)
+    gate = DraftGate(draft.link, shares_cores=shares_cores)
+    gate.begin(request_of("r", SpeculationMode.AUTO), num_sharing=num_sharing)
     assert bool(draft.asked()) is asks
 
 
 def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft: Draft) -> None:
-    following = Following(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, shares_cores=True)
     long = running(SpeculationMode.AUTO, num_committed=2000)
-    assert not following.follows(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
-    assert not following.follows(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), COSTS, num_sharing=8)
-    assert following.follows(long, COSTS, num_sharing=8)
-    assert following.follows(long, COSTS, num_sharing=8)
+    assert not gate.replan(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
+    assert not gate.replan(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), COSTS, num_sharing=8)
+    assert gate.replan(long, COSTS, num_sharing=8)
+    assert gate.replan(long, COSTS, num_sharing=8)
     assert draft.asked() == ["r"], "asked once"
 
 
 def test_a_draft_that_is_never_right_is_not_asked_and_one_that_nobody_asks_is_not_planned_for(draft: Draft) -> None:
-    following = Following(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, shares_cores=True)
     wrong = running(SpeculationMode.AUTO, acceptance=0.0)
-    assert not following.follows(wrong, COSTS, num_sharing=1)
+    assert not gate.replan(wrong, COSTS, num_sharing=1)
     short = running(SpeculationMode.AUTO)
-    assert not following.follows(short, COSTS, num_sharing=8)
+    assert not gate.replan(short, COSTS, num_sharing=8)
     assert (wrong.speculation.plan.is_off, short.speculation.plan.is_off) == (True, True)
     assert draft.asked() == []
 
 
 def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: Draft) -> None:
-    following = Following(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, shares_cores=True)
     request = running(SpeculationMode.PARALLEL)
-    assert following.follows(request, COSTS, num_sharing=1)
-    following.forget()
-    assert following.follows(request, COSTS, num_sharing=1)
-    following.ended(request)
-    assert following.follows(request, COSTS, num_sharing=1)
+    assert gate.replan(request, COSTS, num_sharing=1)
+    gate.forget()
+    assert gate.replan(request, COSTS, num_sharing=1)
+    gate.end(request)
+    assert gate.replan(request, COSTS, num_sharing=1)
     assert draft.asked() == ["r"] * 3
 
 
 def test_without_a_draft_nobody_is_followed() -> None:
-    following = Following(DraftLink(), shares_cores=True)
-    assert not following.follows(running(SpeculationMode.PARALLEL), COSTS, num_sharing=1)
+    gate = DraftGate(DraftLink(), shares_cores=True)
+    assert not gate.replan(running(SpeculationMode.PARALLEL), COSTS, num_sharing=1)
 
 
 @given(mean=st.floats(1, 1e4), committed=st.integers(0, 10_000))

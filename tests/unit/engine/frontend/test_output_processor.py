@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from vidspec_service.engine.detokenizer import Detokenizer
+from vidspec_service.engine.frontend.output_processor import Detokenizer
 
 
 def byte_tokenizer() -> Tokenizer:

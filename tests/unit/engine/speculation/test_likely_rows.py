@@ -11,23 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.counting_model import CountingModel
+from tests.unit.engine.requests import target_request
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
-from vidspec_service.engine.policy import Plan, StepCosts
-from vidspec_service.engine.proposals import ProposalChain
-from vidspec_service.engine.running import Running
-from vidspec_service.engine.sequence import TargetSequence
-from vidspec_service.engine.speculation import Speculation
-from vidspec_service.engine.types import SpeculationMode
+from vidspec_models.request import SpeculationMode
+from vidspec_service.engine.speculation.plan import Plan, Speculation, StepCosts
+from vidspec_service.engine.speculation.proposals import ProposalChain
+from vidspec_service.engine.target.request import TargetRequest
 
 pytestmark = pytest.mark.unit
 
 
-def running(ids: Sequence[int], confidences: Sequence[float], *, window: int = 8, minimum: int = 4) -> Running:
+def running(ids: Sequence[int], confidences: Sequence[float], *, most: int = 8, least: int = 4) -> TargetRequest:
     """One token is committed; the draft proposes `ids`."""
-    sequence = TargetSequence(frozenset(), 100)
-    sequence.commit([7])
     prompt = Prompt(
         ids=(1, 2),
         embeddings=torch.zeros(2, 4),
@@ -37,18 +33,12 @@ def running(ids: Sequence[int], confidences: Sequence[float], *, window: int = 8
     )
     cache = KVCache(CountingModel.decoder.geometry, 64)
     cache.length = 2 + 1 + len(ids)
-    speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.9)
-    speculation.plan = Plan(minimum=minimum, window=window, room=16, speedup=2.0)
+    found = target_request(prompt, cache, mode=SpeculationMode.PARALLEL, committed=[7])
+    speculation = found.speculation
+    speculation.plan = Plan(min_draft_tokens=least, max_draft_tokens=most, max_lead=16, speedup=2.0)
     speculation.least_likely, speculation.is_followed = 0.25, True
-    speculation.chain.extend(0, 1, ids, confidences, sequence.committed)
-    return Running(
-        request_id="r",
-        prompt=prompt,
-        cache=cache,
-        sequence=sequence,
-        sampler=CoupledSampler(SamplingLaw()),
-        speculation=speculation,
-    )
+    speculation.chain.extend(0, 1, ids, confidences, found.committed)
+    return found
 
 
 def test_rows_end_before_the_first_one_that_would_hardly_count() -> None:
@@ -67,7 +57,7 @@ def test_nobody_waits_for_proposals_behind_a_doubtful_one() -> None:
     [
         ([1, 2, 3], (1, 2, 3), (3, 3)),  # the doubtful one came true
         ([1, 2, 9], (1, 2, 9), (3, 2)),
-        ([1, 9, 5], (1, 9), (3, 1)),
+        ([1, 9, 5], (1, 9), (2, 1)),  # what follows a rejection is not judged
     ],
 )
 def test_the_proposal_behind_those_verified_is_judged_as_well(
@@ -76,8 +66,8 @@ def test_the_proposal_behind_those_verified_is_judged_as_well(
     found = running([1, 2, 3, 4], [0.9, 0.9, 0.1, 0.9])
     before = found.speculation.acceptance
     result = found.judge(found.pending(), chosen)
-    assert result.committed == committed
-    assert (result.num_proposed, result.num_accepted) == judged
+    assert result.ids == committed
+    assert (result.num_judged, result.num_accepted) == judged
     assert (found.speculation.acceptance > before) == (judged[0] == judged[1])
     rest = found.speculation.chain.pending(found.num_committed)
     assert rest == ([4] if judged[0] == judged[1] else [])

@@ -7,9 +7,9 @@ import pytest
 
 from vidspec_models.compression.dycoke import DyCoke
 from vidspec_models.spec import ModelSpec
-from vidspec_service.engine.channels import Channel, ChannelClosed, ChannelFull, wait_readable
-from vidspec_service.engine.messages import (
-    Accepted,
+from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
+from vidspec_service.engine.ipc.messages import (
     Cancel,
     Configure,
     Ended,
@@ -28,6 +28,7 @@ from vidspec_service.engine.messages import (
     Trace,
     Verdict,
 )
+from vidspec_service.engine.types import Accepted
 
 MESSAGES: list[Message] = [
     Configure(
@@ -35,27 +36,14 @@ MESSAGES: list[Message] = [
         spec=ModelSpec(path="bundled", role="target"),
         threads=1,
         prompt_threads=1,
-        max_running=4,
-        prefill_chunk=512,
-        max_context=None,
-        default_max_tokens=256,
-        dycoke=DyCoke(merge_ratio=0.3, hide_ratio=0.0),
-        kv_tokens=1000,
-        encoded_bytes=2**20,
-        preservation="hippo",
-        prune_ratio=0.9,
+        engine=EngineConfig(
+            target=WorkerConfig(model="bundled"),
+            draft=WorkerConfig(model="d", threads=1),
+            dycoke=DyCoke(merge_ratio=0.3, hide_ratio=0.0),
+            preservation=Preservation.TTM,
+        ),
     ),
-    Generate(
-        request_id="r",
-        max_tokens=None,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=4,
-        seed=2**64 - 1,
-        speculation="auto",
-        compression="dycoke",
-        committed=(1, 2),
-    ),
+    Generate(request_id="r", committed=(1, 2)),
     Cancel(request_id="r"),
     Ready(
         context_length=10,
@@ -63,7 +51,7 @@ MESSAGES: list[Message] = [
         device="cpu",
         dtype="float32",
         tokenizer_file="t",
-        rows_are_invariant=True,
+        is_batch_invariant=True,
         versions={"torch": "2"},
     ),
     Loading(what="loading weights", fraction=0.25),
@@ -72,12 +60,12 @@ MESSAGES: list[Message] = [
     Heartbeat(num_running=1, num_waiting=2, cache_tokens=3, busy_s=0.5, elapsed_s=1.0, forward_s=(0.1,)),
     Trace(until=2.5, spans=((1.0, 1.5, 3), (2.0, 2.5, 1))),
     Accepted(request_id="r", prompt_tokens=3, video_tokens=1, cached_tokens=0, queue_s=0.0, prepare_s=0.1),
-    Rejected(request_id="r", kind="failed", message="why"),
-    Tokens(request_id="r", ids=(1, 2), num_proposed=3, num_accepted=1),
+    Rejected(request_id="r", is_too_long=True, message="why"),
+    Tokens(request_id="r", ids=(1, 2), num_judged=3, num_accepted=1),
     Ended(request_id="r", finish_reason="stop", num_rollbacks=1, num_wasted=2),
     Peer(),
     Proposal(request_id="r", epoch=1, start=2, ids=(3,), confidences=(0.5,), step_s=0.001, video_tokens=51),
-    Verdict(request_id="r", start=0, ids=(1,), room=4),
+    Verdict(request_id="r", start=0, ids=(1,), max_lead=4),
     Relevance(request_id="r", grid_checksum=2**32 - 1),
     Release(request_id="r"),
 ]

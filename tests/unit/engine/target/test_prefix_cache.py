@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_models.kv_cache import CacheGeometry, HiddenRows, KVCache, KVPool
-from vidspec_service.engine.prefixes import Prefixes
+from vidspec_service.engine.target.prefix_cache import PrefixCache
 
 pytestmark = pytest.mark.unit
 
@@ -41,14 +41,14 @@ def filled(pool: KVPool, of: Prompt, num_answer: int = 3) -> KVCache:
     return cache
 
 
-def begun(prefixes: Prefixes, pool: KVPool, of: Prompt) -> tuple[int, KVCache]:
+def begun(prefixes: PrefixCache, pool: KVPool, of: Prompt) -> tuple[int, KVCache]:
     cache = pool.new_cache()
     return prefixes.begin(of, cache), cache
 
 
 def test_a_follow_up_begins_with_the_whole_chunks_it_shares() -> None:
     pool = KVPool(GEOMETRY, 64)
-    prefixes = Prefixes(pool, CHUNK)
+    prefixes = PrefixCache(pool, CHUNK)
     first = prompt([7, -1, -2, -3, -4, -5, 8, 9, 10, 11], "video")
     prefixes.keep(first, filled(pool, first))
     num_rows, cache = begun(prefixes, pool, prompt([7, -1, -2, -3, -4, -5, 8, 3, 3, 3], "video"))
@@ -58,7 +58,7 @@ def test_a_follow_up_begins_with_the_whole_chunks_it_shares() -> None:
 
 def test_another_video_never_gets_it_though_every_token_is_equal() -> None:
     pool = KVPool(GEOMETRY, 64)
-    prefixes = Prefixes(pool, CHUNK)
+    prefixes = PrefixCache(pool, CHUNK)
     rows = [7, -1, -2, -3, -4, -5, 8, 9, 10, 11]
     prefixes.keep(prompt(rows, "mine"), filled(pool, prompt(rows, "mine")))
     assert begun(prefixes, pool, prompt(rows, "yours"))[0] == 0
@@ -67,7 +67,7 @@ def test_another_video_never_gets_it_though_every_token_is_equal() -> None:
 
 def test_the_last_row_is_always_computed() -> None:
     pool = KVPool(GEOMETRY, 64)
-    prefixes = Prefixes(pool, CHUNK)
+    prefixes = PrefixCache(pool, CHUNK)
     same = prompt([1, -1, -2, 2, 3, 4, 5, 6], "video")
     prefixes.keep(same, filled(pool, same))
     assert begun(prefixes, pool, same)[0] == 4
@@ -75,19 +75,19 @@ def test_the_last_row_is_always_computed() -> None:
 
 def test_compressed_caches_and_prompts_without_identity_leave_nothing() -> None:
     pool = KVPool(GEOMETRY, 64)
-    prefixes = Prefixes(pool, CHUNK)
+    prefixes = PrefixCache(pool, CHUNK)
     anonymous, compressed = prompt([1] * 8), prompt([1] * 8, "video")
     prefixes.keep(anonymous, filled(pool, anonymous))
     cache = filled(pool, compressed)
     cache.hidden = HiddenRows(first_layer=0, count=1, order=torch.arange(4), attention=torch.zeros(4))
     prefixes.keep(compressed, cache)
     assert pool.num_used == 0
-    assert not prefixes.give_back()
+    assert not prefixes.evict()
 
 
 def test_the_same_beginning_is_kept_once() -> None:
     pool = KVPool(GEOMETRY, 64)
-    prefixes = Prefixes(pool, CHUNK)
+    prefixes = PrefixCache(pool, CHUNK)
     for last in range(5):
         again = prompt([1, -1, -2, 2, 100 + last], "video")
         prefixes.keep(again, filled(pool, again))
@@ -97,7 +97,7 @@ def test_the_same_beginning_is_kept_once() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 14)), max_size=30))
 def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[tuple[int, int, int]]) -> None:
     pool = KVPool(GEOMETRY, 48)
-    prefixes = Prefixes(pool, CHUNK)
+    prefixes = PrefixCache(pool, CHUNK)
     for video, word, length in questions:
         asked = prompt([5, -1, -2, -3, *[word] * length], f"video-{video}")
         cache = pool.new_cache()
@@ -106,11 +106,11 @@ def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[
         assert num_rows < asked.num_tokens
         assert cache.keys[0, 0, 0, :num_rows, 0].tolist() == list(asked.ids[:num_rows])
         while not pool.grow(cache, asked.num_tokens + 2):
-            assert prefixes.give_back()
+            assert prefixes.evict()
         cache.keys[0, 0, 0, : asked.num_tokens, 0] = torch.tensor(asked.ids, dtype=torch.float32)
         cache.length = asked.num_tokens + 2
         prefixes.keep(asked, cache)
         assert 0 <= pool.num_used <= pool.num_tokens
-    while prefixes.give_back():
+    while prefixes.evict():
         pass
     assert pool.num_used == 0

@@ -11,10 +11,11 @@ import torch
 from vidspec_models.inputs import NO_CELL, Prompt
 from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.preservation import find_strategy, grid_checksum
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
-from vidspec_service.engine.cell_scores import CellScores, read_scores, write_scores
-from vidspec_service.engine.drafting import Drafting, View
-from vidspec_service.engine.messages import Relevance, Verdict
+from vidspec_models.request import SamplingParams
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_service.engine.draft.request import DraftRequest, PrunedView
+from vidspec_service.engine.ipc.messages import Relevance, Verdict
+from vidspec_service.engine.ipc.payload import CellScores, read_scores, write_scores
 
 CELLS = 4 * 36
 KEPT = 16 + 1  # a tenth is below the least; and the newline
@@ -37,15 +38,15 @@ def prompt() -> Prompt:
     )
 
 
-def drafting_of(prompt: Prompt, strategy: str = "hippo") -> Drafting:
+def drafting_of(prompt: Prompt, strategy: str = "hippo") -> DraftRequest:
     geometry = CacheGeometry(
         num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"), context_block=8
     )
-    return Drafting(
+    return DraftRequest(
         request_id="r",
-        view=View(prompt, find_strategy(strategy), 0.9, seed=1),
+        view=PrunedView(prompt, find_strategy(strategy), 0.9, seed=1),
         cache=KVCache(geometry, 256),
-        sampler=CoupledSampler(SamplingLaw()),
+        sampler=CoupledSampler(SamplingParams()),
         max_tokens=50,
     )
 
@@ -65,7 +66,7 @@ def test_the_draft_sees_its_own_choice_at_once(prompt: Prompt) -> None:
 def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
     drafting.cache.length = drafting.prompt.num_tokens
-    drafting.hear(Verdict(request_id="r", start=0, ids=(7, 8), room=4))
+    drafting.hear(Verdict(request_id="r", start=0, ids=(7, 8), max_lead=4))
     drafting.sequence.propose([9])
     drafting.cache.length += 2
     assert drafting.missing == [9]
@@ -118,7 +119,7 @@ def test_scores_of_other_cells_are_ignored(prompt: Prompt) -> None:
 def test_a_verdict_while_the_prompt_is_still_read_does_not_cut_it(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
     drafting.cache.length = 5
-    drafting.hear(Verdict(request_id="r", start=0, ids=(7,), room=4))
+    drafting.hear(Verdict(request_id="r", start=0, ids=(7,), max_lead=4))
     assert drafting.cache.length == 5
 
 
@@ -139,7 +140,7 @@ def test_a_prompt_without_video_is_seen_whole(prompt: Prompt) -> None:
         is_video=torch.zeros(5, dtype=torch.bool),
         next_position=5,
     )
-    assert View(text, find_strategy("hippo"), 0.9, 0).prompt is text
+    assert PrunedView(text, find_strategy("hippo"), 0.9, 0).prompt is text
 
 
 def test_scores_travel_in_shared_memory_and_leave_no_descriptor(prompt: Prompt) -> None:

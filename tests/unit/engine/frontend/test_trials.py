@@ -9,11 +9,45 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.engine.handover import PAST_SUSPICION, Handover
-from vidspec_service.engine.policy import StepCosts, best_plan
+from tests.unit.engine.requests import request_of
+from vidspec_service.engine.frontend.request_table import PAST_SUSPICION, RequestState, RequestTable
+from vidspec_service.engine.ipc.messages import Rejected, Tokens
+from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 
 PLACES = 3  # requests that the target works on at the same time
 FARTHEST = PAST_SUSPICION - 1  # proposals in one forward
+
+
+class Handover:
+    """A request table, told of requests by their names."""
+
+    def __init__(self, max_running: int) -> None:
+        self._table = RequestTable(max_running)
+        self._states: dict[str, RequestState] = {}
+
+    def add(self, name: str) -> None:
+        self._states[name] = RequestState(request_of(name), payload=-1)
+        self._table.add(self._states[name])
+
+    def remove(self, name: str) -> None:
+        self._table.remove(name)
+
+    def due(self) -> str | None:
+        state = self._table.next_due()
+        return state.request_id if state is not None else None
+
+    def gave(self, name: str) -> None:
+        self._table.mark_given(self._states[name])
+
+    def advanced(self, name: str, num_tokens: int) -> None:
+        self._table.route(Tokens(request_id=name, ids=(0,) * num_tokens))
+
+    def died(self) -> str | None:
+        """Whoever is to blame is refused."""
+        culprit = self._table.target_lost()
+        if culprit is not None:
+            self._table.route(Rejected(request_id=culprit, message=""))
+        return culprit
 
 
 @dataclass
@@ -206,4 +240,4 @@ def test_who_waits_for_a_place_is_not_on_trial() -> None:
 def test_no_plan_reaches_past_suspicion() -> None:
     costs = StepCosts(base_s=1.0, row_s=1e-6, draft_s=1e-6)
     eager = best_plan(0.99, costs, overlap=True, least_gain=1.05)
-    assert eager.window < PAST_SUSPICION
+    assert eager.max_draft_tokens < PAST_SUSPICION

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.engine.counting_model import CELLS, CountingModel, Running, configure, generate, submit
+from tests.unit.engine.counting_model import CELLS, CountingModel, Running, configure, submit
+from tests.unit.engine.requests import request_of
 from vidspec_models.encoded_videos import EncodedVideos
-from vidspec_models.inputs import Prompt, Turn, Video
+from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.preservation import STRATEGIES, Strategy, grid_checksum
 from vidspec_models.preservation.strategies import Candidates
 from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.request import Turn, Video
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.cell_scores import CellScores, write_scores
-from vidspec_service.engine.channels import Channel, wait_readable
-from vidspec_service.engine.draft_loop import DraftLoop
-from vidspec_service.engine.messages import (
-    Accepted,
+from vidspec_service.engine.draft.loop import DraftLoop
+from vidspec_service.engine.ipc.channel import Channel, wait_readable
+from vidspec_service.engine.ipc.messages import (
     Ended,
     Follow,
     Peer,
@@ -37,8 +37,10 @@ from vidspec_service.engine.messages import (
     Tokens,
     Verdict,
 )
-from vidspec_service.engine.speculation import CostMeter
-from vidspec_service.engine.target_loop import TargetLoop
+from vidspec_service.engine.ipc.payload import CellScores, write_scores
+from vidspec_service.engine.speculation.plan import CostMeter
+from vidspec_service.engine.target.loop import TargetLoop
+from vidspec_service.engine.types import Accepted
 
 pytestmark = pytest.mark.unit
 
@@ -86,10 +88,10 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
         api.send(Peer(), (far_target.fileno(),))
         far_target.close()
         for name, seed in (("later", BAD_LATER), ("at once", BAD_AT_ONCE), ("good", GOOD)):
-            submit(api, generate(name, seed=seed, max_tokens=50))
+            submit(api, request_of(name, seed=seed, max_tokens=50))
             target.send(Follow(request_id=name))
         for name in ("later", "at once", "good"):
-            target.send(Verdict(request_id=name, start=0, ids=(10,), room=1))
+            target.send(Verdict(request_id=name, start=0, ids=(10,), max_lead=1))
         assert {next_proposal(target).request_id for _ in range(2)} == {"later", "good"}
         for name in ("later", "good"):
             fd = write_scores(CellScores(request_id=name, grid_checksum=checksum, values=np.ones(CELLS, np.float16)))
@@ -97,7 +99,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             os.close(fd)
         assert failed.wait(20)  # attention is looked at when there is nothing to propose
         for name in ("later", "at once", "good"):
-            target.send(Verdict(request_id=name, start=1, ids=(11,), room=3))
+            target.send(Verdict(request_id=name, start=1, ids=(11,), max_lead=3))
         found = [next_proposal(target) for _ in range(3)]
         assert {proposal.request_id for proposal in found} == {"good"}
         assert [proposal.ids for proposal in found] == [(12,), (13,), (14,)]
@@ -115,7 +117,7 @@ def test_what_a_target_released_as_it_died_is_released(ends: tuple[Channel, Chan
     loop = DraftLoop(cast("VideoLM", CountingModel()), far_api, configure("draft"))
     api.send(Peer(), (far_target.fileno(),))
     far_target.close()
-    submit(api, generate("ended"))
+    submit(api, request_of("ended"))
     loop._receive()
     assert "ended" in loop._offered
     target.send(Release(request_id="ended"))
@@ -145,7 +147,7 @@ class Failing(CountingModel):
 def target_of(far_api: Channel) -> TargetLoop:
     """One that has room for one of these prompts at a time: what is not given back is missed."""
     costs = CostMeter(base_s=1e-3, row_s=1e-5, draft_s=1e-4)
-    return TargetLoop(cast("VideoLM", Failing()), far_api, replace(configure("target"), kv_tokens=200), costs)
+    return TargetLoop(cast("VideoLM", Failing()), far_api, configure("target", kv_tokens=200), costs)
 
 
 def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Rejected]:
@@ -167,11 +169,11 @@ def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answer
     api, far_api = ends
     with Running(target_of(far_api), api) as target:
         for name in ("first", bad, "last"):
-            submit(api, generate(name))
+            submit(api, request_of(name, max_tokens=4))
         messages = said(api, 3)
     assert target.error is None
     (refusal,) = [message for message in messages if isinstance(message, Rejected)]
-    assert (refusal.request_id, refusal.kind) == (bad, "failed")
+    assert (refusal.request_id, refusal.is_too_long) == (bad, False)
     assert "tensor" not in refusal.message
     for name in ("first", "last"):
         start = name.encode()[-1] + 1
@@ -187,7 +189,7 @@ def test_where_the_device_is_broken_the_worker_ends_instead_of_refusing_everyone
 
     api, far_api = ends
     with Running(target_of(far_api), api) as target:
-        monkeypatch.setattr("vidspec_service.engine.faults.torch.ones", broken)
-        submit(api, generate("poison"))
+        monkeypatch.setattr("vidspec_service.engine.target.loop.torch.ones", broken)
+        submit(api, request_of("poison", max_tokens=4))
         target.wait()
         assert "illegal memory access" in str(target.error)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.counting_model import configure
-from vidspec_service.engine import supervisor
-from vidspec_service.engine.channels import Channel
-from vidspec_service.engine.messages import Message, Ready
-from vidspec_service.engine.supervisor import Worker
+from vidspec_service.engine.frontend import supervisor
+from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import Message, Ready
 
 pytestmark = [pytest.mark.unit, pytest.mark.anyio]
 
@@ -23,7 +23,7 @@ READY = Ready(
     device="cpu",
     dtype="float32",
     tokenizer_file="t",
-    rows_are_invariant=True,
+    is_batch_invariant=True,
     versions={},
 )
 
@@ -75,10 +75,10 @@ async def test_only_deaths_soon_after_being_ready_count(
         return processes[-1]
 
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr("vidspec_service.engine.supervisor.subprocess.Popen", spawn)
+    monkeypatch.setattr("vidspec_service.engine.frontend.supervisor.subprocess.Popen", spawn)
     monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
     owner = Owner()
-    worker = Worker(configure("draft"), owner, silence_s=1000, start_timeout_s=1000)
+    worker = Worker(configure("draft"), owner)
     worker.start()
     async with asyncio.timeout(10):
         for _ in range(num_lives):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from vidspec_service.engine.messages import Ready
-from vidspec_service.engine.pairing import common_tokenizer, engine_info
-from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info
+from vidspec_service.engine.ipc.messages import Ready
 from vidspec_service.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def ready(folder: Path, name: str, words: list[str]) -> Ready:
         device="cpu",
         dtype="float32",
         tokenizer_file=str(path),
-        rows_are_invariant=True,
+        is_batch_invariant=True,
         versions={},
     )
 

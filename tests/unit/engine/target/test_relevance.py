@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from tests.unit.engine.counting_model import configure
+from tests.unit.engine.requests import target_request
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import CacheGeometry, KVCache
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
-from vidspec_service.engine.cell_scores import CellScores, read_scores
-from vidspec_service.engine.channels import Channel
-from vidspec_service.engine.draft_link import DraftLink
-from vidspec_service.engine.messages import Configure, Relevance
-from vidspec_service.engine.relevance import RelevanceSource
-from vidspec_service.engine.running import Running
-from vidspec_service.engine.sequence import TargetSequence
-from vidspec_service.engine.speculation import Speculation
-from vidspec_service.engine.types import SpeculationMode
+from vidspec_models.request import SpeculationMode
+from vidspec_service.engine.config import Preservation
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import Relevance
+from vidspec_service.engine.ipc.payload import CellScores, read_scores
+from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
+from vidspec_service.engine.target.request import TargetRequest
 
 GEOMETRY = CacheGeometry(
     num_layers=4, num_kv_heads=2, head_dim=8, dtype=torch.float32, device=torch.device("cpu"), context_block=8
@@ -36,7 +36,7 @@ class Model:
         scale = 1.0
 
 
-def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int = CELLS) -> Running:
+def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int = CELLS) -> TargetRequest:
     num_rows = num_cells + TEXT
     rows = torch.arange(float(num_rows)).view(-1, 1, 1)
     cache = KVCache(GEOMETRY, num_rows + 8)
@@ -49,18 +49,13 @@ def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int 
         next_position=num_rows,
         grid=torch.cartesian_prod(torch.arange(num_cells // 4), torch.arange(2), torch.arange(2)),
     )
-    return Running(
-        request_id="r",
-        prompt=prompt,
-        cache=cache,
-        sequence=TargetSequence(frozenset(), 9),
-        sampler=CoupledSampler(SamplingLaw()),
-        speculation=Speculation(mode=mode, acceptance=0.8),
-    )
+    return target_request(prompt, cache, mode=mode, max_tokens=9)
 
 
 def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
-    config = cast(Configure, type("Config", (), {"preservation": preservation, "prune_ratio": ratio, "threads": 1}))
+    config = configure("target")
+    engine = replace(config.engine, preservation=Preservation(preservation), prune_ratio=ratio)
+    config = replace(config, engine=engine, threads=1)
     return RelevanceSource(cast(Any, Model), config, link)
 
 
@@ -74,7 +69,7 @@ def ends() -> Iterator[tuple[DraftLink, Channel]]:
     theirs.close()
 
 
-def prefill(source: RelevanceSource, running: Running, chunk: int = 100) -> None:
+def prefill(source: RelevanceSource, running: TargetRequest, chunk: int = 100) -> None:
     """What the loop does, with queries of the right shape."""
     generator = torch.Generator().manual_seed(1)
     while running.cache.length < running.prompt.num_tokens:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vidspec_service.engine.policy import StepCosts, best_plan, tokens_per_second
+from vidspec_service.engine.speculation.plan import StepCosts, best_plan, tokens_per_second
 
 
 def ideal(ratio: float) -> StepCosts:
@@ -49,30 +49,30 @@ def test_a_forced_mode_speculates_even_at_a_loss() -> None:
 @given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2), overlap=st.booleans())
 def test_every_plan_can_be_carried_out(acceptance: float, row: float, draft: float, overlap: bool) -> None:
     plan = best_plan(acceptance, StepCosts(base_s=1.0, row_s=row, draft_s=draft), overlap=overlap, least_gain=0.0)
-    assert 0 <= plan.minimum <= plan.window <= plan.room
+    assert 0 <= plan.min_draft_tokens <= plan.max_draft_tokens <= plan.max_lead
 
 
 @given(
     acceptance=st.floats(0, 0.99),
     row=st.floats(0, 1),
     draft=st.floats(0.01, 2),
-    window=st.integers(1, 32),
+    most=st.integers(1, 32),
     data=st.data(),
     overlap=st.booleans(),
 )
 def test_the_rate_is_that_of_all_rounds_of_a_cycle_added_up(
-    acceptance: float, row: float, draft: float, window: int, data: st.DataObject, overlap: bool
+    acceptance: float, row: float, draft: float, most: int, data: st.DataObject, overlap: bool
 ) -> None:
-    minimum = data.draw(st.integers(0, window)) if overlap else window
+    least = data.draw(st.integers(0, most)) if overlap else most
     costs = StepCosts(base_s=1.0, row_s=row, draft_s=draft)
     tokens, seconds, intact, lead = 0.0, 0.0, 1.0, 0.0
     while intact > 1e-12:
-        waited = max(0.0, minimum - lead) * draft + (costs.latency_s if lead == 0.0 and minimum else 0.0)
-        judged = min(window, max(minimum, int(lead)))
+        waited = max(0.0, least - lead) * draft + (costs.latency_s if lead == 0.0 and least else 0.0)
+        judged = min(most, max(least, int(lead)))
         verification = costs.verification_s(judged + 1)
         tokens += intact * sum(acceptance**accepted for accepted in range(judged + 1))
         seconds += intact * (waited + verification)
         intact *= acceptance ** (judged + 1)
         lead = max(0.0, verification / draft - 1.0) if overlap else 0.0
-    rate = tokens_per_second(acceptance, costs, minimum, window, overlap=overlap)
+    rate = tokens_per_second(acceptance, costs, least, most, overlap=overlap)
     assert rate == pytest.approx(tokens / seconds, rel=1e-6)

@@ -1,0 +1,81 @@
+"""What is kept of a request until its end: enough for the next worker to take it up, and nothing longer."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import pytest
+
+from tests.unit.engine.requests import request_of
+from vidspec_models.request import SpeculationMode
+from vidspec_service.engine.frontend.request_table import RequestState, RequestTable
+from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
+from vidspec_service.errors import EngineDead
+
+pytestmark = pytest.mark.unit
+
+
+def state(name: str, mode: SpeculationMode = SpeculationMode.AUTO) -> RequestState:
+    return RequestState(request_of(name, mode), os.memfd_create("payload"))
+
+
+def due(table: RequestTable) -> list[str]:
+    """Everything that the target may have, which it then has."""
+    found = []
+    while (each := table.next_due()) is not None:
+        table.mark_given(each)
+        found.append(each.request_id)
+    return found
+
+
+def test_the_next_target_gets_what_has_not_ended_with_what_is_committed() -> None:
+    table = RequestTable(max_running=4)
+    a, b = state("a"), state("b")
+    with ExitStack() as stack:
+        for each in (a, b):
+            stack.enter_context(table.registered(each))
+        assert due(table) == ["a", "b"]
+        table.route(Tokens(request_id="b", ids=(5, 6)))
+        table.route(Ended(request_id="a", finish_reason="stop", num_rollbacks=0, num_wasted=0))
+        assert table.target_lost() is None
+        assert due(table) == ["b"]
+        assert b.message().committed == (5, 6)
+
+
+def test_the_request_to_blame_can_be_refused_and_the_rest_is_due() -> None:
+    table = RequestTable(max_running=4)
+    with ExitStack() as stack:
+        for name in ("a", "b"):
+            stack.enter_context(table.registered(state(name)))
+        due(table)
+        table.target_lost()
+        assert due(table) == ["a"]
+        assert table.target_lost() == "a"
+        assert table.route(Rejected(request_id="a", message=""))
+        assert due(table) == ["b"]
+        assert not table.remove("a")
+
+
+def test_what_has_lost_two_drafts_goes_on_without_one() -> None:
+    table = RequestTable(max_running=4)
+    followed, alone = state("followed"), state("alone", SpeculationMode.OFF)
+    with table.registered(followed), table.registered(alone):
+        assert followed.wants_draft
+        assert not alone.wants_draft
+        table.draft_lost()
+        assert followed.wants_draft
+        table.draft_lost()
+        assert not followed.wants_draft
+
+
+def test_where_nothing_can_go_on_nothing_is_due() -> None:
+    table = RequestTable(max_running=4)
+    each = state("a")
+    with table.registered(each):
+        table.fail_all(EngineDead("gone"))
+        assert table.next_due() is None
+        assert isinstance(each.messages.get_nowait(), EngineDead)
+        assert len(table) == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(each.payload)

@@ -1,0 +1,65 @@
+"""A request crosses a process bit for bit, frames included, and leaves nothing behind."""
+
+import os
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
+from vidspec_service.engine.ipc.payload import read_request, write_request
+
+
+def video(seed: int, shape: tuple[int, int, int, int]) -> Video:
+    return Video(
+        frames=np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8),
+        source_indices=tuple(range(shape[0])),
+        source_fps=29.97,
+        source_num_frames=100,
+        duration_s=3.3,
+        key=f"video {seed}",
+    )
+
+
+@given(
+    text=st.text(max_size=20),
+    seed=st.integers(0, 2**64 - 1),
+    mode=st.sampled_from(SpeculationMode),
+    committed=st.lists(st.integers(0, 200_000), max_size=5),
+    max_tokens=st.none() | st.integers(1, 2**40),
+)
+def test_every_field_arrives_as_it_was(
+    text: str, seed: int, mode: SpeculationMode, committed: list[int], max_tokens: int | None
+) -> None:
+    sent = GenerationRequest(
+        request_id=text,
+        turns=(Turn(role="user", text="Was ist das? 🎬", num_videos=2), Turn(role="assistant", text=text)),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=0.1, top_p=0.3, top_k=7, seed=seed),
+        stop=(text, "."),
+        speculation=mode,
+        compression=Compression.DYCOKE,
+        committed=tuple(committed),
+    )
+    assert read_request(write_request(sent)) == sent
+
+
+def test_frames_of_several_videos_arrive_unchanged_contiguous_or_not() -> None:
+    base = video(0, (4, 6, 6, 3))
+    strided = Video(
+        frames=base.frames[::2, ::-1], source_indices=(0, 2), source_fps=1.0, source_num_frames=4, duration_s=4.0
+    )
+    videos = (base, strided, video(1, (1, 2, 2, 3)))
+    found = read_request(write_request(GenerationRequest(request_id="r", turns=(), videos=videos)))
+    for got, sent in zip(found.videos, videos, strict=True):
+        np.testing.assert_array_equal(got.frames, sent.frames)
+        others = [each.name for each in fields(Video) if each.name != "frames"]
+        assert [getattr(got, name) for name in others] == [getattr(sent, name) for name in others]
+
+
+def test_reading_closes_the_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        read_request(write_request(GenerationRequest(request_id="r", turns=())))
+    assert len(os.listdir("/proc/self/fd")) == before

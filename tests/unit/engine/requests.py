@@ -1,0 +1,64 @@
+"""Requests as the tests of the engine need them: made of as little as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
+from vidspec_models.token_sampling import CoupledSampler
+from vidspec_service.engine.speculation.plan import Speculation
+from vidspec_service.engine.target.request import TargetRequest
+
+NOTHING = cast(Any, None)
+
+
+def request_of(
+    name: str = "r",
+    mode: SpeculationMode = SpeculationMode.OFF,
+    *,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    compression: Compression = Compression.NONE,
+) -> GenerationRequest:
+    """A greedy request without a video; its text is its name."""
+    return GenerationRequest(
+        request_id=name,
+        turns=(Turn(role="user", text=name),),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(seed=seed),
+        speculation=mode,
+        compression=compression,
+    )
+
+
+def target_request(
+    prompt: Prompt = NOTHING,
+    cache: KVCache = NOTHING,
+    *,
+    name: str = "r",
+    mode: SpeculationMode = SpeculationMode.OFF,
+    acceptance: float = 0.9,
+    max_tokens: int = 100,
+    stop_ids: frozenset[int] = frozenset(),
+    committed: Sequence[int] = (),
+    pruner: KVPruner | None = None,
+    prepare_s: float = 0.0,
+) -> TargetRequest:
+    """What the target holds for a greedy request."""
+    request = TargetRequest(
+        request_id=name,
+        prompt=prompt,
+        cache=cache,
+        sampler=CoupledSampler(SamplingParams()),
+        speculation=Speculation(mode=mode, acceptance=acceptance),
+        stop_ids=stop_ids,
+        max_tokens=max_tokens,
+        pruner=pruner,
+        prepare_s=prepare_s,
+    )
+    request.commit(committed)
+    return request

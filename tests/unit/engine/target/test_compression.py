@@ -1,0 +1,88 @@
+"""Compression applies to requests that ask for it, with the server's parameters, and bounds what a forward verifies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.engine.requests import request_of, target_request
+from tests.unit.models.compression.prompts import video_prompt
+from vidspec_models.compression.dycoke import REFRESH_TOKENS, DyCoke
+from vidspec_models.inputs import PromptIdentity
+from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.request import Compression, SpeculationMode
+from vidspec_service.engine.speculation.plan import Plan
+from vidspec_service.engine.target.request import TargetRequest, compressed, pruner_of
+
+GEOMETRY = CacheGeometry(
+    num_layers=1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"), context_block=4
+)
+PLAIN = request_of()
+DYCOKE = request_of(compression=Compression.DYCOKE)
+LAYERS = 8
+
+
+def test_a_request_that_asks_for_nothing_keeps_its_prompt_and_all_of_its_keys() -> None:
+    dycoke, prompt = DyCoke(), video_prompt(8, 2, 2)
+    assert compressed(dycoke, PLAIN, prompt) is prompt
+    assert pruner_of(dycoke, PLAIN, prompt, LAYERS) is None
+
+
+def test_a_request_that_asks_for_it_gets_the_servers_ratios() -> None:
+    dycoke, prompt = DyCoke(merge_ratio=0.25, hide_ratio=0.5), video_prompt(8, 2, 2)
+    merged = compressed(dycoke, DYCOKE, prompt)
+    assert merged.num_video_tokens == 2 * (4 + 3 * 3)
+    pruner = pruner_of(dycoke, DYCOKE, merged, LAYERS)
+    assert pruner is not None
+    assert pruner.num_hidden == 13
+
+
+def test_either_stage_can_be_off() -> None:
+    prompt = video_prompt(8, 2, 2)
+    hiding = DyCoke(merge_ratio=0.0, hide_ratio=0.5)
+    assert compressed(hiding, DYCOKE, prompt).ids == prompt.ids
+    assert pruner_of(hiding, DYCOKE, prompt, LAYERS) is not None
+    merging = DyCoke(merge_ratio=0.5, hide_ratio=0.0)
+    assert compressed(merging, DYCOKE, prompt).num_tokens < prompt.num_tokens
+    assert pruner_of(merging, DYCOKE, prompt, LAYERS) is None
+
+
+def test_a_compressed_requests_cache_serves_nobody_else() -> None:
+    identity = PromptIdentity(video_keys=("v",), rows=np.arange(37))
+    prompt = replace(video_prompt(8, 2, 2), identity=identity)
+    for dycoke in (DyCoke(merge_ratio=0.0), DyCoke(), DyCoke(hide_ratio=0.0)):
+        assert compressed(dycoke, DYCOKE, prompt).identity is None
+        assert compressed(dycoke, PLAIN, prompt).identity is identity
+
+
+def running(num_committed: int, *, is_compressed: bool) -> TargetRequest:
+    """Decoding, with as many proposals as one may wish for."""
+    prompt = video_prompt(8, 2, 2)
+    pruner = pruner_of(DyCoke(), DYCOKE if is_compressed else PLAIN, prompt, LAYERS)
+    stored = KVCache(GEOMETRY, 400)
+    stored.length = prompt.num_tokens + num_committed - 1
+    mode = SpeculationMode.PARALLEL
+    found = target_request(prompt, stored, mode=mode, max_tokens=200, committed=[1] * num_committed, pruner=pruner)
+    speculation = found.speculation
+    speculation.plan = Plan(min_draft_tokens=30, max_draft_tokens=30, max_lead=60, speedup=2.0)
+    speculation.chain.extend(1, num_committed, (1,) * 40, (1.0,) * 40, found.committed)
+    speculation.is_followed = True
+    return found
+
+
+@pytest.mark.parametrize("num_committed", range(1, 2 * REFRESH_TOKENS + 2))
+def test_a_forward_ends_where_a_selection_ends_and_nobody_waits_for_more(num_committed: int) -> None:
+    found = running(num_committed, is_compressed=True)
+    first = num_committed - 1  # answer row that the forward begins with
+    last = first + len(found.pending())
+    assert first // REFRESH_TOKENS == last // REFRESH_TOKENS
+    assert (last + 1) % REFRESH_TOKENS == 0
+    assert found.has_enough
+    assert found.rows(found.pending()).pruner is found.pruner
+
+
+def test_without_compression_the_plan_alone_decides() -> None:
+    assert len(running(5, is_compressed=False).pending()) == 30
