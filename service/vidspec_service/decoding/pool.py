@@ -14,13 +14,11 @@ from contextvars import copy_context
 from pathlib import Path
 from types import TracebackType
 
-from vidspec_service.decoding.child_process import DecodeChild
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
-from vidspec_service.decoding.frame_selection import check_request
+from vidspec_service.decoding.isolation.child import Job
+from vidspec_service.decoding.isolation.process import DecodeChild
+from vidspec_service.decoding.isolation.sandbox import Missing
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.messages import Job
-from vidspec_service.decoding.sandbox import Missing
+from vidspec_service.decoding.selection import Clip, FrameRequest, check_request
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
@@ -69,7 +67,7 @@ class DecodePool:
 
         Raises InvalidRequest, VideoUnsupported, VideoUnreadable (also for a decode that takes too long) or
         VideoTooLarge; CapacityError if no child can be started, Draining if the pool closes. Cancelling kills
-        the child. `frames` is read-only and not copied; its memory goes when the array goes.
+        the child. `video.frames` is read-only and not copied; its memory goes when the array goes.
         """
         check_request(request, self._limits)  # needs no child
         job = Job(path=str(path), request=request, default_num_frames=default_num_frames, limits=self._limits)

@@ -9,12 +9,11 @@ import os
 import re
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from vidspec_service.decoding.limits import over_limit
-from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
+from vidspec_service.decoding.limits import HEAD_BYTES, check_signature, over_limit
 from vidspec_service.errors import CapacityError, InvalidRequest, VideoTooLarge, VideoUnreadable
 
 _PREFIX = "upload-"
@@ -70,16 +69,6 @@ async def write_upload(
         path.unlink(missing_ok=True)
         raise
     return path
-
-
-@asynccontextmanager
-async def stored_upload(chunks: AsyncIterator[bytes], directory: Path, max_bytes: int) -> AsyncIterator[Path]:
-    """`write_upload` for the length of a block."""
-    path = await write_upload(chunks, directory, max_bytes)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def sweep(directory: Path) -> int:

@@ -1,4 +1,4 @@
-"""Clip: what decoding hands over, frames with exact timestamps and the facts of their source."""
+"""What a model is asked, as the service sends it and workers read it; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
-    """Chosen frames of one video. Rotation is applied; timestamps start at the video's first frame."""
+class Video:
+    """One clip's chosen frames, as the model will see them."""
 
     frames: NDArray[np.uint8]  # [T, H, W, 3] RGB
-    timestamps_s: tuple[float, ...]  # [T]
     source_indices: tuple[int, ...]  # [T] display-order index of each chosen frame in the source
     source_fps: float  # average rate: frames / duration
     source_num_frames: int
     duration_s: float
-    width: int  # of `frames`: after rotation, and after scaling down to max_frame_pixels
-    height: int
-    codec: str
-    warnings: tuple[str, ...] = ()
+    key: str | None = None  # equal keys mean equal frames; None: never shared
