@@ -1,4 +1,4 @@
-"""What is refused before it is decoded: a file that is no video by its first bytes, and more than one may hold."""
+"""What is refused before it is decoded: a file whose first bytes are no video's, and a video over a limit."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import os
 import re
 import secrets
@@ -38,7 +37,7 @@ def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> byte
         raise _too_large(f"The {kind} has {num_bytes:,} bytes", max_bytes)
     try:
         return _from_base64(url, head.end())
-    except (binascii.Error, ValueError):  # ValueError: not ASCII
+    except ValueError:  # not of its alphabet, or badly padded
         raise InvalidRequest(f"The {kind}'s base64 is malformed.", param="video") from None
 
 

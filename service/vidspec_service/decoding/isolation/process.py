@@ -61,33 +61,32 @@ class DecodeChild:
             self._spawn()
             self._channel.settimeout(timeout_s)
             ready = self._channel.recv(1)
-            if not ready:
-                raise ServiceError("a decode child ended before it was ready")
-            self.missing = Missing(ready[0])
         except OSError as error:  # no process or memory to be had, or no answer in time
             self.end()
             raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error
-        except ServiceError:
+        if not ready:
             self.end()
-            raise
+            raise ServiceError("a decode child ended before it was ready")
+        self.missing = Missing(ready[0])
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            self._channel = self._held.enter_context(ours)
-            self._frames = self._held.enter_context(FileIO(os.memfd_create("frames", _MEMFD), "r+"))
+        with self._lock:
             if self._is_killed:
                 raise ServiceError("the decode pool is closed")
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "vidspec_service.decoding.isolation.child", str(os.getpid())],
-                stdin=theirs.fileno(),
-                stdout=self._frames.fileno(),
-                stderr=subprocess.DEVNULL,
-                # Nothing of ours: no keys to steal. One thread for what numpy brings.
-                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
-                cwd="/",
-                start_new_session=True,
-            )
+            ours, theirs = socket.socketpair()
+            self._channel = self._held.enter_context(ours)
+            with theirs:
+                self._frames = self._held.enter_context(FileIO(os.memfd_create("frames", _MEMFD), "r+"))
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "vidspec_service.decoding.isolation.child", str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=self._frames.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    # Nothing of ours: no keys to steal. One thread for what numpy brings.
+                    env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+                    cwd="/",
+                    start_new_session=True,
+                )
 
     @property
     def is_alive(self) -> bool:

@@ -34,14 +34,14 @@ from av.video.stream import VideoStream
 from vidspec_service.decoding.limits import HEAD_BYTES, DecodingLimits, check_signature, over_limit
 from vidspec_service.decoding.reader.frames import Allocate, Painter, chosen_frames, fitted_size
 from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
-from vidspec_service.decoding.selection import Decoded, FramePicker, FrameRequest, check_request, select_frames
+from vidspec_service.decoding.selection import Decoded, FramePicker, FrameRequest, select_frames
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
-MAX_STREAMS = 8
+_MAX_STREAMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class _Kind:
     """What FFmpeg may take a file for."""
 
     formats: str
@@ -53,11 +53,11 @@ class Kind:
         return ",".join(sorted(self.codecs | {"libdav1d"} if "av1" in self.codecs else self.codecs))
 
 
-VIDEO = Kind(
+_VIDEO = _Kind(
     "mov,matroska,avi,mpegts,mpeg,ogg",
     frozenset(["h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "prores", "theora"]),
 )
-STILL = Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
+_STILL = _Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
 _HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
@@ -76,16 +76,15 @@ def read_clip(
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
     _check_file(file, limits, request)
-    kind = STILL if request.is_still else VIDEO
-    check_request(request, limits)
+    kind = _STILL if request.is_still else _VIDEO
     with _translated():
         with opened(file, limits, kind) as container:
-            stream = video_stream(container, limits, kind)
+            stream = _video_stream(container, limits, kind)
             codec, size = stream.codec_context.codec.canonical_name, (stream.width, stream.height)
             if request.is_still and 0 in size:  # FFmpeg tells nothing of an image over the limit, not even its size
                 fact = f"has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
                 raise VideoUnreadable(f"The image is damaged, or {fact}.", param="video")
-            warnings = describe(container, stream)
+            warnings = _describe(container, stream)
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
         default = 1 if request.is_still else default_num_frames
@@ -94,8 +93,8 @@ def read_clip(
         picker = FramePicker[VideoFrame](selection.indices)
         painter = Painter(len(selection.indices), limits, allocate)
         with opened(file, limits, kind) as container:
-            stream = video_stream(container, limits, kind)
-            frames = chosen_frames(packets_of(container, stream, []), stream.codec_context, timeline, picker)
+            stream = _video_stream(container, limits, kind)
+            frames = chosen_frames(_packets_of(container, stream, []), stream.codec_context, timeline, picker)
             indices = tuple(painter.paint(index, frame) for index, frame in frames)
         width, height = painter.finish(picker)
     return Decoded(
@@ -135,7 +134,7 @@ def _translated() -> Iterator[None]:
 def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits, warnings: list[str]) -> Timeline:
     """Walk every packet: the file's true timeline, whatever its header claims."""
     packets: list[PacketFacts] = []
-    for packet in packets_of(container, stream, warnings):
+    for packet in _packets_of(container, stream, warnings):
         if len(packets) == limits.max_source_frames:
             fact = f"The video has more than {len(packets):,} frames"
             raise over_limit(fact, f"{limits.max_source_frames:,}", "VIDSPEC_MAX_SOURCE_FRAMES")
@@ -161,14 +160,14 @@ def is_ffmpeg_fixed() -> bool:
 
 
 @contextmanager
-def opened(file: BinaryIO, limits: DecodingLimits, kind: Kind = VIDEO) -> Iterator[InputContainer]:
+def opened(file: BinaryIO, limits: DecodingLimits, kind: _Kind = _VIDEO) -> Iterator[InputContainer]:
     """The container in `file`, from its start; closed on leaving."""
     # As container options these also reach the decoders that FFmpeg opens on its own while probing.
     options = {
         "format_whitelist": kind.formats,
         "protocol_whitelist": "none",  # all bytes come from `file`; no other file or address may be opened
         "codec_whitelist": kind.decoders,
-        "max_streams": str(MAX_STREAMS),
+        "max_streams": str(_MAX_STREAMS),
         "max_pixels": str(limits.max_pixels),
         "threads": "1",
     }
@@ -177,7 +176,7 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: Kind = VIDEO) -> Iterat
         container = av.open(file, mode="r", options=options, metadata_errors="replace", buffer_size=_READ_BYTES)
     except MemoryError:  # FFmpeg's answer to too many streams, and to absurd sizes
         raise VideoUnsupported(
-            f"The file has more than {MAX_STREAMS} tracks, or a damaged header.", param="video"
+            f"The file has more than {_MAX_STREAMS} tracks, or a damaged header.", param="video"
         ) from None
     except av.FFmpegError:
         raise VideoUnreadable("The file cannot be opened: it is damaged or incomplete.", param="video") from None
@@ -187,7 +186,7 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: Kind = VIDEO) -> Iterat
         container.close()  # reference cycles would keep it for long
 
 
-def video_stream(container: InputContainer, limits: DecodingLimits, kind: Kind = VIDEO) -> VideoStream:
+def _video_stream(container: InputContainer, limits: DecodingLimits, kind: _Kind = _VIDEO) -> VideoStream:
     """The track to show, ready to decode; every other track is switched off."""
     tracks = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     if not tracks:
@@ -210,7 +209,7 @@ def video_stream(container: InputContainer, limits: DecodingLimits, kind: Kind =
     return stream
 
 
-def describe(container: InputContainer, stream: VideoStream) -> list[str]:
+def _describe(container: InputContainer, stream: VideoStream) -> list[str]:
     """What a person should know about the file before trusting an answer about it."""
     warnings = []
     if container.streams.audio:
@@ -224,7 +223,7 @@ def describe(container: InputContainer, stream: VideoStream) -> list[str]:
     return warnings
 
 
-def packets_of(container: InputContainer, stream: VideoStream, warnings: list[str]) -> Iterator[Packet[VideoStream]]:
+def _packets_of(container: InputContainer, stream: VideoStream, warnings: list[str]) -> Iterator[Packet[VideoStream]]:
     """The stream's packets up to the end or the first damage in the container; the same on every walk."""
     try:
         for packet in container.demux(stream):

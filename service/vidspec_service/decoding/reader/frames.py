@@ -1,4 +1,4 @@
-"""The chosen frames: decoded from entry point to entry point, turned upright, laid down as RGB in one memory."""
+"""The chosen frames: decoded from keyframe to keyframe, turned upright, laid down as RGB in one block of memory."""
 
 from __future__ import annotations
 
