@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -81,6 +82,22 @@ def test_a_clip_arrives_whole_and_read_only(clip_path: Path) -> None:
             clip.video.frames[0, 0, 0, 0] = 1
         with pytest.raises(ValueError, match="WRITEABLE"):
             clip.video.frames.flags.writeable = True
+
+    run(body())
+
+
+def test_a_clip_with_fewer_frames_than_were_chosen_arrives_whole(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mov", bar_codes(6), codec="mjpeg", pix_fmt="yuvj420p")
+    content = path.read_bytes()
+    pictures = [match.start() for match in re.finditer(b"\xff\xd8\xff", content)]
+    lost = slice(pictures[2], pictures[3])
+    path.write_bytes(content[: lost.start] + bytes(lost.stop - lost.start) + content[lost.stop :])
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            clip = await pool.decode(path, FrameRequest(num_frames=6), 8)
+        assert [number_of(frame) for frame in clip.video.frames] == [0, 1, 3, 4, 5]
+        assert clip.warnings == ("1 of the 6 chosen frames cannot be decoded and are left out.",)
 
     run(body())
 
