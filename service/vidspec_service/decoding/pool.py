@@ -48,7 +48,7 @@ class DecodePool:
         """Start the spares and wait for the first: ConfigError if decoding does not work on this machine."""
         self._spares.extend(self._spare() for _ in range(self._max_workers))
         try:
-            _tell(await asyncio.shield(self._spares[0]))
+            _report_missing(await asyncio.shield(self._spares[0]))
         except ServiceError as error:
             await self.close()
             raise ConfigError(error.message) from error
@@ -143,10 +143,10 @@ class DecodePool:
         self._children.discard(child)
 
 
-def _tell(child: DecodeChild) -> None:
-    """What this machine refuses its children, once; ConfigError for an FFmpeg that strangers could take over.
+def _report_missing(child: DecodeChild) -> None:
+    """Log what protection this machine does not give; ConfigError for an FFmpeg that files can take over.
 
-    Without the filter it matters, with it the filter stands in for the namespace.
+    A missing filter is a warning; a missing network namespace is not, as the filter refuses sockets too.
     """
     if Missing.FIXED_FFMPEG in child.missing:
         raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known holes: install av's own wheel")

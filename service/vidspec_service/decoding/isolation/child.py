@@ -1,9 +1,9 @@
-"""A decode child's whole life: give up privileges, say ready, take one job, close itself in, answer, end.
+"""A decode child's whole life: give up privileges, say ready, take one job, install the filter, answer, end.
 
 Standard input is its socket to the pool, standard output the anonymous memory for its frames: nothing has a name, so
 nothing can be left behind however the child ends. A JSON job comes in, a JSON answer goes out. Nothing is pickled, and
 errors travel as a name: a child taken over by a hostile file can lie about a clip, but cannot make the service run or
-show anything else. Imports neither torch nor numpy; whatever it needs is imported before it closes itself in, since it
+show anything else. Imports neither torch nor numpy; whatever it needs is imported before the filter, since it
 cannot open a file afterwards.
 """
 
@@ -17,7 +17,12 @@ import traceback
 
 import msgspec
 
-from vidspec_service.decoding.isolation.sandbox import Missing, close_in, give_up_privileges, limit_resources
+from vidspec_service.decoding.isolation.sandbox import (
+    Missing,
+    give_up_privileges,
+    install_filter,
+    limit_resources,
+)
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.selection import Decoded, FrameRequest
 from vidspec_service.errors import RequestError
@@ -71,7 +76,7 @@ def _work(job: Job) -> Answer:
     limit_resources(job.limits)
     try:
         with open(job.path, "rb", buffering=0) as file:
-            close_in()  # before its first byte is read
+            install_filter()  # before its first byte is read
             decoded = read_clip(file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames)
         os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than were chosen
     except RequestError as error:

@@ -1,6 +1,6 @@
-"""What a decode child gives up before it touches a stranger's bytes. What a kernel refuses is done without, and said.
+"""What a decode child gives up before it reads a client's bytes. What a kernel does not support is reported.
 
-`give_up_privileges` when it starts, `limit_resources` once it knows its job, `close_in` once it holds its one file.
+`give_up_privileges` when it starts, `limit_resources` once it knows its job, `install_filter` when its file is open.
 The last is a seccomp filter: a list of the system calls that decoding needs; the kernel refuses all others. A child
 that a hostile file has taken over can then compute, read the files it already holds, answer and end. It cannot open
 a file, use a network, start a process or a thread, send a signal, or make memory executable.
@@ -81,7 +81,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Missing(IntFlag):
-    """What a child should have and this machine does not give."""
+    """Protection that a child should have and this machine does not give."""
 
     NETWORK_NAMESPACE = 1
     SYSCALL_FILTER = 2
@@ -99,7 +99,7 @@ def give_up_privileges(parent_pid: int) -> Missing:
     # An empty network namespace; needs root or user namespaces, and containers often allow neither.
     if _libc.unshare(_CLONE_NEWNET) != 0 and _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         missing |= Missing.NETWORK_NAMESPACE
-    if not takes_filters():
+    if not is_filter_supported():
         missing |= Missing.SYSCALL_FILTER
     if os.getppid() != parent_pid:  # it died before the first prctl
         sys.exit(0)
@@ -122,19 +122,19 @@ def limit_resources(limits: DecodingLimits) -> None:
             resource.setrlimit(kind, (most, most))
 
 
-def close_in() -> None:
-    """From here on the process can reach nothing but what it holds open: no file, no address, no other process.
+def install_filter() -> None:
+    """From here on this process reaches only what it holds open: no other file, address or process.
 
-    Confines this thread and all it starts, for good. Needs "no new privileges".
+    Cannot be undone, and holds for all it starts. Needs "no new privileges"; does nothing where it is not supported.
     """
-    if takes_filters():
+    if is_filter_supported():
         code = filter_program(platform.machine())
         program = _Program(len(code) // 8, code)
         _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
 
 
-def takes_filters() -> bool:
-    """Whether this processor and kernel take the filter; changes nothing."""
+def is_filter_supported() -> bool:
+    """Whether this processor and kernel support the filter; changes nothing."""
     if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
         return False
     # A program at address zero: a kernel that takes filters says "bad address", any other "invalid".

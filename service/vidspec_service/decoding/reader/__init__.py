@@ -32,7 +32,7 @@ from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
 from vidspec_service.decoding.limits import HEAD_BYTES, DecodingLimits, check_signature, over_limit
-from vidspec_service.decoding.reader.frames import Allocate, Painter, chosen_frames, fitted_size
+from vidspec_service.decoding.reader.frames import Allocate, FrameConverter, chosen_frames, fitted_size
 from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
 from vidspec_service.decoding.selection import Decoded, FramePicker, FrameRequest, select_frames
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
@@ -91,12 +91,12 @@ def read_clip(
         selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default)
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
         picker = FramePicker[VideoFrame](selection.indices)
-        painter = Painter(len(selection.indices), limits, allocate)
+        converter = FrameConverter(len(selection.indices), limits, allocate)
         with opened(file, limits, kind) as container:
             stream = _video_stream(container, limits, kind)
             frames = chosen_frames(_packets_of(container, stream, []), stream.codec_context, timeline, picker)
-            indices = tuple(painter.paint(index, frame) for index, frame in frames)
-        width, height = painter.finish(picker)
+            indices = tuple(converter.convert(index, frame) for index, frame in frames)
+        width, height = converter.finish(picker)
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in indices),
         source_indices=indices,
@@ -106,7 +106,7 @@ def read_clip(
         width=width,
         height=height,
         codec=codec,
-        warnings=(*warnings, *selection.warnings, *painter.warnings),
+        warnings=(*warnings, *selection.warnings, *converter.warnings),
     )
 
 

@@ -98,7 +98,7 @@ class _Decoder:
             yield self._last_index, frame
 
 
-class Painter:
+class FrameConverter:
     """Lays frames down upright as RGB, and keeps account of the bad ones.
 
     The first frame sets size and orientation for all; a clip has one shape. Frames over `max_frame_pixels` are
@@ -116,7 +116,7 @@ class Painter:
         self._memory: memoryview | None = None  # what is still free of it
         self._num_damaged = self._num_resized = 0
 
-    def paint(self, index: int, frame: VideoFrame) -> int:
+    def convert(self, index: int, frame: VideoFrame) -> int:
         """Convert and lay down one frame; gives its display index back."""
         self._limits.check_pixels(frame.width, frame.height)
         if self._memory is None:

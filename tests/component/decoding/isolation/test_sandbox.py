@@ -18,7 +18,7 @@ from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import ConfigError, InvalidRequest
 
-needs_filter = pytest.mark.skipif(not sandbox.takes_filters(), reason="this kernel takes no syscall filters")
+needs_filter = pytest.mark.skipif(not sandbox.is_filter_supported(), reason="this kernel takes no syscall filters")
 
 # Runs in place of the reader, where FFmpeg would be running a stranger's code.
 TAKEN_OVER = """
@@ -68,7 +68,7 @@ vidspec_service.decoding.reader.read_clip = read_clip
 """
 NO_FILTER = """
 import vidspec_service.decoding.isolation.sandbox
-vidspec_service.decoding.isolation.sandbox.takes_filters = lambda: False
+vidspec_service.decoding.isolation.sandbox.is_filter_supported = lambda: False
 """
 OLD_FFMPEG = """
 import vidspec_service.decoding.reader
