@@ -128,9 +128,9 @@ def install_filter() -> None:
     Cannot be undone, and holds for all it starts. Needs "no new privileges"; does nothing where it is not supported.
     """
     if is_filter_supported():
-        code = filter_program(platform.machine())
-        program = _Program(len(code) // 8, code)
-        _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+        code = ctypes.create_string_buffer(filter_program(platform.machine()))
+        program = struct.pack("@HP", len(code) // 8, ctypes.addressof(code))  # a struct sock_fprog
+        _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
 
 
 def is_filter_supported() -> bool:
@@ -140,10 +140,6 @@ def is_filter_supported() -> bool:
     # A program at address zero: a kernel that takes filters says "bad address", any other "invalid".
     refused = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0) != 0
     return refused and ctypes.get_errno() == errno.EFAULT
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 def filter_program(machine: str) -> bytes:
