@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_models.request import Video
+from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.engine.types import (
     EngineInfo,
     EngineStatus,
@@ -104,14 +104,14 @@ class FakeEngine:
 def clip(num_frames: int = 3) -> Clip:
     """A grey clip of one frame per second."""
     return Clip(
-        frames=np.full((num_frames, 4, 6, 3), 128, np.uint8),
+        video=Video(
+            frames=np.full((num_frames, 4, 6, 3), 128, np.uint8),
+            source_indices=tuple(25 * second for second in range(num_frames)),
+            source_fps=25.0,
+            source_num_frames=25 * num_frames,
+            duration_s=float(num_frames),
+        ),
         timestamps_s=tuple(float(second) for second in range(num_frames)),
-        source_indices=tuple(25 * second for second in range(num_frames)),
-        source_fps=25.0,
-        source_num_frames=25 * num_frames,
-        duration_s=float(num_frames),
-        width=6,
-        height=4,
         codec="h264",
         warnings=("2 frames could not be decoded",),
     )

@@ -13,8 +13,7 @@ from tests.api.test_limits import FORM, part, video
 from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.errors import Draining
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeEngine
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.engine.types import ChatMessage, Compression, SpeculationMode
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]

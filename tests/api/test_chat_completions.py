@@ -13,7 +13,7 @@ from tests.api.chat import ASK, IMAGE, IMAGE_BYTES, IMAGE_URL, VIDEO, ask, user
 from tests.api.test_stream import events_of
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeEngine
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.engine.types import ChatMessage, SpeculationMode
 from vidspec_service.errors import GenerationFailed
 

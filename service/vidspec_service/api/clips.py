@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vidspec_service.api.lru import Lru
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.telemetry import Metrics
 
 # What a small clip counts for: its memory came from a decoder and holds a file descriptor as long as it is here.
@@ -69,7 +68,7 @@ class Clips:
         self._metrics.video_decoded(
             seconds=time.monotonic() - began, num_bytes=file.num_bytes, num_frames=len(clip.timestamps_s)
         )
-        self._kept.put(key, clip, max(LEAST_BYTES, clip.frames.nbytes))
+        self._kept.put(key, clip, max(LEAST_BYTES, clip.video.frames.nbytes))
         return clip
 
     def forget(self, caller: str, content_id: str) -> None:

@@ -6,8 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from vidspec_service.api.schemas import Options
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.engine.types import ChatMessage, GenerationRequest, VideoInput
 from vidspec_service.settings import Settings
 
@@ -51,11 +50,11 @@ def generation_request(
 
 def _video(clip: Clip, digest: str) -> VideoInput:
     return VideoInput(
-        frames=clip.frames,
+        frames=clip.video.frames,
         timestamps_s=clip.timestamps_s,
-        source_indices=clip.source_indices,
-        source_fps=clip.source_fps,
-        source_num_frames=clip.source_num_frames,
-        duration_s=clip.duration_s,
+        source_indices=clip.video.source_indices,
+        source_fps=clip.video.source_fps,
+        source_num_frames=clip.video.source_num_frames,
+        duration_s=clip.video.duration_s,
         key=digest,
     )

@@ -12,7 +12,7 @@ from vidspec_service.api.answers import (
     VideoFacts,
 )
 from vidspec_service.api.stopwatch import Stopwatch
-from vidspec_service.decoding.clip import Clip
+from vidspec_service.decoding.selection import Clip
 from vidspec_service.engine.types import Finished, SpeculationStats, Started
 
 _DIGITS = 6  # microseconds; more is noise
@@ -54,7 +54,7 @@ def video_facts(video_id: str, clip: Clip) -> VideoFacts:
     """What is said of a clip; its frames may go."""
     return VideoFacts(
         id=video_id,
-        duration_s=round(clip.duration_s, _DIGITS),
+        duration_s=round(clip.video.duration_s, _DIGITS),
         num_frames=len(clip.timestamps_s),
         timestamps_s=[round(timestamp, _DIGITS) for timestamp in clip.timestamps_s],
         warnings=list(clip.warnings),

@@ -14,13 +14,11 @@ from contextvars import copy_context
 from pathlib import Path
 from types import TracebackType
 
-from vidspec_service.decoding.child_process import DecodeChild
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
-from vidspec_service.decoding.frame_selection import check_request
+from vidspec_service.decoding.isolation.child import Job
+from vidspec_service.decoding.isolation.process import DecodeChild
+from vidspec_service.decoding.isolation.sandbox import Missing
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.messages import Job
-from vidspec_service.decoding.sandbox import Missing
+from vidspec_service.decoding.selection import Clip, FrameRequest, check_request
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
@@ -50,7 +48,7 @@ class DecodePool:
         """Start the spares and wait for the first: ConfigError if decoding does not work on this machine."""
         self._spares.extend(self._spare() for _ in range(self._max_workers))
         try:
-            _tell(await asyncio.shield(self._spares[0]))
+            _report_missing(await asyncio.shield(self._spares[0]))
         except ServiceError as error:
             await self.close()
             raise ConfigError(error.message) from error
@@ -69,7 +67,7 @@ class DecodePool:
 
         Raises InvalidRequest, VideoUnsupported, VideoUnreadable (also for a decode that takes too long) or
         VideoTooLarge; CapacityError if no child can be started, Draining if the pool closes. Cancelling kills
-        the child. `frames` is read-only and not copied; its memory goes when the array goes.
+        the child. `video.frames` is read-only and not copied; its memory goes when the array goes.
         """
         check_request(request, self._limits)  # needs no child
         job = Job(path=str(path), request=request, default_num_frames=default_num_frames, limits=self._limits)
@@ -145,10 +143,10 @@ class DecodePool:
         self._children.discard(child)
 
 
-def _tell(child: DecodeChild) -> None:
-    """What this machine refuses its children, once; ConfigError for an FFmpeg that strangers could take over.
+def _report_missing(child: DecodeChild) -> None:
+    """Log what protection this machine does not give; ConfigError for an FFmpeg that files can take over.
 
-    Without the filter it matters, with it the filter stands in for the namespace.
+    A missing filter is a warning; a missing network namespace is not, as the filter refuses sockets too.
     """
     if Missing.FIXED_FFMPEG in child.missing:
         raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known holes: install av's own wheel")

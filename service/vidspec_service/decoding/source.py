@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import os
 import re
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from vidspec_service.decoding.limits import over_limit
-from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
+from vidspec_service.decoding.limits import HEAD_BYTES, check_signature, over_limit
 from vidspec_service.errors import CapacityError, InvalidRequest, VideoTooLarge, VideoUnreadable
 
 _PREFIX = "upload-"
@@ -39,7 +37,7 @@ def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> byte
         raise _too_large(f"The {kind} has {num_bytes:,} bytes", max_bytes)
     try:
         return _from_base64(url, head.end())
-    except (binascii.Error, ValueError):  # ValueError: not ASCII
+    except ValueError:  # not of its alphabet, or badly padded
         raise InvalidRequest(f"The {kind}'s base64 is malformed.", param="video") from None
 
 
@@ -70,16 +68,6 @@ async def write_upload(
         path.unlink(missing_ok=True)
         raise
     return path
-
-
-@asynccontextmanager
-async def stored_upload(chunks: AsyncIterator[bytes], directory: Path, max_bytes: int) -> AsyncIterator[Path]:
-    """`write_upload` for the length of a block."""
-    path = await write_upload(chunks, directory, max_bytes)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def sweep(directory: Path) -> int:

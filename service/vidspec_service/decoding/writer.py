@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 from av.codec.context import ThreadType
-from av.container import OutputContainer
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 DEFAULT_OPTIONS = {"crf": "12", "preset": "medium"}
@@ -32,50 +31,28 @@ def write_clip(
     ValueError for no frames, frames of unequal or unusable size, or an encoder's refusal. `path` is replaced
     only by a complete file.
     """
+    frames = iter(frames)
+    first = next(frames, None)
+    if first is None:
+        raise ValueError("a clip needs at least one frame")
+    height, width = first.shape[:2]
     partial = path.with_name(f".{path.name}.partial{path.suffix}")
     try:
         with av.open(partial, mode="w", options={"movflags": "+faststart"}) as container:
-            _encode(container, frames, codec, Fraction(fps).limit_denominator(60_000), pix_fmt, options)
+            rate = Fraction(fps).limit_denominator(60_000)
+            stream: Any = container.add_stream(codec, rate=rate, options=dict(options))
+            stream.height, stream.width, stream.pix_fmt = height, width, pix_fmt
+            # Encoders split their work by the number of threads: one, so that the result depends on no machine.
+            stream.codec_context.thread_type = ThreadType.NONE
+            stream.codec_context.thread_count = 1
+            for frame in chain([first], frames):
+                if frame.shape != (height, width, 3):
+                    raise ValueError(f"a frame has shape {frame.shape}, the first had {height}x{width}x3")
+                picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+                container.mux(stream.encode(picture))
+            container.mux(stream.encode())
         os.replace(partial, path)
     except av.FFmpegError as error:
         raise ValueError(f"cannot write {path.name} as {codec} in {pix_fmt}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _encode(
-    container: OutputContainer,
-    frames: Iterable[NDArray[np.uint8]],
-    codec: str,
-    rate: Fraction,
-    pix_fmt: str,
-    options: Mapping[str, str],
-) -> None:
-    stream: VideoStream | None = None
-    for frame in frames:
-        if stream is None:
-            stream = _add_stream(container, codec, rate, pix_fmt, options, frame)
-        if frame.shape != (stream.height, stream.width, 3):
-            raise ValueError(f"a frame has shape {frame.shape}, the first had {stream.height}x{stream.width}x3")
-        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
-    if stream is None:
-        raise ValueError("a clip needs at least one frame")
-    container.mux(stream.encode())
-
-
-def _add_stream(
-    container: OutputContainer,
-    codec: str,
-    rate: Fraction,
-    pix_fmt: str,
-    options: Mapping[str, str],
-    frame: NDArray[np.uint8],
-) -> VideoStream:
-    stream: Any = container.add_stream(codec, rate=rate, options=dict(options))
-    stream.height, stream.width = frame.shape[:2]
-    stream.pix_fmt = pix_fmt
-    # Encoders split their work by the number of threads: one, so that the result depends on no machine.
-    stream.codec_context.thread_type = ThreadType.NONE
-    stream.codec_context.thread_count = 1
-    assert isinstance(stream, VideoStream)
-    return stream

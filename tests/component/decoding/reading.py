@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_models.request import Video
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import read_clip
+from vidspec_service.decoding.selection import Clip, FrameRequest
 
 EVERY_FRAME = FrameRequest(num_frames=768)
 LIMITS = DecodingLimits()
@@ -27,16 +26,11 @@ def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits
     with open(path, "rb", buffering=0) as file:
         decoded = read_clip(file, request, limits, allocate, default_num_frames=8)
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
-    frames: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, count=decoded.num_bytes).reshape(shape)
-    return Clip(
-        frames=frames,
-        timestamps_s=decoded.timestamps_s,
+    video = Video(
+        frames=np.frombuffer(memory, np.uint8, count=decoded.num_bytes).reshape(shape),
         source_indices=decoded.source_indices,
         source_fps=decoded.source_fps,
         source_num_frames=decoded.source_num_frames,
         duration_s=decoded.duration_s,
-        width=decoded.width,
-        height=decoded.height,
-        codec=decoded.codec,
-        warnings=decoded.warnings,
     )
+    return Clip(video=video, timestamps_s=decoded.timestamps_s, codec=decoded.codec, warnings=decoded.warnings)

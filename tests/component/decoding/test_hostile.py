@@ -15,10 +15,9 @@ import pytest
 from tests.component.decoding.processes import children
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import Seeds, render_seeds
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupported
 
 _LIMITS = DecodingLimits(timeout_s=30)
@@ -62,10 +61,10 @@ def decode_all(contents: Sequence[bytes], folder: Path, request: FrameRequest = 
 def assert_harmless(outcome: Clip | BaseException, folder: Path) -> None:
     """A clip that holds together, or an error of the caller's that tells nothing."""
     if isinstance(outcome, Clip):
-        assert 1 <= len(outcome.frames) <= 8
-        assert outcome.frames.shape == (len(outcome.timestamps_s), outcome.height, outcome.width, 3)
+        assert 1 <= len(outcome.video.frames) <= 8
+        assert outcome.video.frames.shape == (len(outcome.timestamps_s), outcome.height, outcome.width, 3)
         assert outcome.height * outcome.width <= _LIMITS.max_frame_pixels
-        assert 0 < outcome.duration_s <= _LIMITS.max_duration_s
+        assert 0 < outcome.video.duration_s <= _LIMITS.max_duration_s
         assert list(outcome.timestamps_s) == sorted(set(outcome.timestamps_s))
     else:
         assert isinstance(outcome, RequestError), repr(outcome)
@@ -106,4 +105,4 @@ def test_two_hundred_damaged_clips_are_refused_or_read(seeds: Seeds, tmp_path: P
 def test_the_corpus_is_made_of_clips_that_play(seeds: Seeds, tmp_path: Path, name: str) -> None:
     (clip,) = decode_all([getattr(seeds, name)], tmp_path / "files")
     assert isinstance(clip, Clip)
-    assert len(clip.frames) == 8
+    assert len(clip.video.frames) == 8

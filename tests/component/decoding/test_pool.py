@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -23,10 +24,9 @@ import pytest
 
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, hanging_child
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.errors import (
     ConfigError,
     Draining,
@@ -71,17 +71,33 @@ def test_a_clip_arrives_whole_and_read_only(clip_path: Path) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
             clip = await pool.decode(clip_path, FrameRequest(fps=6), 8)
-        assert clip.source_indices == (0, 5, 10, 15, 20, 25, 30, 35)
-        assert clip.frames.shape == (8, 64, 64, 3)
-        assert clip.frames.dtype == np.uint8
-        assert [number_of(frame) for frame in clip.frames] == list(clip.source_indices)
-        assert clip.timestamps_s == tuple(i / 30 for i in clip.source_indices)
+        assert clip.video.source_indices == (0, 5, 10, 15, 20, 25, 30, 35)
+        assert clip.video.frames.shape == (8, 64, 64, 3)
+        assert clip.video.frames.dtype == np.uint8
+        assert [number_of(frame) for frame in clip.video.frames] == list(clip.video.source_indices)
+        assert clip.timestamps_s == tuple(i / 30 for i in clip.video.source_indices)
         assert (clip.width, clip.height, clip.codec) == (64, 64, "h264")
-        assert (clip.source_num_frames, clip.duration_s, clip.source_fps) == (40, 40 / 30, 30.0)
+        assert (clip.video.source_num_frames, clip.video.duration_s, clip.video.source_fps) == (40, 40 / 30, 30.0)
         with pytest.raises(ValueError, match="read-only"):
-            clip.frames[0, 0, 0, 0] = 1
+            clip.video.frames[0, 0, 0, 0] = 1
         with pytest.raises(ValueError, match="WRITEABLE"):
-            clip.frames.flags.writeable = True
+            clip.video.frames.flags.writeable = True
+
+    run(body())
+
+
+def test_a_clip_with_fewer_frames_than_were_chosen_arrives_whole(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mov", bar_codes(6), codec="mjpeg", pix_fmt="yuvj420p")
+    content = path.read_bytes()
+    pictures = [match.start() for match in re.finditer(b"\xff\xd8\xff", content)]
+    lost = slice(pictures[2], pictures[3])
+    path.write_bytes(content[: lost.start] + bytes(lost.stop - lost.start) + content[lost.stop :])
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            clip = await pool.decode(path, FrameRequest(num_frames=6), 8)
+        assert [number_of(frame) for frame in clip.video.frames] == [0, 1, 3, 4, 5]
+        assert clip.warnings == ("1 of the 6 chosen frames cannot be decoded and are left out.",)
 
     run(body())
 
@@ -104,7 +120,7 @@ def test_thirty_decodes_good_and_bad_leave_nothing(tmp_path: Path, clip_path: Pa
                 assert isinstance(results[1], VideoUnsupported)
                 assert isinstance(results[2], VideoUnreadable)
                 kept.append(results[0])
-        assert all([number_of(frame) for frame in clip.frames] == [5, 15, 25, 35] for clip in kept)
+        assert all([number_of(frame) for frame in clip.video.frames] == [5, 15, 25, 35] for clip in kept)
 
     run(body())
 
@@ -136,7 +152,7 @@ def test_a_decode_that_hangs_is_killed_at_its_limit_and_the_next_one_works(
             assert await ticks >= 10  # the event loop went on meanwhile
             assert len(children()) == 1  # the spare
         async with DecodePool(LIMITS, 1) as pool:
-            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 
     run(body())
 
@@ -159,7 +175,7 @@ def test_cancelling_kills_the_child_and_frees_the_slot(clip_path: Path, stalling
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert hanging not in children()
-            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 
     run(body())
 
@@ -174,7 +190,7 @@ def test_cancelling_one_that_waits_for_a_slot_costs_nothing(clip_path: Path, sta
             waiting.cancel()
             running.cancel()
             await asyncio.gather(waiting, running, return_exceptions=True)
-            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 
     run(body())
 
@@ -220,7 +236,7 @@ def test_a_server_with_thousands_of_connections_still_decodes(clip_path: Path, s
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
             task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
             os.kill(await hanging_child(), signal.SIGKILL)
             with pytest.raises(VideoUnreadable, match="made its decoder fail"):
@@ -239,7 +255,7 @@ def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:
             (spare,) = children()
             os.kill(spare, signal.SIGKILL)
             await asyncio.to_thread(os.waitid, os.P_PID, spare, os.WEXITED | os.WNOWAIT)
-            assert len((await pool.decode(clip_path, FOUR, 8)).frames) == 4
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 
     run(body())
 

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.component
 def test_a_written_clip_reads_back_as_it_was(tmp_path: Path) -> None:
     write_clip(tmp_path / "a.mp4", bar_codes(25), 12.5)
     clip = read(tmp_path / "a.mp4")
-    assert [number_of(frame) for frame in clip.frames] == list(range(25))
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(25))
     assert clip.timestamps_s == tuple(i / 12.5 for i in range(25))
-    assert (clip.codec, clip.source_fps, clip.duration_s) == ("h264", 12.5, 2.0)
+    assert (clip.codec, clip.video.source_fps, clip.video.duration_s) == ("h264", 12.5, 2.0)
 
 
 def test_browsers_can_play_it_from_the_first_byte(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_other_codecs_containers_and_depths(
     tmp_path: Path, name: str, codec: str, pix_fmt: str, options: dict[str, str]
 ) -> None:
     write_clip(tmp_path / name, bar_codes(4), 10, codec=codec, pix_fmt=pix_fmt, options=options)
-    assert [number_of(frame) for frame in read(tmp_path / name).frames] == [0, 1, 2, 3]
+    assert [number_of(frame) for frame in read(tmp_path / name).video.frames] == [0, 1, 2, 3]
 
 
 def broken() -> Iterator[Picture]:
@@ -80,4 +80,4 @@ def test_what_cannot_be_written_leaves_what_was_there(
 def test_frames_need_not_be_contiguous(tmp_path: Path) -> None:
     wide = np.repeat(np.stack(bar_codes(3)), 2, axis=2)
     write_clip(tmp_path / "a.mp4", iter(wide[:, :, ::2]), 10)
-    assert [number_of(frame) for frame in read(tmp_path / "a.mp4").frames] == [0, 1, 2]
+    assert [number_of(frame) for frame in read(tmp_path / "a.mp4").video.frames] == [0, 1, 2]

@@ -10,10 +10,9 @@ import pytest
 
 from vidspec_models.bundled import caption, questions, render, sample_scene
 from vidspec_service.cli.parsing import parse
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.decoding.selection import Clip, FrameRequest
 
 
 def _render(*argv: str) -> int:
@@ -33,11 +32,11 @@ def test_the_clip_has_64_frames_in_4_seconds_and_they_look_like_the_scene(
     assert _render("--seed", "7", str(output)) == 0
     assert capsys.readouterr() == (caption(sample_scene(7)) + "\n", "")
     clip = asyncio.run(_decode(output))
-    assert (clip.source_num_frames, clip.source_fps, clip.duration_s) == (64, 16.0, 4.0)
-    assert clip.frames.shape == (64, 256, 256, 3)
+    assert (clip.video.source_num_frames, clip.video.source_fps, clip.video.duration_s) == (64, 16.0, 4.0)
+    assert clip.video.frames.shape == (64, 256, 256, 3)
     assert clip.codec == "h264"
     truth = render(sample_scene(7), (np.arange(64) + 0.5) / 64, 256)
-    assert np.abs(clip.frames.astype(int) - truth).mean() < 4
+    assert np.abs(clip.video.frames.astype(int) - truth).mean() < 4
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vidspec_service.decoding.source import decode_data_url, stored_upload, sweep, write_upload
+from vidspec_service.decoding.source import decode_data_url, sweep, write_upload
 from vidspec_service.errors import (
     CapacityError,
     InvalidRequest,
@@ -95,17 +95,6 @@ def test_a_client_that_goes_away_leaves_no_file(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written_is_not_the_clients_fault(tmp_path: Path) -> None:
     with pytest.raises(CapacityError):
         write(tmp_path / "gone", CONTENT)
-
-
-def test_a_stored_upload_is_gone_after_its_block_even_on_failure(tmp_path: Path) -> None:
-    async def fail() -> None:
-        async with stored_upload(stream(CONTENT), tmp_path, 10_000_000) as path:
-            assert path.exists()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        asyncio.run(fail())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_sweeping_takes_what_dead_servers_left_and_nothing_else(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from vidspec_service.api.clips import ClipKey
 from vidspec_service.api.deps import Services
 from vidspec_service.api.intake import Intake
 from vidspec_service.api.schemas import VideoUpload, VideoUploadForm, VideoUploadJson
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import Clip, FrameRequest
 
 VideoId = Annotated[str, Path(max_length=64, description="As the upload was answered.")]
 
@@ -89,11 +88,11 @@ def _facts(content_id: str, num_bytes: int, clip: Clip) -> Video:
         bytes=num_bytes,
         created_at=now,
         expires_at=now,  # whoever keeps it knows better
-        duration_s=round(clip.duration_s, 6),
+        duration_s=round(clip.video.duration_s, 6),
         width=clip.width,
         height=clip.height,
-        fps=round(clip.source_fps, 6),
-        num_source_frames=clip.source_num_frames,
+        fps=round(clip.video.source_fps, 6),
+        num_source_frames=clip.video.source_num_frames,
         codec=clip.codec,
         warnings=list(clip.warnings),
     )

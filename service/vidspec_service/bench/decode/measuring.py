@@ -21,12 +21,11 @@ from vidspec_service.bench.decode.rendering import FPS, HEIGHT, WIDTH, render_cl
 from vidspec_service.bench.decode.report import ClipResult, DecodeReport, ReaderResult
 from vidspec_service.bench.facts import hardware, load_average, now, versions
 from vidspec_service.bench.tell import Tell
-from vidspec_service.decoding.child_process import DecodeChild
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.isolation.child import Job
+from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.messages import Job
 from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.decoding.selection import Clip, FrameRequest
 
 _START_TIMEOUT_S = 60.0
 _WORKER_TIMEOUT_S = 600.0
@@ -85,7 +84,7 @@ def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> 
         return ReaderResult(wall_s=tuple(asyncio.run(_time_pool(path, options)))), ""
     if reader is Reader.COLD:
         return ReaderResult(wall_s=tuple(_time_cold(path, options) for _ in range(options.repeats))), ""
-    arguments = [reader.value, str(path), str(options.repeats), *map(str, clip.source_indices)]
+    arguments = [reader.value, str(path), str(options.repeats), *map(str, clip.video.source_indices)]
     command = [sys.executable, "-m", "vidspec_service.bench.decode.worker", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WORKER_TIMEOUT_S, check=True)
@@ -106,9 +105,9 @@ def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
     """The largest mean difference of a frame's squares from ours, of 255; infinite if frames are missing."""
     from vidspec_service.bench.decode.worker import means
 
-    if len(found) != len(clip.frames):
+    if len(found) != len(clip.video.frames):
         return float("inf")
-    ours = np.array([means(frame) for frame in clip.frames])
+    ours = np.array([means(frame) for frame in clip.video.frames])
     return float(np.abs(ours - np.array(found)).mean(axis=1).max())
 
 
@@ -137,9 +136,9 @@ def _clip_result(name: str, clip: Clip, found: Mapping[Reader, ReaderResult]) ->
     return ClipResult(
         name=name,
         codec=clip.codec,
-        duration_s=clip.duration_s,
-        source_num_frames=clip.source_num_frames,
-        num_frames=len(clip.frames),
+        duration_s=clip.video.duration_s,
+        source_num_frames=clip.video.source_num_frames,
+        num_frames=len(clip.video.frames),
         frame_size=(clip.width, clip.height),
         readers=dict(found),
     )

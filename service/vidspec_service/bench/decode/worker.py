@@ -16,8 +16,8 @@ import numpy as np
 
 from vidspec_service.bench.decode.libraries import Pictures, Read, library, library_version
 from vidspec_service.bench.decode.options import Reader
-from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.selection import FrameRequest
 
 GRID = 8  # each picture is told by the means of so many squares a side
 

@@ -1,6 +1,7 @@
 """The only reader of video files: an open file in, chosen frames out, upright, in RGB, with exact timestamps.
 
-Runs in a decode child. FFmpeg's own texts, which may carry paths and addresses, end here.
+Runs in a decode child. FFmpeg's own texts, which may carry paths and addresses, end here. A container is opened under
+allow-lists; no other file or address can be reached.
 
 1. The file is opened twice: once to scan every packet's timestamp, once to decode. Nothing is ever sought:
    walking packets is nearly free, and packet n of the second walk *is* packet n of the first in every
@@ -13,32 +14,53 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import av
+
+# PyAV would import these over the first file that needs them, when the child can open no file any more.
+import av.subtitles.codeccontext
+import av.subtitles.stream
+import av.subtitles.subtitle
+from av.codec.context import ThreadType
 from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
+from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.canvas import Allocate, check_decoded_bytes, fitted_size
-from vidspec_service.decoding.frame_picker import FramePicker
-from vidspec_service.decoding.frame_request import FrameRequest
-from vidspec_service.decoding.frame_selection import check_request, select_frames
-from vidspec_service.decoding.limits import DecodingLimits, over_limit
-from vidspec_service.decoding.messages import Decoded
-from vidspec_service.decoding.reader.chosen_frames import chosen_frames
-from vidspec_service.decoding.reader.opening import (
-    STILL,
-    VIDEO,
-    describe,
-    opened,
-    packets_of,
-    video_stream,
+from vidspec_service.decoding.limits import HEAD_BYTES, DecodingLimits, check_signature, over_limit
+from vidspec_service.decoding.reader.frames import Allocate, FrameConverter, chosen_frames, fitted_size
+from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
+from vidspec_service.decoding.selection import Decoded, FramePicker, FrameRequest, select_frames
+from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
+
+_MAX_STREAMS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What FFmpeg may take a file for."""
+
+    formats: str
+    codecs: frozenset[str]
+
+    @property
+    def decoders(self) -> str:
+        """As a whitelist; AV1 has a decoder of another name."""
+        return ",".join(sorted(self.codecs | {"libdav1d"} if "av1" in self.codecs else self.codecs))
+
+
+_VIDEO = _Kind(
+    "mov,matroska,avi,mpegts,mpeg,ogg",
+    frozenset(["h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "prores", "theora"]),
 )
-from vidspec_service.decoding.reader.painter import Painter
-from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
-from vidspec_service.decoding.timeline import PacketFacts, Timeline, build_timeline
-from vidspec_service.errors import VideoTooLarge, VideoUnreadable
+_STILL = _Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
+_FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
+_READ_BYTES = 256 * 1024
+_HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
 
 
 def read_clip(
@@ -54,27 +76,27 @@ def read_clip(
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
     _check_file(file, limits, request)
-    kind = STILL if request.is_still else VIDEO
-    check_request(request, limits)
+    kind = _STILL if request.is_still else _VIDEO
     with _translated():
         with opened(file, limits, kind) as container:
-            stream = video_stream(container, limits, kind)
+            stream = _video_stream(container, limits, kind)
             codec, size = stream.codec_context.codec.canonical_name, (stream.width, stream.height)
             if request.is_still and 0 in size:  # FFmpeg tells nothing of an image over the limit, not even its size
                 fact = f"has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
                 raise VideoUnreadable(f"The image is damaged, or {fact}.", param="video")
-            warnings = describe(container, stream)
+            warnings = _describe(container, stream)
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
         default = 1 if request.is_still else default_num_frames
         selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default)
-        check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels), limits)
+        limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
         picker = FramePicker[VideoFrame](selection.indices)
-        painter = Painter(len(selection.indices), limits, allocate)
+        converter = FrameConverter(len(selection.indices), limits, allocate)
         with opened(file, limits, kind) as container:
-            frames = chosen_frames(container, video_stream(container, limits, kind), timeline, picker)
-            indices = tuple(painter.paint(index, frame) for index, frame in frames)
-        width, height = painter.finish(picker)
+            stream = _video_stream(container, limits, kind)
+            frames = chosen_frames(_packets_of(container, stream, []), stream.codec_context, timeline, picker)
+            indices = tuple(converter.convert(index, frame) for index, frame in frames)
+        width, height = converter.finish(picker)
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in indices),
         source_indices=indices,
@@ -84,7 +106,7 @@ def read_clip(
         width=width,
         height=height,
         codec=codec,
-        warnings=(*warnings, *selection.warnings, *painter.warnings),
+        warnings=(*warnings, *selection.warnings, *converter.warnings),
     )
 
 
@@ -112,7 +134,7 @@ def _translated() -> Iterator[None]:
 def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits, warnings: list[str]) -> Timeline:
     """Walk every packet: the file's true timeline, whatever its header claims."""
     packets: list[PacketFacts] = []
-    for packet in packets_of(container, stream, warnings):
+    for packet in _packets_of(container, stream, warnings):
         if len(packets) == limits.max_source_frames:
             fact = f"The video has more than {len(packets):,} frames"
             raise over_limit(fact, f"{limits.max_source_frames:,}", "VIDSPEC_MAX_SOURCE_FRAMES")
@@ -130,3 +152,86 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
     if stated_s > 1.05 * timeline.duration_s + 0.5:
         warnings.append(f"The file ends early: {timeline.duration_s:.1f} of {stated_s:.1f} s are there.")
     return timeline
+
+
+def is_ffmpeg_fixed() -> bool:
+    """Whether FFmpeg is 8.1 or newer: before, crafted files wrote out of bounds (CVE-2026-40962, CVE-2025-9951)."""
+    return bool(av.library_versions["libavformat"] >= _FIXED_LIBAVFORMAT)
+
+
+@contextmanager
+def opened(file: BinaryIO, limits: DecodingLimits, kind: _Kind = _VIDEO) -> Iterator[InputContainer]:
+    """The container in `file`, from its start; closed on leaving."""
+    # As container options these also reach the decoders that FFmpeg opens on its own while probing.
+    options = {
+        "format_whitelist": kind.formats,
+        "protocol_whitelist": "none",  # all bytes come from `file`; no other file or address may be opened
+        "codec_whitelist": kind.decoders,
+        "max_streams": str(_MAX_STREAMS),
+        "max_pixels": str(limits.max_pixels),
+        "threads": "1",
+    }
+    file.seek(0)
+    try:
+        container = av.open(file, mode="r", options=options, metadata_errors="replace", buffer_size=_READ_BYTES)
+    except MemoryError:  # FFmpeg's answer to too many streams, and to absurd sizes
+        raise VideoUnsupported(
+            f"The file has more than {_MAX_STREAMS} tracks, or a damaged header.", param="video"
+        ) from None
+    except av.FFmpegError:
+        raise VideoUnreadable("The file cannot be opened: it is damaged or incomplete.", param="video") from None
+    try:
+        yield container
+    finally:
+        container.close()  # reference cycles would keep it for long
+
+
+def _video_stream(container: InputContainer, limits: DecodingLimits, kind: _Kind = _VIDEO) -> VideoStream:
+    """The track to show, ready to decode; every other track is switched off."""
+    tracks = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    if not tracks:
+        what = "only audio" if container.streams.audio else "no video track"
+        raise VideoUnreadable(f"The file has {what}.", param="video")
+    best = container.streams.best("video")
+    stream = next((track for track in tracks if track is best), tracks[0])
+    codec = stream.codec_context
+    name = codec.codec.canonical_name if codec else "unknown"
+    if name not in kind.codecs:
+        accepted = ", ".join(sorted(kind.codecs))
+        raise VideoUnsupported(f"The video codec is {name}; accepted are {accepted}.", param="video")
+    limits.check_pixels(codec.width, codec.height)
+    codec.options = {"max_pixels": str(limits.max_pixels), "codec_whitelist": kind.decoders}
+    codec.thread_type = ThreadType.NONE
+    codec.thread_count = 1
+    for other in container.streams:
+        if other is not stream:
+            other.discard = Discard.all
+    return stream
+
+
+def _describe(container: InputContainer, stream: VideoStream) -> list[str]:
+    """What a person should know about the file before trusting an answer about it."""
+    warnings = []
+    if container.streams.audio:
+        warnings.append("Audio is ignored.")
+    if len(container.streams.video) > 1:
+        warnings.append(f"Of several video tracks, the one of {stream.width}x{stream.height} pixels is used.")
+    if stream.sample_aspect_ratio and stream.sample_aspect_ratio != 1:
+        warnings.append(f"Pixels are not square ({stream.sample_aspect_ratio}); frames are used as stored.")
+    if stream.codec_context.color_trc in _HDR:
+        warnings.append("HDR colours are converted without tone mapping.")
+    return warnings
+
+
+def _packets_of(container: InputContainer, stream: VideoStream, warnings: list[str]) -> Iterator[Packet[VideoStream]]:
+    """The stream's packets up to the end or the first damage in the container; the same on every walk."""
+    try:
+        for packet in container.demux(stream):
+            if packet.size:  # an empty one would tell the decoder that the stream is over
+                yield packet
+    except MemoryError:
+        raise
+    except IndexError:  # PyAV, after the last packet, over a track that appeared on the way
+        return
+    except av.FFmpegError:
+        warnings.append("The file is damaged; nothing after the damage is used.")

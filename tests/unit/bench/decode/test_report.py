@@ -50,7 +50,8 @@ def test_a_library_that_gives_other_frames_is_no_peer() -> None:
 
 
 def test_equal_frames_differ_by_nothing_at_any_size_and_missing_ones_by_everything() -> None:
-    made = replace(clip(3), frames=np.full((3, 36, 50, 3), 128, np.uint8))
+    grey = clip(3)
+    made = replace(grey, video=replace(grey.video, frames=np.full((3, 36, 50, 3), 128, np.uint8)))
     assert difference(made, [[128.0] * GRID * GRID] * 3) == 0
     assert difference(made, [[128.0] * GRID * GRID] * 2) == float("inf")
 

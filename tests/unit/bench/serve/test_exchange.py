@@ -77,7 +77,7 @@ def test_given_files_differ_each_time_and_play_the_same(tmp_path: Path) -> None:
         assert len({content, *sent}) == 3
         (tmp_path / name).write_bytes(sent[1])
         clip = read(tmp_path / name)
-        assert [number_of(frame) for frame in clip.frames] == [0, 1, 2, 3]
+        assert [number_of(frame) for frame in clip.video.frames] == [0, 1, 2, 3]
         assert not [warning for warning in clip.warnings if "damage" in warning], name
 
 

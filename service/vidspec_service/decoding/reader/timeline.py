@@ -45,10 +45,8 @@ class Timeline:
 
     def timestamps_s(self) -> list[float]:
         """[N] seconds since the first frame; each the exact rational, rounded once."""
-        return [self.seconds(tick) for tick in self.ticks]
-
-    def seconds(self, tick: int) -> float:
-        return (tick - self.ticks[0]) * self.seconds_per_tick.numerator / self.seconds_per_tick.denominator
+        first, step = self.ticks[0], self.seconds_per_tick
+        return [(tick - first) * step.numerator / step.denominator for tick in self.ticks]
 
     def index_at(self, tick: int) -> int:
         """Display index of the frame on display at `tick`; -1 before the first."""

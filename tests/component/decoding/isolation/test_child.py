@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.component.decoding.processes import children, hanging_child
-from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import VideoUnreadable
 
 pytestmark = pytest.mark.component
@@ -23,18 +23,29 @@ LIMITS = DecodingLimits()
 FOUR = FrameRequest(num_frames=4)
 
 
-@pytest.mark.parametrize("module", ["child", "reader", "pool", "source"])
-def test_decoding_loads_no_model_code(module: str) -> None:
+REQUEST = ["vidspec_models", "vidspec_models.request"]
+
+
+@pytest.mark.parametrize(
+    ("module", "loaded"), [("isolation.child", []), ("reader", []), ("pool", REQUEST), ("source", [])]
+)
+def test_decoding_loads_no_model_code(module: str, loaded: list[str]) -> None:
     code = (
         f"import sys, vidspec_service.decoding.{module}\n"
-        "print([name for name in ('torch', 'transformers', 'vidspec_models', 'pydantic') if name in sys.modules])"
+        "heavy = ('torch', 'transformers', 'vidspec_models', 'pydantic')\n"
+        "print(sorted(name for name in sys.modules if name.startswith(heavy)))"
     )
-    assert run_python(code) == "[]\n"
+    assert run_python(code) == f"{loaded}\n"
 
 
 def test_a_child_starts_without_numpy() -> None:
-    code = "import sys, vidspec_service.decoding.child, vidspec_service.decoding.reader\nprint('numpy' in sys.modules)"
-    assert run_python(code) == "False\n"
+    modules = "vidspec_service.decoding.isolation.child, vidspec_service.decoding.reader"
+    assert run_python(f"import sys, {modules}\nprint('numpy' in sys.modules)") == "False\n"
+
+
+@pytest.mark.parametrize("module", ["pool", "source"])
+def test_the_service_itself_loads_no_ffmpeg(module: str) -> None:
+    assert run_python(f"import sys, vidspec_service.decoding.{module}\nprint('av' in sys.modules)") == "False\n"
 
 
 def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +95,7 @@ def test_children_die_with_a_service_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import asyncio
 from pathlib import Path
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 
@@ -121,40 +132,40 @@ FACTS = (
 
 
 @pytest.mark.parametrize(
-    ("answer", "memory"),
+    ("answer", "frames"),
     [
-        (FACTS, None),  # no frames
-        (FACTS, "memfd(8 * 4 * 3)"),  # half of them
-        (FACTS, "memfd(0)"),
-        (FACTS, "os.open(__file__, os.O_RDWR)"),  # a file that could still change
-        (FACTS, "os.memfd_create('unsealable')"),
-        (FACTS.replace('"width":8', '"width":-8'), "memfd(192)"),
-        (FACTS.replace('"source_indices":[0,1]', '"source_indices":[0]'), "memfd(192)"),
-        (FACTS[:40], "memfd(192)"),
-        ('{"type":"refused","kind":"SystemExit","message":"","param":null}', None),
-        ('{"type":"broken","detail":"Traceback"}', None),
-        ("", None),
-        ("x" * 20_000_000, None),
+        (FACTS, "pass"),  # none
+        (FACTS, "os.ftruncate(1, 8 * 4 * 3)"),  # half of them
+        (FACTS, "os.ftruncate(1, 8 * 4 * 3 * 3)"),
+        (FACTS, "os.ftruncate(1, 192); fcntl.fcntl(1, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)"),  # could still change
+        (FACTS.replace('"width":8', '"width":-8'), "os.ftruncate(1, 192)"),
+        (FACTS.replace('"width":8,"height":4', '"width":-8,"height":-4'), "os.ftruncate(1, 192)"),
+        (FACTS.replace('"source_indices":[0,1]', '"source_indices":[0]'), "os.ftruncate(1, 192)"),
+        (FACTS[:40], "os.ftruncate(1, 192)"),
+        ('{"type":"failed","kind":"SystemExit","message":"Traceback","param":null}', "pass"),
+        ('{"type":"failed","kind":"","message":"Traceback"}', "pass"),
+        ('{"type":"other"}', "pass"),
+        ("\x80\x04\x95", "pass"),
+        ("[]", "pass"),
+        ("", "pass"),
+        ("x" * 20_000_000, "pass"),
     ],
 )
 def test_a_child_that_lies_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, memory: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, frames: str
 ) -> None:
     (tmp_path / "answer").write_text(answer)
     liar = tmp_path / "liar"
     liar.write_text(
         f"""#!{sys.executable}
-import os, socket
-def memfd(num_bytes):
-    descriptor = os.memfd_create("frames", os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, num_bytes)
-    return descriptor
+import fcntl, os, socket
 pool = socket.socket(fileno=0)
 pool.sendall(bytes(1))
 while pool.recv(65536):
     pass
+{frames}
 answer = open({str(tmp_path / "answer")!r}, "rb").read()
-socket.send_fds(pool, [answer[:1] or b" "], [{memory or ""}])
+socket.send_fds(pool, [answer[:1] or b" "], [1])  # nobody asked for a descriptor
 pool.sendall(answer[1:])
 """
     )
@@ -163,8 +174,9 @@ pool.sendall(answer[1:])
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            with pytest.raises(VideoUnreadable):
+            with pytest.raises(VideoUnreadable) as caught:
                 await pool.decode(tmp_path / "answer", FOUR, 8)
+            assert "Traceback" not in caught.value.message
 
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(body())

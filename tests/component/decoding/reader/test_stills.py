@@ -16,8 +16,7 @@ from tests.component.decoding.reading import read
 from tests.component.decoding.test_hostile import assert_harmless, decode_all
 from tests.hostile.corpus import mutated
 from tests.hostile.stills import corners, still, still_bombs
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupported
 
 pytestmark = pytest.mark.component
@@ -27,8 +26,8 @@ STILL = FrameRequest(is_still=True)
 
 
 def assert_looks_like(clip: Clip, picture: np.ndarray) -> None:
-    assert clip.frames.shape == (1, *picture.shape)
-    assert (np.abs(clip.frames[0].astype(int) - picture) < 40).mean() > 0.95
+    assert clip.video.frames.shape == (1, *picture.shape)
+    assert (np.abs(clip.video.frames[0].astype(int) - picture) < 40).mean() > 0.95
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -37,7 +36,7 @@ def test_an_image_is_a_clip_of_one_frame(tmp_path: Path, kind: str) -> None:
     path.write_bytes(still(kind))
     clip = read(path, STILL)
     assert_looks_like(clip, corners())
-    assert (clip.timestamps_s, clip.source_num_frames, clip.warnings) == ((0.0,), 1, ())
+    assert (clip.timestamps_s, clip.video.source_num_frames, clip.warnings) == ((0.0,), 1, ())
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -54,7 +53,7 @@ def test_a_camera_that_was_held_sideways_is_believed(tmp_path: Path, kind: str, 
 )
 def test_every_kind_of_colour_is_read(tmp_path: Path, kind: str, mode: str) -> None:
     (tmp_path / "still").write_bytes(still(kind, mode=mode))
-    assert read(tmp_path / "still", STILL).frames.shape == (1, 64, 96, 3)
+    assert read(tmp_path / "still", STILL).video.frames.shape == (1, 64, 96, 3)
 
 
 def test_frames_that_carry_exif_are_read(tmp_path: Path) -> None:
@@ -69,8 +68,8 @@ def test_frames_that_carry_exif_are_read(tmp_path: Path) -> None:
             packet.pts = packet.dts = number
             container.mux(packet)
     clip = read(path)
-    assert len(clip.frames) == 4
-    assert clip.frames[0, 60, 90, 0] > 180  # upside down, and put right: red is at the bottom right
+    assert len(clip.video.frames) == 4
+    assert clip.video.frames[0, 60, 90, 0] > 180  # upside down, and put right: red is at the bottom right
 
 
 def test_only_what_was_announced_is_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Display matrices: each of the eight upright turns, against the definition, pixel by pixel."""
+"""Display matrices: each of the eight upright turns, against the definition, pixel by pixel; sizes to scale down to."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vidspec_service.decoding.orientation import UPRIGHT, Orientation, orientation_of, write_turned
+from vidspec_service.decoding.reader.frames import UPRIGHT, fitted_size, orientation_of, write_upright
 
 pytestmark = pytest.mark.unit
 
 ONE = 1 << 16
+SIDES = st.integers(1, 20_000)
 
 
 def matrix(a: int, b: int, c: int, d: int) -> bytes:
@@ -32,7 +35,7 @@ def test_each_point_lands_where_the_matrix_sends_it(terms: tuple[int, int, int, 
     orientation = orientation_of(matrix(*terms))
     assert orientation is not None
     out = bytearray(stored.size)
-    write_turned(memoryview(lines.tobytes()), line_bytes, (width, height), orientation, memoryview(out))
+    write_upright(memoryview(lines.tobytes()), line_bytes, (width, height), orientation, memoryview(out))
     turned_width, turned_height = orientation.size(width, height)
     turned = np.frombuffer(out, np.uint8).reshape(turned_height, turned_width, 3)
     points = [(a * x + c * y, b * x + d * y) for x in range(width) for y in range(height)]
@@ -43,10 +46,28 @@ def test_each_point_lands_where_the_matrix_sends_it(terms: tuple[int, int, int, 
 
 def test_the_identity_needs_no_turning() -> None:
     assert orientation_of(matrix(1, 0, 0, 1)) == UPRIGHT
-    assert UPRIGHT.is_upright
-    assert not Orientation(mirror_rows=True).is_upright
 
 
 @pytest.mark.parametrize("raw", [b"", matrix(1, 1, -1, 1), matrix(0, 0, 0, 0), matrix(1, 0, 0, 1)[:20]])
 def test_other_angles_and_short_matrices_are_not_understood(raw: bytes) -> None:
     assert orientation_of(raw) is None
+
+
+@given(width=SIDES, height=SIDES, max_pixels=st.integers(1, 10**8))
+def test_a_fitted_size_fits_and_keeps_its_shape(width: int, height: int, max_pixels: int) -> None:
+    wide, high = fitted_size(width, height, max_pixels)
+    assert 1 <= wide <= width
+    assert 1 <= high <= height
+    assert wide * high <= max_pixels
+    if width * height <= max_pixels:
+        assert (wide, high) == (width, height)
+    elif min(wide, high) > 1:  # rounding down moves either side by less than a pixel
+        assert wide * height <= width * (high + 1)
+        assert width * high <= (wide + 1) * height
+
+
+@pytest.mark.parametrize(
+    ("size", "fitted"), [((3840, 2160), (1365, 768)), ((2160, 3840), (768, 1365)), ((1280, 720), (1280, 720))]
+)
+def test_sizes_of_the_default(size: tuple[int, int], fitted: tuple[int, int]) -> None:
+    assert fitted_size(*size, 1024 * 1024) == fitted

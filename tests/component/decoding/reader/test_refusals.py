@@ -12,8 +12,8 @@ import pytest
 
 from tests.clips import bar_codes, number_of, write_sound, write_video
 from tests.component.decoding.reading import LIMITS, read
-from vidspec_service.decoding.frame_request import FrameRequest
-from vidspec_service.decoding.reader.opening import opened
+from vidspec_service.decoding.reader import opened
+from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import (
     InvalidRequest,
     RequestError,
@@ -164,8 +164,8 @@ def test_a_file_cut_off_gives_what_is_there_or_says_that_it_is_damaged(tmp_path:
         assert_tells_nothing(error, tmp_path)
     else:
         # The very last frame may be half there.
-        assert [number_of(frame) for frame in clip.frames[:-1]] == list(clip.source_indices[:-1])
-        assert name != "fast.mp4" or clip.duration_s > 2 or any("ends early" in w for w in clip.warnings)
+        assert [number_of(frame) for frame in clip.video.frames[:-1]] == list(clip.video.source_indices[:-1])
+        assert name != "fast.mp4" or clip.video.duration_s > 2 or any("ends early" in w for w in clip.warnings)
 
 
 def test_damage_in_the_middle_is_survived_or_said(tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_damage_in_the_middle_is_survived_or_said(tmp_path: Path) -> None:
         except RequestError as error:
             assert_tells_nothing(error, tmp_path)
         else:
-            assert 1 <= len(clip.frames) <= 20
-            assert list(clip.source_indices) == sorted(set(clip.source_indices))
+            assert 1 <= len(clip.video.frames) <= 20
+            assert list(clip.video.source_indices) == sorted(set(clip.video.source_indices))
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])

@@ -11,8 +11,7 @@ import pytest
 
 from tests.clips import bar_codes, decode_all, number_of, write_video
 from tests.component.decoding.reading import read
-from vidspec_service.decoding.clip import Clip
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import Clip, FrameRequest
 
 pytestmark = pytest.mark.component
 
@@ -26,10 +25,10 @@ def assert_agrees_with_a_plain_decode(clip: Clip, path: Path, time_base: Fractio
     """The chosen frames, found by their times among all frames, equal them exactly."""
     shown = decode_all(path)
     ticks = list(shown)
-    assert clip.source_num_frames == len(ticks)
+    assert clip.video.source_num_frames == len(ticks)
     times = [float((tick - ticks[0]) * time_base) for tick in ticks]
-    assert clip.timestamps_s == tuple(times[i] for i in clip.source_indices)
-    for index, frame in zip(clip.source_indices, clip.frames, strict=True):
+    assert clip.timestamps_s == tuple(times[i] for i in clip.video.source_indices)
+    for index, frame in zip(clip.video.source_indices, clip.video.frames, strict=True):
         assert np.array_equal(frame, shown[ticks[index]])
 
 
@@ -59,11 +58,11 @@ def test_codecs_and_containers(tmp_path: Path, name: str, codec: str, pix_fmt: s
     path = write_video(tmp_path / name, bar_codes(40), codec=codec, pix_fmt=pix_fmt)
     clip = read(path, FrameRequest(num_frames=10))
     assert clip.codec == codec
-    assert clip.source_indices == (2, 6, 10, 14, 18, 22, 26, 30, 34, 38)
-    assert [number_of(frame) for frame in clip.frames] == list(clip.source_indices)
+    assert clip.video.source_indices == (2, 6, 10, 14, 18, 22, 26, 30, 34, 38)
+    assert [number_of(frame) for frame in clip.video.frames] == list(clip.video.source_indices)
     assert_agrees_with_a_plain_decode(clip, path, time_base)
-    assert clip.duration_s == pytest.approx(40 / 30, abs=0.002)
-    assert clip.source_fps == pytest.approx(30, rel=0.002)
+    assert clip.video.duration_s == pytest.approx(40 / 30, abs=0.002)
+    assert clip.video.source_fps == pytest.approx(30, rel=0.002)
     assert clip.warnings == ()
 
 
@@ -87,7 +86,7 @@ def test_jumping_ahead_and_skipping_frames_changes_no_pixel(
 ) -> None:
     path = write_video(tmp_path / name, bar_codes(100), codec=codec, options=options)
     clip = read(path, request_)
-    assert [number_of(frame) for frame in clip.frames] == list(clip.source_indices)
+    assert [number_of(frame) for frame in clip.video.frames] == list(clip.video.source_indices)
     with av.open(path) as container:
         time_base = container.streams.video[0].time_base
     assert time_base is not None
@@ -98,8 +97,8 @@ def test_jumping_ahead_and_skipping_frames_changes_no_pixel(
 def test_any_single_frame_of_a_long_open_gop_clip_is_the_right_one(tmp_path: Path, start: int) -> None:
     path = write_video(tmp_path / "a.mp4", bar_codes(100), codec="hevc", options=X265_OPEN_GOP)
     clip = read(path, FrameRequest(num_frames=1, start_s=start / 30, end_s=(start + 1) / 30))
-    assert clip.source_indices == (start,)
-    assert number_of(clip.frames[0]) == start
+    assert clip.video.source_indices == (start,)
+    assert number_of(clip.video.frames[0]) == start
     assert clip.timestamps_s == (start * 512 / 15360,)
 
 
@@ -110,8 +109,8 @@ def test_avi_without_display_times_still_gives_the_right_frames(
     pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
     path = write_video(tmp_path / "a.avi", bar_codes(40), codec=codec, options=options, pix_fmt=pix_fmt)
     clip = read(path, FrameRequest(num_frames=10))
-    assert [number_of(frame) for frame in clip.frames] == [2, 6, 10, 14, 18, 22, 26, 30, 34, 38]
-    assert clip.timestamps_s == tuple(i / 30 for i in clip.source_indices)
+    assert [number_of(frame) for frame in clip.video.frames] == [2, 6, 10, 14, 18, 22, 26, 30, 34, 38]
+    assert clip.timestamps_s == tuple(i / 30 for i in clip.video.source_indices)
 
 
 def test_variable_frame_rate_is_read_as_it_is(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_variable_frame_rate_is_read_as_it_is(tmp_path: Path) -> None:
     assert read(path).timestamps_s == tuple(ms / 1000 for ms in times_ms)
     clip = read(path, FrameRequest(fps=2))
     assert clip.timestamps_s == (0.0, 0.5, 0.51, 2.0)  # 0.51 is still on display at 1.0 and 1.5
-    assert [number_of(frame) for frame in clip.frames] == [0, 3, 4, 5]
+    assert [number_of(frame) for frame in clip.video.frames] == [0, 3, 4, 5]
 
 
 def test_times_start_at_the_first_frame_whatever_the_file_starts_with(tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_times_start_at_the_first_frame_whatever_the_file_starts_with(tmp_path: 
     path = write_video(tmp_path / "a.ts", bar_codes(10), pts=pts, time_base=Fraction(1, 90_000))
     clip = read(path)
     assert clip.timestamps_s == tuple(3000 * i / 90_000 for i in range(10))
-    assert clip.duration_s == 10 / 30
+    assert clip.video.duration_s == 10 / 30
 
 
 def test_frames_that_an_edit_list_cuts_are_not_shown(tmp_path: Path) -> None:
@@ -141,9 +140,9 @@ def test_frames_that_an_edit_list_cuts_are_not_shown(tmp_path: Path) -> None:
         muxing={"avoid_negative_ts": "disabled", "use_editlist": "1"},
     )
     clip = read(path)
-    assert [number_of(frame) for frame in clip.frames] == list(range(5, 30))
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(5, 30))
     assert clip.timestamps_s[:2] == (0.0, 1 / 30)
-    assert clip.source_num_frames == 25
+    assert clip.video.source_num_frames == 25
 
 
 def test_a_transport_stream_cut_between_keyframes_starts_at_the_next_one(tmp_path: Path) -> None:
@@ -152,7 +151,7 @@ def test_a_transport_stream_cut_between_keyframes_starts_at_the_next_one(tmp_pat
     cut = tmp_path / "cut.ts"
     cut.write_bytes(data[len(data) // 4 // 188 * 188 :])
     clip = read(cut)
-    numbers = [number_of(frame) for frame in clip.frames]
+    numbers = [number_of(frame) for frame in clip.video.frames]
     assert numbers == list(range(numbers[0], 60))
     assert numbers[0] == 20
     assert clip.timestamps_s[0] == 0.0
@@ -160,12 +159,12 @@ def test_a_transport_stream_cut_between_keyframes_starts_at_the_next_one(tmp_pat
 
 def test_one_frame_is_a_clip(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", bar_codes(1)))
-    assert clip.frames.shape == (1, 64, 64, 3)
+    assert clip.video.frames.shape == (1, 64, 64, 3)
     assert clip.timestamps_s == (0.0,)
-    assert clip.duration_s == pytest.approx(1 / 30)
+    assert clip.video.duration_s == pytest.approx(1 / 30)
 
 
 def test_a_window_is_honoured(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", bar_codes(60))
     clip = read(path, FrameRequest(fps=10, start_s=0.5, end_s=1.0))
-    assert [number_of(frame) for frame in clip.frames] == [15, 18, 21, 24, 27]
+    assert [number_of(frame) for frame in clip.video.frames] == [15, 18, 21, 24, 27]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.decoding.syscall_filter import filter_program
+from vidspec_service.decoding.isolation.sandbox import filter_program
 
 pytestmark = pytest.mark.unit
 

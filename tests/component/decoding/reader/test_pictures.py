@@ -11,7 +11,7 @@ import pytest
 
 from tests.clips import Picture, bar_codes, number_of, write_video
 from tests.component.decoding.reading import read
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.selection import FrameRequest
 
 pytestmark = pytest.mark.component
 
@@ -42,21 +42,21 @@ def test_rotated_clips_stand_upright(tmp_path: Path, name: str, rotation: int, t
     clip = read(path)
     expected = turn(corners())
     assert (clip.height, clip.width) == expected.shape[:2]
-    assert clip.frames.shape == (3, *expected.shape)
-    inner = np.abs(clip.frames[1].astype(int) - expected) < 40
+    assert clip.video.frames.shape == (3, *expected.shape)
+    inner = np.abs(clip.video.frames[1].astype(int) - expected) < 40
     assert inner.mean() > 0.95  # colours blur where quarters meet
 
 
 def test_mirrored_clips_are_mirrored_back(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", [corners()], rotation=0, hflip=True, options={"crf": "4"}))
-    assert clip.frames[0, 10, 85, 0] > 180  # red is right now
-    assert clip.frames[0, 10, 10, 1] > 180
+    assert clip.video.frames[0, 10, 85, 0] > 180  # red is right now
+    assert clip.video.frames[0, 10, 10, 1] > 180
 
 
 def test_an_odd_angle_is_left_alone_and_said(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", bar_codes(2), rotation=30))
     assert any("odd angle" in warning for warning in clip.warnings)
-    assert number_of(clip.frames[1]) == 1
+    assert number_of(clip.video.frames[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_an_odd_angle_is_left_alone_and_said(tmp_path: Path) -> None:
 def test_odd_sizes_and_formats(tmp_path: Path, name: str, codec: str, pix_fmt: str, size: tuple[int, int]) -> None:
     clip = read(write_video(tmp_path / name, bar_codes(5, *size), codec=codec, pix_fmt=pix_fmt))
     assert (clip.width, clip.height) == size
-    assert [number_of(frame) for frame in clip.frames] == [0, 1, 2, 3, 4]
+    assert [number_of(frame) for frame in clip.video.frames] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p"])
@@ -80,7 +80,7 @@ def test_full_and_limited_range_give_the_same_grey(tmp_path: Path, pix_fmt: str)
     grey = [np.full((64, 64, 3), 200, np.uint8)]
     codec = "mjpeg" if pix_fmt == "yuvj420p" else "h264"
     clip = read(write_video(tmp_path / "a.mov", grey, codec=codec, pix_fmt=pix_fmt))
-    assert abs(int(clip.frames.mean()) - 200) <= 2
+    assert abs(int(clip.video.frames.mean()) - 200) <= 2
 
 
 def test_a_size_that_changes_is_scaled_to_the_first(tmp_path: Path) -> None:
@@ -90,21 +90,21 @@ def test_a_size_that_changes_is_scaled_to_the_first(tmp_path: Path) -> None:
     both = tmp_path / "both.ts"
     both.write_bytes(small.read_bytes() + large.read_bytes())
     clip = read(both)
-    assert clip.frames.shape == (20, 64, 64, 3)
-    assert [number_of(frame) for frame in clip.frames] == list(range(20))
+    assert clip.video.frames.shape == (20, 64, 64, 3)
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(20))
     assert any("10 of the 768" not in warning and "another size" in warning for warning in clip.warnings)
 
 
 def test_pixels_that_are_not_square_are_said(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", bar_codes(2), aspect=Fraction(4, 3)))
-    assert clip.frames.shape == (2, 64, 64, 3)
+    assert clip.video.frames.shape == (2, 64, 64, 3)
     assert "Pixels are not square (4/3); frames are used as stored." in clip.warnings
 
 
 def test_audio_is_ignored_and_said(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", bar_codes(30), with_audio=True), FrameRequest(num_frames=30))
     assert clip.warnings == ("Audio is ignored.",)
-    assert [number_of(frame) for frame in clip.frames] == list(range(30))
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(30))
 
 
 def test_of_two_video_tracks_one_is_read_and_said(tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_of_two_video_tracks_one_is_read_and_said(tmp_path: Path) -> None:
         for stream, _ in streams:
             container.mux(stream.encode())
     clip = read(path)
-    assert clip.source_num_frames == 5
+    assert clip.video.source_num_frames == 5
     assert f"Of several video tracks, the one of {clip.width}x{clip.height} pixels is used." in clip.warnings
-    assert [number_of(frame) for frame in clip.frames] == list(range(5))
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(5))
 
 
 def test_a_track_that_appears_on_the_way_does_no_harm(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_a_track_that_appears_on_the_way_does_no_harm(tmp_path: Path) -> None:
     with av.open(path) as container, pytest.raises(IndexError):  # what PyAV makes of it
         assert len(list(container.demux(video=0))) == 185
     clip = read(path)
-    assert [number_of(frame) for frame in clip.frames] == list(range(185))
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(185))

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.clips import bar_codes, write_video
-from vidspec_service.decoding import syscall_filter
-from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.isolation import sandbox
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import ConfigError, InvalidRequest
 
-needs_filter = pytest.mark.skipif(not syscall_filter.is_supported(), reason="this kernel takes no syscall filters")
+needs_filter = pytest.mark.skipif(not sandbox.is_filter_supported(), reason="this kernel takes no syscall filters")
 
 # Runs in place of the reader, where FFmpeg would be running a stranger's code.
 TAKEN_OVER = """
@@ -67,12 +67,12 @@ import vidspec_service.decoding.reader
 vidspec_service.decoding.reader.read_clip = read_clip
 """
 NO_FILTER = """
-import vidspec_service.decoding.syscall_filter
-vidspec_service.decoding.syscall_filter.is_supported = lambda: False
+import vidspec_service.decoding.isolation.sandbox
+vidspec_service.decoding.isolation.sandbox.is_filter_supported = lambda: False
 """
 OLD_FFMPEG = """
-import vidspec_service.decoding.reader.opening
-vidspec_service.decoding.reader.opening.is_ffmpeg_fixed = lambda: False
+import vidspec_service.decoding.reader
+vidspec_service.decoding.reader.is_ffmpeg_fixed = lambda: False
 """
 
 
@@ -85,7 +85,7 @@ def start_children_with(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     """From here on decode children run `code` first."""
     interpreter = folder / "interpreter"
     interpreter.write_text(
-        f"#!{sys.executable}\nimport sys\n{code}\nfrom vidspec_service.decoding import child\n"
+        f"#!{sys.executable}\nimport sys\n{code}\nfrom vidspec_service.decoding.isolation import child\n"
         "sys.argv = sys.argv[-2:]\nchild.main()\n"
     )
     interpreter.chmod(0o700)
@@ -121,7 +121,7 @@ def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
 def test_a_whole_decode_fits_into_the_allowed_calls(clip_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 1) as pool:
-            assert len((await pool.decode(clip_path, FrameRequest(), 8)).frames) == 8
+            assert len((await pool.decode(clip_path, FrameRequest(), 8)).video.frames) == 8
 
     asyncio.run(body())
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
@@ -134,7 +134,7 @@ def test_a_kernel_without_filters_still_decodes_and_the_operator_is_told(
 
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 2) as pool:
-            assert len((await pool.decode(clip_path, FrameRequest(), 8)).frames) == 8
+            assert len((await pool.decode(clip_path, FrameRequest(), 8)).video.frames) == 8
 
     asyncio.run(body())
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from vidspec_service.decoding.timeline import EntryPoint, PacketFacts, Timeline, build_timeline
+from vidspec_service.decoding.reader.timeline import EntryPoint, PacketFacts, Timeline, build_timeline
 
 pytestmark = pytest.mark.unit
 

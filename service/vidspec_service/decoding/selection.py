@@ -1,4 +1,4 @@
-"""Which frames to take: a request in time, resolved against a clip's real timestamps. Pure; knows no file.
+"""Which frames of a video: as a caller wants them, as they are chosen, picked out and handed over. Pure; knows no file.
 
 Frames are chosen by what is *on display* at an instant, so variable frame rates need no special case.
 """
@@ -7,18 +7,38 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from vidspec_service.decoding.frame_request import FrameRequest
+import msgspec
+
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.errors import InvalidRequest
+
+if TYPE_CHECKING:  # it loads numpy, without which a decode child starts twice as fast
+    from vidspec_models.request import Video
 
 MAX_FPS = 1000.0
 
 # Matroska and others round times to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without this
 # slack, asking for a clip's own rate would skip frames. Never more than a quarter of a frame.
 _ROUNDING_S = 0.001
+
+Frame = TypeVar("Frame")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRequest:
+    """Either `fps` or `num_frames` (neither: the service fills in num_frames), over [start_s, end_s)."""
+
+    fps: float | None = None
+    num_frames: int | None = None
+    max_frames: int | None = None
+    start_s: float | None = None
+    end_s: float | None = None
+    is_still: bool = False  # the file is an image: a clip of one frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +47,44 @@ class Selection:
 
     indices: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
+    """The facts of a clip, as a decode child tells them; its pixels [T, H, W, 3] lie in memory beside them."""
+
+    timestamps_s: tuple[float, ...]  # [T]
+    source_indices: tuple[int, ...]  # [T]
+    source_fps: float
+    source_num_frames: int
+    duration_s: float
+    width: int
+    height: int
+    codec: str
+    warnings: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all frames."""
+        return len(self.timestamps_s) * self.height * self.width * 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """What decoding hands over. Rotation is applied; timestamps start at the video's first frame."""
+
+    video: Video
+    timestamps_s: tuple[float, ...]  # [T] when each of the frames is shown
+    codec: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Of `video.frames`: after rotation, and after scaling down to max_frame_pixels."""
+        return int(self.video.frames.shape[2])
+
+    @property
+    def height(self) -> int:
+        return int(self.video.frames.shape[1])
 
 
 def check_request(request: FrameRequest, limits: DecodingLimits) -> None:
@@ -124,3 +182,61 @@ class _Display:
 
 def _distinct(indices: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(indices))
+
+
+class FramePicker(Generic[Frame]):
+    """Fed with (display index, frame) in display order; gives out each chosen frame once, in order.
+
+    A chosen frame that never comes (damaged, dropped by the decoder) is replaced by a decoded neighbour not
+    given out itself: the one before, which a player would go on showing, else the one after.
+    """
+
+    def __init__(self, chosen: Iterable[int]) -> None:
+        self._wanted = deque(chosen)
+        self._previous: tuple[int, Frame] | None = None  # the only frame kept alive
+        self._last_given = -1
+        self.num_replaced = 0
+        self.num_lost = 0
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """Display indices still to come."""
+        return tuple(self._wanted)
+
+    @property
+    def next_wanted(self) -> int | None:
+        """Display index of the next chosen frame; None when all have been dealt with."""
+        return self._wanted[0] if self._wanted else None
+
+    def offer(self, index: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
+        """Take one decoded frame; give what it settles."""
+        while self._wanted and self._wanted[0] < index:
+            yield from self._stand_in(self._wanted.popleft(), index, frame)
+        if self._wanted and self._wanted[0] == index:
+            del self._wanted[0]
+            yield self._give(index, frame)
+        self._previous = (index, frame)
+
+    def finish(self) -> Iterator[tuple[int, Frame]]:
+        """The decoder is empty; settle what is still wanted."""
+        while self._wanted:
+            yield from self._stand_in(self._wanted.popleft(), -1, None)
+
+    def forget_previous(self) -> None:
+        """Decoding jumps ahead: what was on display here says nothing about what comes next."""
+        self._previous = None
+
+    def _stand_in(self, missing: int, index: int, frame: Frame | None) -> Iterator[tuple[int, Frame]]:
+        if self._previous is not None and self._previous[0] > self._last_given:
+            # One frame off is what a player shows, and no damage where each field of a frame is a packet.
+            self.num_replaced += missing - self._previous[0] > 1
+            yield self._give(*self._previous)
+        elif frame is not None and index > self._last_given and index not in self._wanted:
+            self.num_replaced += 1
+            yield self._give(index, frame)
+        else:
+            self.num_lost += 1
+
+    def _give(self, index: int, frame: Frame) -> tuple[int, Frame]:
+        self._last_given = index
+        return index, frame

@@ -1,0 +1,96 @@
+"""A decode child's whole life: give up privileges, say ready, take one job, install the filter, answer, end.
+
+Standard input is its socket to the pool, standard output the anonymous memory for its frames: nothing has a name, so
+nothing can be left behind however the child ends. A JSON job comes in, a JSON answer goes out. Nothing is pickled, and
+errors travel as a name: a child taken over by a hostile file can lie about a clip, but cannot make the service run or
+show anything else. Imports neither torch nor numpy; whatever it needs is imported before the filter, since it
+cannot open a file afterwards.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import sys
+import traceback
+
+import msgspec
+
+from vidspec_service.decoding.isolation.sandbox import (
+    Missing,
+    give_up_privileges,
+    install_filter,
+    limit_resources,
+)
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.selection import Decoded, FrameRequest
+from vidspec_service.errors import RequestError
+
+_NICENESS = 5  # as the workers': HTTP and health checks go first
+_CHANNEL, _FRAMES = 0, 1  # descriptors
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Pool to child."""
+
+    path: str
+    request: FrameRequest
+    default_num_frames: int
+    limits: DecodingLimits
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Child to pool: a RequestError by its class name, or a fault of ours."""
+
+    kind: str  # "" for ours
+    message: str  # for the client; of ours a traceback for the log, and never for a client
+    param: str | None = None
+
+
+Answer = Decoded | Failed
+
+
+def main() -> None:
+    """`python -m vidspec_service.decoding.isolation.child PARENT_PID`, as `process` starts it."""
+    os.nice(_NICENESS)
+    missing = give_up_privileges(parent_pid=int(sys.argv[1]))
+    # Preloads PyAV, the slow part of starting, while nobody waits.
+    from vidspec_service.decoding.reader import is_ffmpeg_fixed
+
+    if not is_ffmpeg_fixed():
+        missing |= Missing.FIXED_FFMPEG
+    with socket.socket(fileno=_CHANNEL) as channel:
+        channel.sendall(bytes([missing]))  # ready; and what the kernel refused
+        data = bytearray()
+        while part := channel.recv(65536):  # the pool closes its sending side after the job
+            data += part
+        if data:  # else the pool has closed and this spare is not needed
+            channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=Job))))
+    os._exit(0)  # at once: the pool waits for the end, and there is nothing to tidy up
+
+
+def _work(job: Job) -> Answer:
+    from vidspec_service.decoding.reader import read_clip
+
+    limit_resources(job.limits)
+    try:
+        with open(job.path, "rb", buffering=0) as file:
+            install_filter()  # before its first byte is read
+            decoded = read_clip(file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames)
+        os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than were chosen
+    except RequestError as error:
+        return Failed(kind=type(error).__name__, message=error.message, param=error.param)
+    except Exception:
+        return Failed(kind="", message=traceback.format_exc())
+    return decoded
+
+
+def _allocate(num_bytes: int) -> memoryview:
+    """Memory for the pixels, mapped here and later by the pool."""
+    os.ftruncate(_FRAMES, num_bytes)
+    return memoryview(mmap.mmap(_FRAMES, num_bytes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The pool's end of one decode child: start it, give it its one job, turn its answer into a Clip, end it.
+
+Blocking calls throughout, for the pool's threads; only `kill` may be called from elsewhere, at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from io import FileIO
+from time import monotonic
+
+import msgspec
+import numpy as np
+
+from vidspec_models.request import Video
+from vidspec_service.decoding.isolation.child import Answer, Failed, Job
+from vidspec_service.decoding.isolation.sandbox import Missing
+from vidspec_service.decoding.selection import Clip
+from vidspec_service.errors import (
+    InvalidRequest,
+    RequestError,
+    ServiceError,
+    VideoTooLarge,
+    VideoUnreadable,
+    VideoUnsupported,
+)
+
+_MAX_ANSWER_BYTES = 16 * 1024 * 1024
+_ERRORS: dict[str, type[RequestError]] = {
+    error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
+}
+_MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+# Nobody, not even a descendant that slipped out of the group, can now change what the mapping shows.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+_log = logging.getLogger(__name__)
+
+
+class DecodeChild:
+    """One process, one clip, in a process group of its own: `start`, then `decode` or `end`."""
+
+    def __init__(self) -> None:
+        self.missing = Missing(0)  # of its confinement; known once it has started
+        self._lock = threading.Lock()  # a reaped pid may be another's: signal and reap never overlap
+        self._is_killed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._held = contextlib.ExitStack()  # our end of the socket, and the memory for its frames
+
+    def start(self, timeout_s: float) -> None:
+        """Spawn and wait until it is ready for a job. ServiceError if that fails."""
+        try:
+            self._spawn()
+            self._channel.settimeout(timeout_s)
+            ready = self._channel.recv(1)
+        except OSError as error:  # no process or memory to be had, or no answer in time
+            self.end()
+            raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error
+        if not ready:
+            self.end()
+            raise ServiceError("a decode child ended before it was ready")
+        self.missing = Missing(ready[0])
+
+    def _spawn(self) -> None:
+        with self._lock:
+            if self._is_killed:
+                raise ServiceError("the decode pool is closed")
+            ours, theirs = socket.socketpair()
+            self._channel = self._held.enter_context(ours)
+            with theirs:
+                self._frames = self._held.enter_context(FileIO(os.memfd_create("frames", _MEMFD), "r+"))
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "vidspec_service.decoding.isolation.child", str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=self._frames.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    # Nothing of ours: no keys to steal. One thread for what numpy brings.
+                    env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+                    cwd="/",
+                    start_new_session=True,
+                )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a spare is still there to take a job."""
+        with self._lock:
+            return self._process is not None and not self._is_killed and self._process.poll() is None
+
+    def decode(self, job: Job) -> Clip:
+        """Run the job and end the child. Raises what `read_clip` does; VideoUnreadable if it is lost."""
+        data = b""
+        with self._held:
+            try:
+                data = self._ask(msgspec.json.encode(job), monotonic() + job.limits.timeout_s)
+            except TimeoutError:
+                _log.warning("decode child timed out", extra={"timeout_s": job.limits.timeout_s})
+                limit = f"{job.limits.timeout_s:g} s (VIDSPEC_DECODE_TIMEOUT_S)"
+                raise VideoUnreadable(f"Decoding did not end within {limit}.", param="video") from None
+            except OSError:  # it died before it had read the job
+                pass
+            finally:
+                returncode = self._reap()  # before its memory is looked at: now nobody else can change it
+            try:
+                return _clip(data, self._frames.fileno())
+            except (OSError, ValueError):  # no answer, or none that holds together
+                _log.warning("decode child lost", extra={"returncode": returncode})
+                raise VideoUnreadable("The video made its decoder fail: it is damaged.", param="video") from None
+
+    def _ask(self, job: bytes, deadline: float) -> bytes:
+        """The child's whole answer; empty if it died."""
+        answer = bytearray()
+        self._channel.settimeout(max(deadline - monotonic(), 0.001))
+        self._channel.sendall(job)
+        self._channel.shutdown(socket.SHUT_WR)
+        while len(answer) <= _MAX_ANSWER_BYTES:
+            self._channel.settimeout(max(deadline - monotonic(), 0.001))
+            part = self._channel.recv(65536)
+            if not part:
+                break
+            answer += part
+        return bytes(answer)
+
+    def kill(self) -> None:
+        """Stop whatever it does, from any thread; who waits for it sees it die. Never blocks for long."""
+        with self._lock:
+            self._is_killed = True
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill, reap, free."""
+        with self._held:
+            self._reap()
+
+    def _reap(self) -> int | None:
+        """Kill the group and wait for its end. Its return code: negative for the signal that ended it.
+
+        One that has crashed keeps its own: an exit under way is not changed by a later signal.
+        """
+        self.kill()
+        with self._lock:
+            return None if self._process is None else self._process.wait()
+
+
+def _clip(data: bytes, descriptor: int) -> Clip:
+    """The clip, its frames mapped read-only and freed with the array; or the error that the answer is.
+
+    OSError or ValueError (msgspec's are) for anything that does not hold together.
+    """
+    answer: Answer = msgspec.json.decode(data, type=Answer)
+    if isinstance(answer, Failed):
+        raise _error(answer)
+    shape = len(answer.timestamps_s), answer.height, answer.width, 3
+    if len(answer.source_indices) != shape[0] or min(shape) < 1:
+        raise ValueError("there are no such frames")
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    if os.fstat(descriptor).st_size != answer.num_bytes:
+        raise ValueError("the frames are not of the stated shape")
+    # Private, since kernels before 6.7 refuse shared mappings of sealed memory; nothing is copied.
+    mapping = mmap.mmap(descriptor, answer.num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    video = Video(
+        frames=np.frombuffer(mapping, np.uint8).reshape(shape),
+        source_indices=answer.source_indices,
+        source_fps=answer.source_fps,
+        source_num_frames=answer.source_num_frames,
+        duration_s=answer.duration_s,
+    )
+    return Clip(video=video, timestamps_s=answer.timestamps_s, codec=answer.codec, warnings=answer.warnings)
+
+
+def _error(answer: Failed) -> RequestError:
+    """The child's error again; for a name outside the table, ours or a lie, one that tells a client nothing."""
+    if answer.kind in _ERRORS:
+        return _ERRORS[answer.kind](answer.message, param=answer.param)
+    _log.error("decode child failed", extra={"detail": answer.message})
+    return VideoUnreadable("The video cannot be decoded.", param="video")

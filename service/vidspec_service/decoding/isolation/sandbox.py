@@ -1,0 +1,178 @@
+"""What a decode child gives up before it reads a client's bytes. What a kernel does not support is reported.
+
+`give_up_privileges` when it starts, `limit_resources` once it knows its job, `install_filter` when its file is open.
+The last is a seccomp filter: a list of the system calls that decoding needs; the kernel refuses all others. A child
+that a hostile file has taken over can then compute, read the files it already holds, answer and end. It cannot open
+a file, use a network, start a process or a thread, send a signal, or make memory executable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from enum import IntFlag
+
+from vidspec_service.decoding.limits import DecodingLimits
+
+# linux/prctl.h and linux/sched.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+
+# linux/seccomp.h, linux/filter.h, linux/audit.h
+_SECCOMP_MODE_FILTER = 2
+_RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_AT_NUMBER, _AT_ARCHITECTURE, _AT_PROTECTION = 0, 4, 16 + 8 * 2  # offsets in struct seccomp_data; third argument
+_PROT_EXEC = 4
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Calls by their numbers on x86_64 and aarch64.
+_ALLOWED = {
+    # the video, the frames, the socket to the pool
+    "read": (0, 63),
+    "pread64": (17, 67),
+    "lseek": (8, 62),
+    "fstat": (5, 80),
+    "write": (1, 64),
+    "close": (3, 57),
+    "fcntl": (72, 25),
+    "ftruncate": (77, 46),
+    "recvfrom": (45, 207),
+    "sendto": (44, 206),
+    # memory
+    "brk": (12, 214),
+    "munmap": (11, 215),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    # what interpreter and C library do on their own
+    "futex": (202, 98),
+    "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123),
+    "clock_gettime": (228, 113),
+    "gettimeofday": (96, 169),
+    "getrandom": (318, 278),
+    "getpid": (39, 172),
+    "gettid": (186, 178),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "restart_syscall": (219, 128),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+}
+_ALLOWED_UNLESS_EXECUTABLE = {"mmap": (9, 222), "mprotect": (10, 226)}
+
+_BASE_BYTES = 1024**3  # interpreter, libraries, container buffers
+_BYTES_PER_PIXEL = 128  # 20 reference frames of 4:4:4 in 10 bits, the most that codecs keep
+_MAX_OPEN_FILES = 64
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Missing(IntFlag):
+    """Protection that a child should have and this machine does not give."""
+
+    NETWORK_NAMESPACE = 1
+    SYSCALL_FILTER = 2
+    FIXED_FFMPEG = 4  # one without the known ways to take it over
+
+
+def give_up_privileges(parent_pid: int) -> Missing:
+    """No new privileges, no network, no tracing; dies with its parent. Call while there is one thread."""
+    if sys.platform != "linux":
+        return Missing.NETWORK_NAMESPACE | Missing.SYSCALL_FILTER
+    missing = Missing(0)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    # An empty network namespace; needs root or user namespaces, and containers often allow neither.
+    if _libc.unshare(_CLONE_NEWNET) != 0 and _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        missing |= Missing.NETWORK_NAMESPACE
+    if not is_filter_supported():
+        missing |= Missing.SYSCALL_FILTER
+    if os.getppid() != parent_pid:  # it died before the first prctl
+        sys.exit(0)
+    return missing
+
+
+def limit_resources(limits: DecodingLimits) -> None:
+    """Memory, processor time, file size, descriptors, processes and core dumps, by what one clip may need."""
+    cpu_s = int(limits.timeout_s) + 2  # the pool's clock comes first; this one holds if the pool is gone
+    memory = _BASE_BYTES + limits.max_decoded_bytes + _BYTES_PER_PIXEL * limits.max_pixels
+    for kind, most in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, limits.max_decoded_bytes),  # holds for the anonymous file of frames, too
+        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with contextlib.suppress(ValueError, OSError):  # above an inherited hard limit, which then holds
+            resource.setrlimit(kind, (most, most))
+
+
+def install_filter() -> None:
+    """From here on this process reaches only what it holds open: no other file, address or process.
+
+    Cannot be undone, and holds for all it starts. Needs "no new privileges"; does nothing where it is not supported.
+    """
+    if is_filter_supported():
+        code = ctypes.create_string_buffer(filter_program(platform.machine()))
+        program = struct.pack("@HP", len(code) // 8, ctypes.addressof(code))  # a struct sock_fprog
+        _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
+
+
+def is_filter_supported() -> bool:
+    """Whether this processor and kernel support the filter; changes nothing."""
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
+        return False
+    # A program at address zero: a kernel that takes filters says "bad address", any other "invalid".
+    refused = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0) != 0
+    return refused and ctypes.get_errno() == errno.EFAULT
+
+
+def filter_program(machine: str) -> bytes:
+    """BPF code, eight bytes an instruction, for `x86_64` or `aarch64`.
+
+    Another architecture's calling convention (32-bit calls on x86) kills: its numbers mean other calls. What is not
+    allowed fails with EPERM, so that libraries which merely ask can go on.
+    """
+    column = list(_ARCHITECTURES).index(machine)
+    checked = [numbers[column] for numbers in _ALLOWED_UNLESS_EXECUTABLE.values()]
+    tests = [*checked, *(numbers[column] for numbers in _ALLOWED.values())]
+    code = [
+        _instruction(_LOAD, _AT_ARCHITECTURE),
+        _instruction(_JUMP_EQUAL, _ARCHITECTURES[machine], if_true=1),
+        _instruction(_RETURN, _RET_KILL_PROCESS),
+        _instruction(_LOAD, _AT_NUMBER),
+    ]
+    for place, number in enumerate(tests):
+        to_refusal = len(tests) - place - 1  # instructions between this one and the refusal
+        target = to_refusal + (1 if number in checked else 4)
+        code.append(_instruction(_JUMP_EQUAL, number, if_true=target))
+    return b"".join(
+        [
+            *code,
+            _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
+            _instruction(_LOAD, _AT_PROTECTION),
+            _instruction(_JUMP_ANY_BIT, _PROT_EXEC, if_false=1),
+            _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
+            _instruction(_RETURN, _RET_ALLOW),
+        ]
+    )
+
+
+def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+    """A struct sock_filter; jumps count the instructions that are skipped."""
+    return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -1,0 +1,241 @@
+"""The chosen frames: decoded from keyframe to keyframe, turned upright, laid down as RGB in one block of memory."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import av
+from av.packet import Packet
+from av.sidedata.sidedata import SideDataContainer
+from av.sidedata.sidedata import Type as SideDataType
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.stream import VideoStream
+
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.reader.timeline import EntryPoint, Timeline
+from vidspec_service.decoding.selection import FramePicker
+from vidspec_service.errors import VideoUnreadable
+
+# PyAV reads all of a frame's side data to give any of it, and knows fewer kinds than its FFmpeg: the EXIF data that
+# cameras write into JPEG made every such frame unreadable. An unknown kind is taken for one that nobody asks for.
+SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  # type: ignore[assignment]
+
+_CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet to packet
+_MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
+
+Allocate = Callable[[int], memoryview]  # bytes wanted -> writable memory of that size
+
+
+def chosen_frames(
+    packets: Iterable[Packet[VideoStream]],
+    codec: VideoCodecContext,
+    timeline: Timeline,
+    picker: FramePicker[VideoFrame],
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Each of the picker's frames, or its stand-in, with its display index; two at most are alive.
+
+    Decodes as little as they need of `packets`, the stream's from its start.
+    """
+    decoder = _Decoder(codec, timeline, picker.wanted)
+    upcoming = picker.next_wanted
+    entry = timeline.entry_point(upcoming) if upcoming is not None else EntryPoint(0, 0)
+    for number, packet in enumerate(packets):
+        if number < entry.packet:
+            continue
+        for index, frame in decoder.decode(packet):
+            if index >= entry.first_frame:
+                yield from picker.offer(index, frame)
+        if picker.next_wanted is None:
+            return
+        if picker.next_wanted != upcoming:
+            upcoming = picker.next_wanted
+            ahead = timeline.entry_point(upcoming)
+            if ahead.packet > number + 1:
+                entry = ahead
+                codec.flush_buffers()
+                picker.forget_previous()
+    for index, frame in decoder.decode(None):
+        yield from picker.offer(index, frame)
+    yield from picker.finish()
+
+
+class _Decoder:
+    """The codec, which gives frames in display order, and the display index of what came out last."""
+
+    def __init__(self, codec: VideoCodecContext, timeline: Timeline, wanted: tuple[int, ...]) -> None:
+        self._codec = codec
+        self._timeline = timeline
+        self._wanted_ticks = {timeline.ticks[index] for index in wanted}
+        self._may_skip = codec.name in _CAN_SKIP and not timeline.is_counted
+        self._is_progressive = False  # known from the first frame that comes out
+        self._last_index = -1
+
+    def decode(self, packet: Packet[VideoStream] | None) -> Iterator[tuple[int, VideoFrame]]:
+        """What comes out for one packet, maybe nothing; None drains the codec."""
+        if self._may_skip and packet is not None:
+            # Frames that are neither wanted nor referred to: half the work of a usual H.264 file. Not in
+            # interlaced video, where a wanted frame's second field may be a packet with a time of its own.
+            is_needed = not self._is_progressive or packet.pts is None or packet.pts in self._wanted_ticks
+            self._codec.skip_frame = "DEFAULT" if is_needed else "NONREF"
+        try:
+            frames = self._codec.decode(packet)
+        except MemoryError:
+            raise
+        except av.FFmpegError:  # damaged: the picker finds a stand-in if the frame was wanted
+            return
+        for frame in frames:
+            self._is_progressive = not frame.interlaced_frame
+            if self._timeline.is_counted or frame.pts is None:
+                self._last_index += 1
+            else:
+                self._last_index = self._timeline.index_at(frame.pts)
+            yield self._last_index, frame
+
+
+class FrameConverter:
+    """Lays frames down upright as RGB, and keeps account of the bad ones.
+
+    The first frame sets size and orientation for all; a clip has one shape. Frames over `max_frame_pixels` are
+    scaled in the same pass that converts their colours.
+    """
+
+    def __init__(self, num_frames: int, limits: DecodingLimits, allocate: Allocate) -> None:
+        self.warnings: list[str] = []
+        self._num_frames = num_frames
+        self._limits = limits
+        self._allocate = allocate
+        self._reformatter = VideoReformatter()  # one for all frames: each one holds buffers
+        self._source_size = self._size = (0, 0)  # the first frame's, and all frames' once scaled; before turning
+        self._orientation = UPRIGHT
+        self._memory: memoryview | None = None  # what is still free of it
+        self._num_damaged = self._num_resized = 0
+
+    def convert(self, index: int, frame: VideoFrame) -> int:
+        """Convert and lay down one frame; gives its display index back."""
+        self._limits.check_pixels(frame.width, frame.height)
+        if self._memory is None:
+            self._memory = self._prepare(frame)
+        width, height = self._size
+        is_scaled = width * height < frame.width * frame.height
+        # The colour matrix and range that the frame states are honoured; both sizes of chroma, 8 to 12 bits.
+        rgb = self._reformatter.reformat(
+            frame,
+            width=width,
+            height=height,
+            format="rgb24",
+            interpolation=Interpolation.AREA if is_scaled else None,  # each source pixel counts, none aliases
+            threads=1,
+        )
+        num_bytes = width * height * 3
+        write_upright(memoryview(rgb.planes[0]), rgb.planes[0].line_size, self._size, self._orientation, self._memory)
+        self._memory = self._memory[num_bytes:]
+        self._num_damaged += frame.is_corrupt
+        self._num_resized += (frame.width, frame.height) != self._source_size
+        return index
+
+    def finish(self, picker: FramePicker[VideoFrame]) -> tuple[int, int]:
+        """Upright (width, height); `warnings` tells what was wrong. VideoUnreadable if too much was."""
+        num_bad = min(picker.num_lost + picker.num_replaced + self._num_damaged, self._num_frames)  # or twice bad
+        if self._memory is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
+            raise VideoUnreadable(
+                f"The video is damaged: {num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
+                param="video",
+            )
+        for count, fate in (
+            (picker.num_lost, "cannot be decoded and are left out."),
+            (picker.num_replaced, "cannot be decoded; neighbours stand in."),
+            (self._num_damaged, "are damaged."),
+            (self._num_resized, "have another size and are scaled to the first one's."),
+        ):
+            if count:
+                self.warnings.append(f"{count} of the {self._num_frames} chosen frames {fate}")
+        return self._orientation.size(*self._size)
+
+    def _prepare(self, frame: VideoFrame) -> memoryview:
+        """Size, orientation and memory, by the first frame."""
+        self._source_size = frame.width, frame.height
+        self._size = fitted_size(*self._source_size, self._limits.max_frame_pixels)
+        side_data = cast(SideDataContainer, frame.side_data)  # PyAV's stub says otherwise
+        if SideDataType.DISPLAYMATRIX in side_data:
+            orientation = orientation_of(bytes(side_data[SideDataType.DISPLAYMATRIX]))
+            if orientation is None:
+                self.warnings.append("The video asks to be turned by an odd angle; frames are used as stored.")
+            self._orientation = orientation or UPRIGHT
+        if self._size != self._source_size:
+            before, after = ("{}x{}".format(*self._orientation.size(*s)) for s in (self._source_size, self._size))
+            self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
+        return self._allocate(self._limits.check_decoded_bytes(self._num_frames, *self._size))
+
+
+def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """The size itself if it has at most `max_pixels`; else the largest of its shape that does, at least 1 each."""
+    if width * height <= max_pixels:
+        return width, height
+    shrink = math.sqrt(max_pixels / (width * height))
+    wide, high = max(int(width * shrink), 1), min(max(int(height * shrink), 1), max_pixels)
+    return min(wide, max_pixels // high), high  # a strip that is one pixel wide or high loses its shape
+
+
+@dataclass(frozen=True, slots=True)
+class Orientation:
+    """One of the eight right-angled orientations: exchange rows and columns first, then mirror."""
+
+    swap: bool = False
+    mirror_columns: bool = False
+    mirror_rows: bool = False
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) after turning."""
+        return (height, width) if self.swap else (width, height)
+
+
+UPRIGHT = Orientation()
+
+
+def orientation_of(matrix: bytes) -> Orientation | None:
+    """Read a display matrix (nine native int32); None if it is no multiple of 90 degrees.
+
+    The matrix maps a stored point (x, y), y down, to (a·x + c·y, b·x + d·y).
+    """
+    if len(matrix) < 36:
+        return None
+    a, b, _, c, d = struct.unpack_from("=5i", matrix)
+    if b == c == 0 and a and d:
+        return Orientation(mirror_columns=a < 0, mirror_rows=d < 0)
+    if a == d == 0 and b and c:
+        return Orientation(swap=True, mirror_columns=c < 0, mirror_rows=b < 0)
+    return None
+
+
+def write_upright(
+    picture: memoryview, line_bytes: int, size: tuple[int, int], orientation: Orientation, out: memoryview
+) -> None:
+    """Copy a stored RGB picture of `size` (width, height), rows `line_bytes` apart, upright to the start of `out`.
+
+    Turned ones colour by colour, in strides: numpy would do the same, but a decode child starts twice as fast without.
+    """
+    width, height = size
+    row_bytes = width * 3
+    if orientation == UPRIGHT:
+        if line_bytes == row_bytes:  # all rows are one
+            row_bytes, height = row_bytes * height, 1
+        for row in range(height):
+            start = row * line_bytes
+            out[row * row_bytes : (row + 1) * row_bytes] = picture[start : start + row_bytes]
+        return
+    if orientation.swap:  # a column becomes a row
+        num_rows, row_len, row_step, step = width, height, 3, line_bytes
+    else:
+        num_rows, row_len, row_step, step = height, width, line_bytes, 3
+    for row in range(num_rows):
+        start = row_step * (num_rows - 1 - row if orientation.mirror_rows else row)
+        for colour in range(3):
+            line = picture[start + colour : start + colour + (row_len - 1) * step + 1 : step]
+            first = row * row_len * 3 + colour
+            out[first : first + row_len * 3 : 3] = line[::-1] if orientation.mirror_columns else line
