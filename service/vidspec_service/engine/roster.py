@@ -46,10 +46,15 @@ class Roster:
         """There is a forward to make now."""
         return bool(self.prefilling or self.decoding or self.paused)
 
-    def next_waiting(self) -> Waiting | None:
-        """The oldest waiting request, if there is a place for it and nobody has an older claim."""
+    @property
+    def can_admit(self) -> bool:
+        """Somebody waits, there is a place, and nobody has an older claim."""
         is_full = self.num_active >= self._max_running or len(self._preparing) >= _MOST_PREPARING
-        if not self.waiting or self.paused or is_full:
+        return bool(self.waiting) and not self.paused and not is_full
+
+    def next_waiting(self) -> Waiting | None:
+        """The oldest waiting request, if it can be admitted."""
+        if not self.can_admit:
             return None
         waiting = self.waiting.popleft()
         self._preparing.add(waiting.request.request_id)

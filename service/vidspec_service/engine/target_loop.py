@@ -63,7 +63,7 @@ class TargetLoop:
             self._await_proposals()
             with self._meter:
                 self._verify()
-            if not self._roster.can_compute:
+            if not (self._roster.can_compute or self._roster.can_admit):
                 wait_readable(self._sources(), HEARTBEAT_S)
             self._meter.beat(self._api, self._roster.num_active, len(self._roster.waiting), self._pool.num_used)
 

@@ -257,7 +257,7 @@ def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: Ex
     assert target.said_of("a") == text
 
 
-@pytest.mark.parametrize("state", ["prepare", "prefill", "step", "paused"])
+@pytest.mark.parametrize("state", ["waiting", "prepare", "prefill", "step", "paused"])
 def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitStack, state: str) -> None:
     """There is room in the cache for one prompt, and a place for two: what is not given back is missed."""
     target = Target(stack, kv_tokens=FOR_ONE, max_running=1 if state == "waiting" else 2, prefill_chunk=40)
@@ -320,5 +320,16 @@ def test_a_broken_prompt_is_refused_and_the_next_request_is_served(stack: ExitSt
     refused = target.api.next(Rejected)
     assert (refused.request_id, refused.kind) == ("a", "context_length")
     target.submit(request("b", max_tokens=4))
+    target.end_of("b")
+    assert target.said_of("b") == text_of("b", 4)
+
+
+def test_a_request_that_waits_for_a_place_begins_as_soon_as_there_is_one(stack: ExitStack) -> None:
+    target = Target(stack, max_running=1)
+    target.hold()
+    for name in ("a", "b"):
+        target.submit(request(name, max_tokens=4, speculation="off"))
+    target.model.gates["step"].wait_reached()
+    target.go_on()
     target.end_of("b")
     assert target.said_of("b") == text_of("b", 4)
