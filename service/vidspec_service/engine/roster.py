@@ -32,6 +32,11 @@ class Roster:
         self.decoding: dict[str, Running] = {}
 
     @property
+    def entered(self) -> list[Running]:
+        """Everyone who is prepared, wherever they stand."""
+        return [*self.decoding.values(), *self.prefilling, *self.paused]
+
+    @property
     def num_active(self) -> int:
         """Requests that hold a place, paused ones included."""
         return len(self._preparing) + len(self.prefilling) + len(self.decoding) + len(self.paused)

@@ -88,19 +88,20 @@ class TargetLoop:
                 self._following.release(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
+        entered = {running.request_id: running for running in self._roster.entered}
         for proposal in self._draft.proposals():
             self._costs.draft_s = proposal.step_s
-            running = self._roster.decoding.get(proposal.request_id)
-            if running is not None:
-                running.take(proposal)
+            if proposal.request_id in entered:  # paused ones as well: a chain with a gap would never be taken again
+                entered[proposal.request_id].take(proposal)
 
     def _meet(self, draft: Channel) -> None:
-        """A new draft: it is told every running request's committed tokens."""
+        """A new draft: it is told every running request's committed tokens, those of paused ones when they resume."""
         self._draft.connect(draft)
         self._following.forget()
-        for running in self._roster.decoding.values():
+        for running in self._roster.entered:
             running.speculation.drop()
-            self._plan(running)
+            if running.request_id in self._roster.decoding:
+                self._plan(running)
             self._relevance.tell(running)
 
     def _admit(self) -> None:

@@ -333,3 +333,50 @@ def test_a_request_that_waits_for_a_place_begins_as_soon_as_there_is_one(stack: 
     target.go_on()
     target.end_of("b")
     assert target.said_of("b") == text_of("b", 4)
+
+
+def paused(stack: ExitStack) -> tuple[Target, Far, int]:
+    """The loop is held in a forward for `old`, for which `young` had to give way; how much is committed of that."""
+    target = Target(stack, kv_tokens=FOR_TWO_FOR_A_WHILE)
+    draft = target.draft()
+    target.hold()
+    target.submit(request("old", max_tokens=100, speculation="off"))
+    target.submit(request("young", max_tokens=60))
+    target.model.gates["step"].wait_reached()
+    while len(target.forward()) < 2:
+        pass
+    while len(target.forward()) == 2:
+        pass
+    target.api.poll()
+    return target, draft, len(target.said_of("young"))
+
+
+def resume(target: Target) -> None:
+    """`old` is cancelled; the loop is held in the first forward of `young` after its rows have come back."""
+    target.api.channel.send(Cancel(request_id="old"))
+    target.forward()
+    assert len(target.forward()[0]) > 1
+
+
+def test_what_was_proposed_for_a_paused_request_is_verified_when_it_resumes(stack: ExitStack) -> None:
+    target, draft, known = paused(stack)
+    text = text_of("young", 60)
+    propose(draft, "young", known, text[known : known + 6])
+    target.forward()
+    resume(target)
+    assert target.forward() == [tuple(text[known - 1 : known + 6])]
+    target.go_on()
+    target.end_of("young")
+    assert target.said_of("young") == text
+
+
+def test_a_draft_that_came_while_a_request_was_paused_is_told_everything_when_it_resumes(stack: ExitStack) -> None:
+    target, _, known = paused(stack)
+    second = target.draft()
+    target.forward()
+    resume(target)
+    assert second.next(Follow).request_id == "young"
+    verdict = second.next(Verdict)
+    assert (verdict.start, verdict.ids) == (0, tuple(text_of("young", 60)[:known]))
+    target.go_on()
+    target.end_of("young")
