@@ -22,7 +22,7 @@ from vidspec_models.video_lm import StepRows
 
 VIDEO = -1  # the id of a prompt row that stands for a frame
 Row = tuple[int, int]  # token, rotary position
-_PATIENCE_S = 10.0
+_PATIENCE_S = 20.0
 
 
 class Gate:

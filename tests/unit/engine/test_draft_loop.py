@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.engine.counting_model import Running, configure, generate, submit
-from tests.unit.engine.loop_thread import Far, introduce, prompt_of
+from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine import draft_loop

@@ -532,6 +532,24 @@ def test_a_gap_in_an_epoch_is_refused() -> None:
     assert chain.pending(1) == [5]
 
 
+def test_a_verdict_that_confirms_the_chain_keeps_the_cache_and_the_epoch() -> None:
+    draft = DraftSequence()
+    draft.learn(0, [1])
+    draft.propose([2, 3, 4])
+    epoch = draft.epoch
+    assert draft.learn(1, [2, 3]) == 3
+    assert (draft.epoch, draft.num_ahead) == (epoch, 1)
+
+
+def test_a_correction_truncates_to_the_common_prefix() -> None:
+    draft = DraftSequence()
+    draft.learn(0, [1])
+    draft.propose([2, 3, 4])
+    assert draft.learn(1, [2, 9]) == 2
+    assert draft.tokens == [1, 2, 9]
+    assert draft.num_ahead == 0
+
+
 def test_a_verdict_from_beyond_what_is_known_is_refused() -> None:
     draft = DraftSequence()
     draft.learn(0, [1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.engine.counting_model import CELLS, Running, configure, generate, submit
-from tests.unit.engine.loop_thread import Far, introduce, prompt_of
+from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from vidspec_models.token_sampling import SamplingLaw
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine import target_loop
-from vidspec_service.engine.channels import Channel
+from vidspec_service.engine.channels import Channel, wait_readable
 from vidspec_service.engine.messages import (
     Accepted,
     Cancel,
@@ -80,6 +80,12 @@ class Target:
         self.model.gates["step"].let_through()
         self.model.gates["step"].wait_reached()
         return self.model.steps[-1]
+
+    def forward_until(self, is_met: Callable[[list[tuple[int, ...]]], bool]) -> None:
+        """Forward by forward; whoever prepares the next request has time to, meanwhile."""
+        while not is_met(self.forward()):
+            wait_readable([], 0.02)
+            self.api.poll()
 
     def hold(self) -> None:
         self.model.gates["step"].shut()
@@ -178,24 +184,25 @@ def test_several_requests_share_their_forwards_and_no_token(stack: ExitStack, la
     target = Target(stack)
     draft = target.draft()
     names = ("a", "b", "c")
-    texts = {name: text_of(name, 24, law) for name in names}
-    target.model.gates["prepare"].shut()
+    texts = {name: text_of(name, 60, law) for name in names}
+    target.hold()
     for name in names:
-        target.submit(request(name, temperature=law.temperature, seed=law.seed))
-    target.model.gates["prepare"].open()
-    ended = 0
-    while ended < len(names):  # a draft that knows the texts, but for every fifth token
-        target.api.wait()
-        target.api.poll()
-        ended = len(target.api.of(Ended))
-        while (received := draft.channel.receive()) is not None:
-            if isinstance(verdict := received[0], Verdict):
-                start = verdict.start + len(verdict.ids)
-                guess = [token if at % 5 else 31 - token for at, token in enumerate(texts[verdict.request_id])]
-                propose(draft, verdict.request_id, start, guess[start : start + 3], epoch=start)
+        target.submit(request(name, max_tokens=60, temperature=law.temperature, seed=law.seed))
+    target.model.gates["step"].wait_reached()
+    target.forward_until(lambda step: len(step) == len(names))
+    for _ in range(4):  # a draft that knows the texts, but for every fifth token
+        draft.poll()
+        for name in names:
+            verdict = next(verdict for verdict in reversed(draft.of(Verdict)) if verdict.request_id == name)
+            start = verdict.start + len(verdict.ids)
+            guess = [token if at % 5 else 31 - token for at, token in enumerate(texts[name])]
+            propose(draft, name, start, guess[start : start + 4], epoch=start)
+        target.forward()
+    target.go_on()
+    for _ in names:
+        target.api.next(Ended)
     assert {name: target.said_of(name) for name in names} == texts
-    assert any(len(step) == 3 for step in target.model.steps)
-    assert any(tokens.num_accepted for name in names for tokens in target.tokens_of(name))
+    assert {any(tokens.num_accepted for tokens in target.tokens_of(name)) for name in names} == {True}
 
 
 def test_the_draft_hears_of_tokens_before_the_api_does(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,9 +276,7 @@ def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitSta
         gate.wait_reached()
     target.submit(request("gone"))
     if state == "paused":
-        while "gone" not in [accepted.request_id for accepted in target.api.of(Accepted)]:
-            target.forward()
-            target.api.poll()
+        target.forward_until(lambda _: "gone" in [accepted.request_id for accepted in target.api.of(Accepted)])
         for _ in range(3):
             target.forward()  # a chunk of the younger one's prompt finds room, the next does not
     elif state != "waiting":
@@ -343,10 +348,8 @@ def paused(stack: ExitStack) -> tuple[Target, Far, int]:
     target.submit(request("old", max_tokens=100, speculation="off"))
     target.submit(request("young", max_tokens=60))
     target.model.gates["step"].wait_reached()
-    while len(target.forward()) < 2:
-        pass
-    while len(target.forward()) == 2:
-        pass
+    target.forward_until(lambda step: len(step) == 2)
+    target.forward_until(lambda step: len(step) == 1)
     target.api.poll()
     return target, draft, len(target.said_of("young"))
 

@@ -13,7 +13,7 @@ from vidspec_models.inputs import Prompt, Turn
 from vidspec_service.engine.channels import Channel, ChannelFull, wait_readable
 from vidspec_service.engine.messages import Message, Peer, Verdict
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 20.0
 M = TypeVar("M")
 
 
@@ -36,10 +36,6 @@ class Far:
             self.heard.append(received[0])
             if isinstance(received[0], kind) and when(received[0]):
                 return received[0]
-
-    def wait(self) -> None:
-        """Until something has arrived."""
-        wait_readable([self.channel], _PATIENCE_S)
 
     def poll(self) -> None:
         """Hear what has arrived."""
