@@ -345,8 +345,8 @@ class World:
         assert rows_of(self.target.cache) == wanted
         if not self.has_ended:
             num_taken = sum(len(proposal.ids) for proposal in self.said.taken)
-            held, _ = self.said.still_holds(self.committed)
-            assert num_taken == self.said.num_judged + len(held) + self.target.speculation.chain.num_wasted
+            still, _ = self.said.still_holds(self.committed)
+            assert num_taken == self.said.num_judged + len(still) + self.target.speculation.chain.num_wasted
         draft, seen = self.draft, self.draft.prompt
         known = prompt_rows(seen) + answer_rows(draft.sequence.tokens, seen.next_position)
         held = rows_of(draft.cache)
