@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVPool
 from vidspec_models.preservation import find_strategy
-from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.token_sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
@@ -56,7 +56,7 @@ class DraftLoop:
         self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._meter = WorkMeter(is_traced=config.trace)
-        self._token_s = 0.0  # seconds a proposed token takes, as of late
+        self._proposer = Proposer(model)
 
     def run(self) -> None:
         """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
@@ -208,33 +208,10 @@ class DraftLoop:
         if not batch:
             return self._look_again()
         num_given = sum(len(item.missing) for item in batch)
-        proposals = self._run_ahead(batch)
+        proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         self._send(proposals)
         return True
-
-    def _run_ahead(self, batch: list[DraftRequest]) -> list[Proposal]:
-        """One forward for all; a request that is alone may get several tokens. Their caches have room for that."""
-        started = time.monotonic()
-        asked = [(request.rows(), request.sampler, len(request.sequence.tokens)) for request in batch]
-        found = self._model.guess(asked, min(MOST_AT_ONCE, batch[0].num_left))
-        took = (time.monotonic() - started) / max(map(len, found))
-        self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
-        proposals = []
-        for request, guesses in zip(batch, found, strict=True):
-            epoch, start = request.sequence.propose([guess.token for guess in guesses])
-            proposals.append(
-                Proposal(
-                    request_id=request.request_id,
-                    epoch=epoch,
-                    start=start,
-                    ids=tuple(guess.token for guess in guesses),
-                    confidences=tuple(guess.confidence for guess in guesses),
-                    step_s=self._token_s,
-                    video_tokens=request.view.num_video_tokens,
-                )
-            )
-        return proposals
 
     def _look_again(self) -> bool:
         """The target has enough to verify while a request's view is chosen anew and read."""
@@ -252,3 +229,32 @@ class DraftLoop:
                 self._target.send(proposal)
         except (ChannelClosed, ChannelFull):
             self._leave_target()  # a target that does not read is lost; the API sends a new Peer
+
+
+class Proposer:
+    """Draft tokens for every request with room, and how long one takes."""
+
+    def __init__(self, model: VideoLM) -> None:
+        self._model = model
+        self._token_s = 0.0  # seconds a token takes, as of late
+
+    def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
+        """One forward for all; a request that is alone may get several tokens. Their caches have room for that."""
+        started = time.monotonic()
+        asked = [(request.rows(), request.sampler, len(request.sequence.tokens)) for request in batch]
+        found = self._model.guess(asked, min(MOST_AT_ONCE, batch[0].num_left))
+        took = (time.monotonic() - started) / max(map(len, found))
+        self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
+        return [self._proposal(request, guesses) for request, guesses in zip(batch, found, strict=True)]
+
+    def _proposal(self, request: DraftRequest, guesses: Sequence[Guess]) -> Proposal:
+        epoch, start = request.sequence.propose([guess.token for guess in guesses])
+        return Proposal(
+            request_id=request.request_id,
+            epoch=epoch,
+            start=start,
+            ids=tuple(guess.token for guess in guesses),
+            confidences=tuple(guess.confidence for guess in guesses),
+            step_s=self._token_s,
+            video_tokens=request.view.num_video_tokens,
+        )

@@ -34,20 +34,21 @@ class ProposalChain:
         if epoch < self._epoch or self._is_void or start != self._start + len(self._ids):
             self.num_wasted += len(ids)
             return
+        self.num_wasted += min(max(len(committed) - start, 0), len(ids))  # late: the target has gone past them
         self._ids += ids
         self._confidences += confidences
         self.settle(committed)
 
     def settle(self, committed: Sequence[int]) -> None:
-        """Compare with what is committed by now: the part that came true leaves, a contradiction voids the rest."""
+        """Compare with what is committed by now: the part that was reached leaves, a contradiction voids the rest."""
         overlap = min(len(committed) - self._start, len(self._ids))
         if overlap <= 0:
             return
-        if self._ids[:overlap] != list(committed[self._start : self._start + overlap]):
-            self.void()
-            return
+        came_true = self._ids[:overlap] == list(committed[self._start : self._start + overlap])
         del self._ids[:overlap], self._confidences[:overlap]
         self._start += overlap
+        if not came_true:
+            self.void()
 
     def void(self) -> None:
         """Nothing of this epoch can hold any more."""

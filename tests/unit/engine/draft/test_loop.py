@@ -1,0 +1,237 @@
+"""The draft's loop over real channels: the test is its API and its target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.engine.counting_model import Running, configure, submit
+from tests.unit.engine.far_ends import Far, introduce, prompt_of
+from tests.unit.engine.recording_model import RecordingModel
+from tests.unit.engine.requests import request_of
+from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.config import Preservation
+from vidspec_service.engine.draft import loop
+from vidspec_service.engine.draft.loop import DraftLoop
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import Cancel, Follow, Proposal, Release, Verdict
+
+FOR_ONE = 64  # rows of cache; the draft sees a tenth of the video
+LENGTH = 60
+
+
+def request(name: str, **changes: Any) -> GenerationRequest:
+    return replace(request_of(name, SpeculationMode.PARALLEL, max_tokens=LENGTH), **changes)
+
+
+def text_of(name: str) -> list[int]:
+    """The draft is a perfect one: it says what the target says."""
+    return RecordingModel().answer(prompt_of(name), LENGTH)
+
+
+class Draft:
+    """A loop at work in a thread, and the far ends of its channels."""
+
+    def __init__(self, stack: ExitStack, *, is_full: bool = False, **config: Any) -> None:
+        ours, theirs = Channel.pair()
+        self.api, self.model = Far(ours), RecordingModel()
+        self._stack, self._num_others = stack, 0
+        stack.callback(theirs.close)
+        config = {"preservation": Preservation.UNIFORM, **config}
+        self.loop = DraftLoop(cast("VideoLM", self.model), theirs, configure("draft", **config))
+        self.thread = stack.enter_context(Running(self.loop, ours))
+        self.target = self.new_target(is_full=is_full)
+
+    def new_target(self, *, is_full: bool = False) -> Far:
+        far = introduce(self.api.channel, is_full=is_full)
+        self._stack.callback(far.close)
+        return far
+
+    def follow(self, *names: str, **changes: Any) -> None:
+        """The API has given it these requests, and the target wants to hear of them."""
+        for name in names:
+            submit(self.api.channel, request(name, **changes))
+        for name in names:
+            self.target.channel.send(Follow(request_id=name))
+
+    def tell(self, name: str, start: int, ids: list[int], max_lead: int) -> None:
+        self.target.channel.send(Verdict(request_id=name, start=start, ids=tuple(ids), max_lead=max_lead))
+
+    def chain(self, name: str, num_tokens: int) -> list[Proposal]:
+        """The next proposals for a request, until they have so many tokens."""
+        found: list[Proposal] = []
+        while sum(len(proposal.ids) for proposal in found) < num_tokens:
+            found.append(self.target.next(Proposal, lambda proposal: proposal.request_id == name))
+        return found
+
+    def is_silent(self, name: str) -> bool:
+        """Nothing more comes of a request: by the time that it proposes for a new one, it has had its chance."""
+        self._num_others += 1
+        self.follow(other := f"other {self._num_others}")
+        num_before = len(self.of(name))
+        self.tell(other, 0, text_of(other)[:1], max_lead=2)
+        self.chain(other, 2)
+        self.target.channel.send(Release(request_id=other))
+        return len(self.of(name)) == num_before
+
+    def of(self, name: str) -> list[Proposal]:
+        return [proposal for proposal in self.target.of(Proposal) if proposal.request_id == name]
+
+
+def joined(proposals: list[Proposal]) -> list[int]:
+    """Their tokens; each goes on where the one before ended, in the same epoch."""
+    end = proposals[0].start
+    for proposal in proposals:
+        assert (proposal.epoch, proposal.start) == (proposals[0].epoch, end)
+        end += len(proposal.ids)
+    return [token for proposal in proposals for token in proposal.ids]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that sleeps although there is work is not woken by its next heartbeat."""
+    monkeypatch.setattr(loop, "HEARTBEAT_S", 60.0)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.follow("a")
+    assert draft.is_silent("a"), "nothing is committed to build on"
+    draft.tell("a", 0, text[:1], max_lead=7)
+    chain = draft.chain("a", 7)
+    assert (chain[0].start, joined(chain)) == (1, text[1:8])
+    assert max(len(proposal.ids) for proposal in chain) > 1
+    assert {proposal.video_tokens for proposal in chain} == {16}
+    assert draft.is_silent("a")
+    draft.tell("a", 1, text[1:4], max_lead=7)
+    chain += draft.chain("a", 3)
+    assert joined(chain) == text[1:11]
+    draft.tell("a", 4, text[4:6], max_lead=3)
+    assert draft.is_silent("a"), "it is farther ahead than it may be now"
+
+
+def test_it_proposes_nothing_beyond_the_answers_limit(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.follow("a", max_tokens=6)
+    draft.tell("a", 0, text[:1], max_lead=40)
+    assert joined(draft.chain("a", 5)) == text[1:6]
+    assert draft.is_silent("a")
+
+
+def test_a_correction_opens_an_epoch_that_goes_on_after_what_is_committed(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.model.agreement = 5
+    draft.follow("a")
+    draft.tell("a", 0, text[:1], max_lead=12)
+    before = draft.chain("a", 12)
+    said = joined(before)
+    place = next(place for place, token in enumerate(said, start=1) if token != text[place])
+    draft.model.agreement = 10
+    draft.tell("a", 1, text[1 : place + 1], max_lead=4)
+    after = draft.chain("a", 4)
+    assert after[0].epoch > before[0].epoch
+    assert (after[0].start, joined(after)) == (place + 1, text[place + 1 : place + 5]), "it read what is not so"
+
+
+def test_what_the_target_has_committed_beyond_the_chain_is_read_and_gone_on_from(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.follow("a")
+    draft.tell("a", 0, text[:1], max_lead=2)
+    before = draft.chain("a", 2)
+    draft.tell("a", 1, text[1:9], max_lead=3)
+    after = draft.chain("a", 3)
+    assert (after[0].start, joined(after)) == (9, text[9:12])
+    assert after[0].epoch > before[0].epoch
+
+
+@pytest.mark.parametrize("by", [Release, Cancel])
+def test_a_request_that_has_ended_is_forgotten_and_its_room_free(stack: ExitStack, by: type[Release | Cancel]) -> None:
+    draft = Draft(stack, kv_tokens=FOR_ONE)
+    draft.follow("a")
+    text = text_of("a")
+    draft.tell("a", 0, text[:1], max_lead=4)
+    draft.chain("a", 4)
+    end = draft.target if by is Release else draft.api
+    end.channel.send(by(request_id="a"))
+    end.channel.send(by(request_id="unknown"))
+    draft.follow("b", max_tokens=30)
+    draft.tell("a", 1, text[1:3], max_lead=4)
+    draft.tell("b", 0, text_of("b")[:1], max_lead=40)
+    assert joined(draft.chain("b", 29)) == text_of("b")[1:30]
+    assert joined(draft.of("a")) == text[1:5]
+
+
+def test_what_was_offered_and_never_followed_leaves_no_descriptor(stack: ExitStack) -> None:
+    draft = Draft(stack)
+    assert draft.is_silent("a")
+    num_before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        submit(draft.api.channel, request(f"offered {number}"))
+        draft.api.channel.send(Cancel(request_id=f"offered {number}"))
+    assert draft.is_silent("a")
+    assert len(os.listdir("/proc/self/fd")) == num_before
+
+
+def test_where_two_do_not_fit_the_younger_is_given_up_and_the_older_goes_on(stack: ExitStack) -> None:
+    draft, text = Draft(stack, kv_tokens=FOR_ONE), text_of("old")
+    draft.follow("old", "young")
+    draft.tell("old", 0, text[:1], max_lead=4)
+    draft.tell("young", 0, text_of("young")[:1], max_lead=4)
+    chain = draft.chain("old", 4)
+    for start in range(1, 31, 3):
+        draft.tell("old", start, text[start : start + 3], max_lead=4)
+        chain += draft.chain("old", 3)
+    assert joined(chain) == text[1:35]
+
+
+def test_a_new_target_tells_everything_and_is_told_a_chain_of_its_own(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.follow("a")
+    draft.tell("a", 0, text[:1], max_lead=6)
+    draft.chain("a", 6)
+    old, draft.target = draft.target, draft.new_target()
+    old.wait_closed()
+    draft.tell("a", 0, text[:3], max_lead=4)  # it may know less than its predecessor had committed, or more
+    assert joined(draft.chain("a", 4)) == text[3:7]
+    assert draft.of("a")[0].start == 3
+    assert draft.is_silent("a")
+
+
+@pytest.mark.parametrize("how", ["it ends", "it does not read"])
+def test_a_target_that_is_lost_is_left_and_the_next_one_is_served(stack: ExitStack, how: str) -> None:
+    draft, text = Draft(stack, is_full=how == "it does not read"), text_of("a")
+    draft.follow("a")
+    draft.tell("a", 0, text[:1], max_lead=4)
+    if how == "it ends":
+        draft.chain("a", 1)
+        draft.target.close()
+    else:
+        draft.target.wait_closed()
+    draft.target = draft.new_target()
+    draft.tell("a", 0, text[:2], max_lead=4)
+    assert joined(draft.chain("a", 4)) == text[2:6]
+    assert draft.thread.error is None
+
+
+def test_several_requests_are_advanced_together_and_not_mixed_up(stack: ExitStack) -> None:
+    draft, names = Draft(stack), ("a", "b", "c")
+    draft.follow(*names)
+    for name in names:
+        draft.tell(name, 0, text_of(name)[:1], max_lead=12)
+    waited_for = dict.fromkeys(names, 0)
+    while min(waited_for.values()) < 12:
+        proposal = draft.target.next(Proposal)
+        waited_for[proposal.request_id] += len(proposal.ids)
+    assert {name: joined(draft.of(name)) for name in names} == {name: text_of(name)[1:13] for name in names}

@@ -1,0 +1,75 @@
+"""The far ends of a loop's channels, as a test holds them; every wait has an end."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.unit.engine.recording_model import RecordingModel
+from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import Turn
+from vidspec_service.engine.ipc.channel import Channel, ChannelFull, wait_readable
+from vidspec_service.engine.ipc.messages import Message, Peer, Verdict
+
+_PATIENCE_S = 20.0
+M = TypeVar("M")
+
+
+class Far:
+    """One far end; what was not asked for yet is kept in `heard`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.heard: list[Message] = []
+
+    def next(self, kind: type[M], when: Callable[[M], bool] = lambda _: True) -> M:
+        """The next message of a kind; those before it are in `heard`."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            received = self.channel.receive()
+            if received is None:
+                assert time.monotonic() < deadline, f"no {kind.__name__} comes"
+                wait_readable([self.channel], deadline - time.monotonic())
+                continue
+            self.heard.append(received[0])
+            if isinstance(received[0], kind) and when(received[0]):
+                return received[0]
+
+    def poll(self) -> None:
+        """Hear what has arrived."""
+        while (received := self.channel.receive()) is not None:
+            self.heard.append(received[0])
+
+    def of(self, kind: type[M]) -> list[M]:
+        """All of a kind that were heard so far."""
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def wait_closed(self) -> None:
+        """Until the other side has let go of the channel; nothing is read."""
+        poll = select.poll()
+        poll.register(self.channel.fileno(), 0)
+        assert poll.poll(_PATIENCE_S * 1000), "the other side still holds the channel"
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+def introduce(api: Channel, *, is_full: bool = False) -> Far:
+    """Give a worker one end of a new channel, if wished one that takes no more messages from it; returns the other."""
+    near, far = Channel.pair()
+    try:
+        while is_full:
+            near.send(Verdict(request_id="nobody", start=0, ids=tuple(range(1000)), max_lead=0))
+    except ChannelFull:
+        pass
+    api.send(Peer(), (near.fileno(),))
+    near.close()
+    return Far(far)
+
+
+def prompt_of(name: str) -> Prompt:
+    """What the model makes of a request of that name."""
+    return RecordingModel().prepare([Turn(role="user", text=name)], [], EncodedVideos(0))

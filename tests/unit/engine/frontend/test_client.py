@@ -1,0 +1,518 @@
+"""The engine as the API process sees it, over workers that do what the test says: who is told what, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer, models
+
+from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.frontend import client
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import (
+    Cancel,
+    Configure,
+    Ended,
+    Generate,
+    Message,
+    Peer,
+    Ready,
+    Rejected,
+    Release,
+    Tokens,
+)
+from vidspec_service.engine.ipc.payload import read_request
+from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta, WorkerState
+from vidspec_service.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EngineDead,
+    GenerationFailed,
+    ServiceError,
+)
+from vidspec_service.telemetry import Metrics
+
+pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+
+AUTO, PARALLEL, SERIAL, OFF = SpeculationMode
+ALONE = EngineConfig(target=WorkerConfig(model="none"))
+PAIR = EngineConfig(target=WorkerConfig(model="none"), draft=WorkerConfig(model="none"))
+WORDS = [f"w{number}" for number in range(50)]
+M = TypeVar("M")
+
+
+class FakeWorker:
+    """Ready at once; notes what it is sent, with its own copies of the descriptors."""
+
+    pid = 1
+    vocabulary: dict[str, list[str]]
+    folder: Path
+    starts = True
+
+    def __init__(self, config: Configure, owner: EngineClient) -> None:
+        self.role = config.role
+        self.state = WorkerState.STARTING
+        self.heard: list[Message] = []
+        self.asked: list[GenerationRequest] = []  # as they lay in the memory that came with a Generate
+        self.last_fds: list[int] = []
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._owner: Any = owner
+
+    def start(self) -> None:
+        if self.starts:
+            asyncio.get_running_loop().call_soon(self.be_ready)
+
+    def be_ready(self) -> None:
+        path = self.folder / f"{self.role}.json"
+        words = {word: number for number, word in enumerate(self.vocabulary[self.role])}
+        Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(path))
+        self.state = WorkerState.READY
+        ready = Ready(
+            context_length=100, default_num_frames=8, device="cpu", dtype="float32", tokenizer_file=str(path),
+            is_batch_invariant=True, versions={},
+        )  # fmt: skip
+        self._owner.worker_ready(self, ready)
+
+    def lose(self) -> bool:
+        """Its process has died; it will be ready again when the test says so."""
+        self.state = WorkerState.STARTING
+        return bool(self._owner.worker_lost(self))
+
+    def die(self, reason: str) -> None:
+        self.state = WorkerState.DEAD
+        self._owner.worker_dead(self, reason)
+
+    def say(self, message: Message) -> None:
+        self._owner.worker_said(self, message)
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
+        if self.state is not WorkerState.READY:
+            return False
+        self._inbox.put_nowait(message)
+        self.last_fds = [os.dup(fd) for fd in fds]
+        if isinstance(message, Generate):
+            self.asked.append(read_request(self.last_fds[0]))  # which closes it
+        return True
+
+    async def stop(self) -> None:
+        self.state = WorkerState.DEAD
+
+    async def next(self, kind: type[M]) -> M:
+        """The next message of a kind."""
+        async with asyncio.timeout(10):
+            while True:
+                self.heard.append(message := await self._inbox.get())
+                if isinstance(message, kind):
+                    return message
+
+    def of(self, kind: type[M]) -> list[M]:
+        """All of a kind so far."""
+        while not self._inbox.empty():
+            self.heard.append(self._inbox.get_nowait())
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def commits(self, name: str, *ids: int, num_judged: int = 0, num_accepted: int = 0) -> None:
+        self.say(Tokens(request_id=name, ids=ids, num_judged=num_judged, num_accepted=num_accepted))
+
+    def accepts(self, name: str) -> None:
+        self.say(
+            Accepted(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
+        )  # fmt: skip
+
+    def ends(self, name: str, reason: str = "length") -> None:
+        self.say(Ended(request_id=name, finish_reason=reason, num_rollbacks=2, num_wasted=3))
+
+
+class Stream:
+    """One answer, read in a task as it comes."""
+
+    def __init__(self, engine: EngineClient, request: GenerationRequest) -> None:
+        self.events: list[GenerationEvent] = []
+        self._generator = engine.generate(request)
+        self.task = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        async for event in self._generator:
+            self.events.append(event)
+
+    async def ended(self) -> list[int]:
+        """Wait for the end; raises what the generation raised. Returns the ids that came."""
+        async with asyncio.timeout(10):
+            await self.task
+        assert isinstance(self.events[0], Accepted)
+        assert isinstance(self.events[-1], Finished)
+        assert not any(isinstance(event, Accepted | Finished) for event in self.events[1:-1])
+        return self.ids
+
+    async def leave(self) -> None:
+        """The client is gone."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self._generator.aclose()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for event in self.events if isinstance(event, TextDelta) for token in event.ids]
+
+    @property
+    def finished(self) -> Finished:
+        event = self.events[-1]
+        assert isinstance(event, Finished)
+        return event
+
+
+@dataclass
+class Engine:
+    """The client and its workers; where there is no draft, nobody may be asked for it."""
+
+    client: EngineClient
+    registry: CollectorRegistry
+
+    def worker(self, role: str) -> FakeWorker:
+        worker: Any = self.client._workers[role]
+        assert isinstance(worker, FakeWorker)
+        return worker
+
+    @property
+    def target(self) -> FakeWorker:
+        return self.worker("target")
+
+    @property
+    def draft(self) -> FakeWorker:
+        return self.worker("draft")
+
+    async def begin(self, name: str, **changes: Any) -> Stream:
+        """Until the target has it."""
+        stream = Stream(self.client, request(name, **changes))
+        assert (await self.target.next(Generate)).request_id == name
+        self.target.accepts(name)
+        return stream
+
+
+def request(name: str, **changes: Any) -> GenerationRequest:
+    return GenerationRequest(request_id=name, turns=(Turn(role="user", text="what?"),), **changes)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def engine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
+    """An engine whose workers are fakes."""
+    monkeypatch.setattr(client, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "folder", tmp_path, raising=False)
+    monkeypatch.setattr(FakeWorker, "vocabulary", {"target": WORDS, "draft": WORDS}, raising=False)
+
+    @asynccontextmanager
+    async def start(config: EngineConfig = PAIR) -> AsyncIterator[Engine]:
+        registry = CollectorRegistry()
+        async with EngineClient(config, Metrics(registry)) as started:
+            yield Engine(started, registry)
+
+    return start
+
+
+async def test_every_answer_gets_its_own_events_in_order_and_the_workers_no_cancel(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        a, b = await engine.begin("a", max_tokens=3), await engine.begin("b", max_tokens=2)
+        for name, ids in (("a", (1,)), ("b", (9,)), ("a", (2, 3)), ("b", (8,)), ("nobody", (7,))):
+            engine.target.commits(name, *ids)
+        engine.target.ends("b", "stop")
+        engine.target.ends("a")
+        assert (await a.ended(), await b.ended()) == ([1, 2, 3], [9, 8])
+        assert (a.finished.finish_reason, b.finished.finish_reason) == (FinishReason.LENGTH, FinishReason.STOP)
+        assert a.finished.completion_tokens == 3
+        assert not engine.target.of(Cancel) + engine.draft.of(Cancel)
+        assert engine.client.status().num_running == engine.client.status().num_waiting == 0
+
+
+async def test_the_draft_is_given_a_request_before_the_target_is(
+    engine_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, type[Message]]] = []
+    send = FakeWorker.send
+
+    def noted(worker: FakeWorker, message: Message, fds: tuple[int, ...] = ()) -> bool:
+        told.append((worker.role, type(message)))
+        assert isinstance(message, Cancel) or len(fds) == 1
+        return send(worker, message, fds)
+
+    async with engine_of() as engine:
+        monkeypatch.setattr(FakeWorker, "send", noted)
+        stream = await engine.begin("a")
+        assert told == [("draft", Generate), ("target", Generate)]
+        await stream.leave()
+
+
+@pytest.mark.parametrize(
+    ("config", "server", "asked", "used"),
+    [
+        (PAIR, AUTO, AUTO, AUTO),
+        (PAIR, SERIAL, AUTO, SERIAL),
+        (PAIR, OFF, AUTO, OFF),
+        (PAIR, OFF, PARALLEL, PARALLEL),
+        (PAIR, PARALLEL, OFF, OFF),
+        (ALONE, PARALLEL, AUTO, OFF),
+        (ALONE, AUTO, PARALLEL, OFF),
+    ],
+)
+async def test_the_mode_is_the_requests_then_the_servers_and_off_without_a_draft(
+    engine_of: Start, config: EngineConfig, server: SpeculationMode, asked: SpeculationMode, used: SpeculationMode
+) -> None:
+    async with engine_of(replace(config, speculation=server)) as engine:
+        stream = await engine.begin("a", speculation=asked)
+        assert [each.speculation for each in engine.target.asked] == [used]
+        if config is PAIR:
+            assert [each.request_id for each in engine.draft.of(Generate)] == (["a"] if used is not OFF else [])
+        engine.target.ends("a")
+        await stream.ended()
+
+
+async def test_the_next_target_takes_an_answer_up_where_the_last_one_left_it(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        engine.target.commits("a", 1, 2)
+        engine.target.commits("a", 3)
+        assert not engine.target.lose()
+        waiting = Stream(engine.client, request("b"))
+        assert (await engine.draft.next(Generate)).request_id == "a"
+        assert (await engine.draft.next(Generate)).request_id == "b"
+        assert engine.client.status().workers["target"] is WorkerState.STARTING
+        engine.target.be_ready()
+        again = await engine.target.next(Generate)
+        assert (again.request_id, again.committed) == ("a", (1, 2, 3))
+        engine.target.accepts("a")
+        assert [each.request_id for each in engine.target.of(Generate)[2:]] == [], "b came while a was on trial"
+        engine.target.commits("a", 4)
+        engine.target.ends("a")
+        assert await stream.ended() == [1, 2, 3, 4]
+        late = await engine.target.next(Generate)
+        assert (late.request_id, late.committed) == ("b", ())
+        engine.target.accepts("b")
+        engine.target.ends("b")
+        await waiting.ended()
+        assert engine.registry.get_sample_value("vidspec:worker_restarts_total", {"role": "target"}) == 1
+
+
+async def test_both_workers_get_the_ends_of_a_new_channel_whenever_one_of_them_is_new(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        for lost in (None, "target", "draft"):
+            if lost is not None:
+                engine.worker(lost).lose()
+                engine.worker(lost).be_ready()
+            workers = engine.target, engine.draft
+            for worker in workers:
+                await worker.next(Peer)
+            ends = [Channel.from_fd(fd) for worker in workers for fd in worker.last_fds]
+            ends[0].send(Release(request_id="x"))
+            received = ends[1].receive()
+            assert received is not None
+            assert received[0] == Release(request_id="x")
+            for end in ends:
+                end.close()
+
+
+async def test_what_ends_two_targets_is_refused_everywhere_and_the_rest_is_answered(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        guilty, innocent = await engine.begin("guilty"), await engine.begin("innocent")
+        engine.target.commits("innocent", 1)
+        assert not engine.target.lose()
+        engine.target.be_ready()
+        assert (await engine.target.next(Generate)).request_id == "guilty"
+        assert engine.target.lose(), "it was not the worker's fault"
+        with pytest.raises(GenerationFailed, match="ends the model's process"):
+            await guilty.ended()
+        assert (await engine.draft.next(Cancel)).request_id == "guilty"
+        engine.target.be_ready()
+        again = await engine.target.next(Generate)
+        assert (again.request_id, again.committed) == ("innocent", (1,))
+        engine.target.commits("innocent", *range(2, 2 + PAST_SUSPICION))
+        engine.target.ends("innocent")
+        assert await innocent.ended() == list(range(1, 2 + PAST_SUSPICION))
+
+
+async def test_a_lost_draft_is_given_what_is_in_flight_when_it_is_back_but_not_a_third_time(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream, alone = await engine.begin("a"), await engine.begin("b", speculation=OFF)
+        for num_given in (1, 2, 2):
+            assert [each.request_id for each in engine.draft.of(Generate)] == ["a"] * num_given
+            assert not engine.draft.lose()
+            engine.target.commits("a", 1)
+            engine.draft.be_ready()
+        for each, name in ((stream, "a"), (alone, "b")):
+            engine.target.ends(name)
+            await each.ended()
+        assert stream.ids == [1, 1, 1]
+
+
+async def test_a_request_that_comes_while_a_worker_is_away_is_given_to_it_when_it_is_back(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        engine.target.lose()
+        engine.draft.lose()
+        stream = Stream(engine.client, request("a"))
+        async with asyncio.timeout(10):
+            while not engine.client.status().num_waiting:  # noqa: ASYNC110  its payload is being written
+                await asyncio.sleep(0.001)
+        assert not engine.target.of(Generate) + engine.draft.of(Generate)
+        engine.target.be_ready()
+        assert (await engine.target.next(Generate)).request_id == "a"
+        engine.draft.be_ready()
+        assert (await engine.draft.next(Generate)).request_id == "a"
+        engine.target.accepts("a")
+        engine.target.ends("a")
+        await stream.ended()
+
+
+async def test_a_target_given_up_fails_every_answer_and_refuses_the_next(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        streams = [await engine.begin(name) for name in ("a", "b")]
+        engine.target.commits("a", 1)
+        engine.target.die("five times in a row")
+        for stream in (*streams, Stream(engine.client, request("c"))):
+            with pytest.raises(EngineDead):
+                await stream.ended()
+        assert streams[0].ids == [1]
+
+
+async def test_a_draft_given_up_costs_no_answer(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        engine.draft.lose()
+        engine.draft.die("five times in a row")
+        engine.target.commits("a", 1)
+        engine.target.ends("a")
+        assert await stream.ended() == [1]
+
+
+async def test_a_client_that_leaves_is_cancelled_on_both_workers_once(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        engine.target.commits("a", 1)
+        await stream.leave()
+        engine.target.commits("a", 2)
+        for worker in (engine.target, engine.draft):
+            assert worker.of(Cancel) == [Cancel(request_id="a")]
+        again = await engine.begin("a")  # its id is free
+        engine.target.ends("a")
+        assert await again.ended() == []
+
+
+async def test_a_stop_string_ends_the_answer_and_cancels_the_rest(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a", stop=("w3",))
+        engine.target.commits("a", 1, 2, 3, 4, 5)
+        assert await stream.ended() == [1, 2, 3]
+        assert "".join(event.text for event in stream.events if isinstance(event, TextDelta)).split() == ["w1", "w2"]
+        assert stream.finished.finish_reason is FinishReason.STOP
+        for worker in (engine.target, engine.draft):
+            assert worker.of(Cancel) == [Cancel(request_id="a")]
+
+
+@pytest.mark.parametrize(
+    ("is_too_long", "error"), [(True, ContextLengthExceeded), (False, GenerationFailed)]
+)  # fmt: skip
+async def test_a_refusal_reaches_its_caller_and_the_draft(
+    engine_of: Start, is_too_long: bool, error: type[ServiceError]
+) -> None:
+    async with engine_of() as engine:
+        stream = Stream(engine.client, request("a"))
+        await engine.target.next(Generate)
+        engine.target.say(Rejected(request_id="a", is_too_long=is_too_long, message="why"))
+        with pytest.raises(error, match="why"):
+            await stream.ended()
+        assert engine.draft.of(Cancel) == [Cancel(request_id="a")]
+        assert not engine.target.of(Cancel)
+
+
+async def test_an_id_in_use_is_refused_and_its_owner_undisturbed(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        with pytest.raises(ValueError, match="in use"):
+            await Stream(engine.client, request("a")).task
+        engine.target.commits("a", 1)
+        engine.target.ends("a")
+        assert await stream.ended() == [1]
+
+
+async def test_no_payload_outlives_its_request(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        num_open = len(os.listdir("/proc/self/fd"))
+        for name in ("ended", "left", "refused"):
+            stream = await engine.begin(name)
+            assert len(os.listdir("/proc/self/fd")) == num_open + 1
+            if name == "left":
+                await stream.leave()
+            elif name == "ended":
+                engine.target.ends(name)
+                await stream.ended()
+            else:
+                engine.target.say(Rejected(request_id=name, message=""))
+                await asyncio.gather(stream.task, return_exceptions=True)
+            assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+async def test_acceptance_is_counted_and_reported(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        engine.target.commits("a", 1)
+        engine.target.commits("a", 2, 3, 4, num_judged=3, num_accepted=2)
+        engine.target.commits("a", 5, num_judged=1, num_accepted=0)
+        engine.target.ends("a")
+        await stream.ended()
+        found = stream.finished.speculation
+        assert (found.num_verifications, found.num_drafts) == (2, 2)
+        assert (found.num_draft_tokens, found.num_accepted_tokens, found.acceptance_rate) == (4, 2, 0.5)
+        assert found.mode is PARALLEL, "auto is what was chosen by, not what was done"
+        for name, value in (("num_drafts", 2), ("num_draft_tokens", 4), ("num_accepted_tokens", 2), ("rollbacks", 2)):
+            assert engine.registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == value
+
+
+async def test_shutting_down_fails_what_is_in_flight(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        await engine.client.close()
+        with pytest.raises(EngineDead, match="shutting down"):
+            await stream.ended()
+
+
+async def test_workers_that_speak_other_tokens_do_not_start(engine_of: Start) -> None:
+    FakeWorker.vocabulary["draft"] = [*WORDS[:-1], "other"]
+    with pytest.raises(ConfigError, match="do not share a tokenizer"):
+        async with engine_of():
+            pass
+
+
+async def test_workers_that_are_not_ready_in_time_do_not_start(
+    engine_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeWorker, "starts", False)
+    with pytest.raises(ConfigError, match=r"start_timeout_s = 0\.01 s"):
+        async with engine_of(replace(PAIR, start_timeout_s=0.01)):
+            pass
+
+
+async def test_an_answer_can_be_taken_up_where_another_engine_left_it(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = Stream(engine.client, request("a", committed=(1, 2)))
+        assert (await engine.target.next(Generate)).committed == (1, 2)
+        engine.target.accepts("a")
+        engine.target.commits("a", 3)
+        engine.target.lose()
+        engine.target.be_ready()
+        assert (await engine.target.next(Generate)).committed == (1, 2, 3)
+        engine.target.commits("a", 4)
+        engine.target.ends("a")
+        assert await stream.ended() == [3, 4]
+        assert "".join(event.text for event in stream.events if isinstance(event, TextDelta)).split() == ["w3", "w4"]
+        assert stream.finished.completion_tokens == 2

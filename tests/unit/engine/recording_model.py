@@ -1,0 +1,156 @@
+"""RecordingModel: its cache rows hold the tokens that made them, and what it says next depends on all those rows.
+
+So a row too many, too few, stale or misplaced shows up as other text. `Gate` lets a test hold a loop at its model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.unit.engine.counting_model import CELLS, CountingModel
+from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.request import SamplingParams, Turn, Video
+from vidspec_models.token_sampling import CoupledSampler, Guess
+from vidspec_models.video_lm import StepRows
+
+VIDEO = -1  # the id of a prompt row that stands for a frame
+Row = tuple[int, int]  # token, rotary position
+_PATIENCE_S = 20.0
+
+
+class Gate:
+    """Open until it is shut; then whoever comes waits to be let through."""
+
+    def __init__(self) -> None:
+        self._is_shut = False
+        self._here, self._let = threading.Semaphore(0), threading.Semaphore(0)
+
+    def shut(self) -> None:
+        self._is_shut = True
+
+    def wait_reached(self) -> None:
+        """Until somebody (else) waits in front of it."""
+        assert self._here.acquire(timeout=_PATIENCE_S), "nobody came to the gate"
+
+    def let_through(self) -> None:
+        """Whoever waits; the gate stays shut."""
+        self._let.release()
+
+    def open(self) -> None:
+        """For whoever waits and everybody after."""
+        self._is_shut = False
+        self._let.release()
+
+    def enter(self) -> None:
+        """Called by the model."""
+        if self._is_shut:
+            self._here.release()
+            assert self._let.acquire(timeout=_PATIENCE_S), "nobody opened the gate"
+
+
+class RecordingModel(CountingModel):
+    """The law of the next token hangs on every text row of the cache, its token and its position, and nothing else.
+
+    As a draft it says what the target would say in `agreement` of 10 places, `most` tokens at a time.
+    """
+
+    def __init__(self, *, vocabulary: int = 32, agreement: int = 10, salt: int = 0) -> None:
+        self.vocabulary, self.agreement, self._salt = vocabulary, agreement, salt
+        self.gates = {name: Gate() for name in ("prepare", "prefill", "step")}
+        self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
+
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos) -> Prompt:
+        self.gates["prepare"].enter()
+        prompt = super().prepare(turns, videos, encoded)
+        # Positions of an answer do not go on where the rows end, as in families with several axes.
+        return replace(
+            prompt, ids=(VIDEO,) * CELLS + prompt.ids[CELLS:], next_position=prompt.next_position + 5
+        )  # fmt: skip
+
+    def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
+        self.gates["prefill"].enter()
+        self._put(cache, prompt_rows(prompt)[cache.length : cache.length + num_rows])
+        return self._scores(_folded(0, rows_of(cache))) if cache.length == prompt.num_tokens else None
+
+    def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
+        self.gates["step"].enter()
+        self.steps.append([tuple(rows.ids) for rows in batch])
+        return [self._append(rows.cache, answer_rows(rows.ids, rows.position)) for rows in batch]
+
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
+        """The tokens go into the cache but for the last, as `VideoLM.guess` has it."""
+        self.gates["step"].enter()
+        found = []
+        for rows, sampler, at in batch:
+            ids, guesses = list(rows.ids), list[Guess]()
+            for number in range(most if len(batch) == 1 else 1):
+                position = rows.position if not number else rows.position + len(rows.ids) + number - 1
+                scores = self._append(rows.cache, answer_rows(ids, position))[-1:]
+                guesses.append(self._guess(sampler.choose(scores, at + number)[0], rows_of(rows.cache)))
+                ids = [guesses[-1].token]
+            found.append(guesses)
+        return found
+
+    def answer(self, prompt: Prompt, num_tokens: int, law: SamplingParams | None = None) -> list[int]:
+        """The reference: what the target says after a prompt, without any cache."""
+        sampler = CoupledSampler(law or SamplingParams())
+        state, ids = _folded(0, prompt_rows(prompt)), list[int]()
+        for number in range(num_tokens):
+            ids += sampler.choose(self._scores(state)[None], number)
+            state = _folded(state, answer_rows(ids[-1:], prompt.next_position + number))
+        return ids
+
+    def _append(self, cache: KVCache, rows: Sequence[Row]) -> Tensor:
+        """Put rows into the cache; the scores [n, V] after each."""
+        state, scores = _folded(0, rows_of(cache)), []
+        for row in rows:
+            state = _folded(state, [row])
+            scores.append(self._scores(state))
+        self._put(cache, rows)
+        return torch.stack(scores)
+
+    def _put(self, cache: KVCache, rows: Sequence[Row]) -> None:
+        """Fails where the cache has no room for them."""
+        end = cache.length + len(rows)
+        cache.keys[0, 0, 0, cache.length : end] = torch.tensor(rows, dtype=torch.float32)
+        cache.length = end
+
+    def _scores(self, state: int) -> Tensor:
+        return torch.tensor([hash((state, token)) % 9973 / 2000 for token in range(self.vocabulary)])
+
+    def _guess(self, right: int, rows: list[Row]) -> Guess:
+        dice = hash((self._salt, _folded(0, rows)))
+        is_right = dice % 10 < self.agreement
+        token = right if is_right else (right + 1 + dice // 10 % (self.vocabulary - 1)) % self.vocabulary
+        return Guess(token, 1.0 if self.agreement == 10 else (1 + dice // 1000 % 100) / 100)
+
+
+def prompt_rows(prompt: Prompt) -> list[Row]:
+    """What a cache holds of a prompt."""
+    return list(zip(prompt.ids, (int(position) for position in prompt.rotary[0][:, 0, 0].tolist()), strict=True))
+
+
+def answer_rows(ids: Sequence[int], position: int) -> list[Row]:
+    """What a cache holds of consecutive tokens."""
+    return list(zip(ids, range(position, position + len(ids)), strict=True))
+
+
+def rows_of(cache: KVCache) -> list[Row]:
+    """What a cache holds."""
+    return [(int(token), int(position)) for token, position in cache.keys[0, 0, 0, : cache.length].tolist()]
+
+
+def _folded(state: int, rows: Sequence[Row]) -> int:
+    """Video rows do not count: the draft sees fewer of them, and may still say the same."""
+    for token, position in rows:
+        if token != VIDEO:
+            state = hash((state, token, position))
+    return state

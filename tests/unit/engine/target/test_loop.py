@@ -1,0 +1,385 @@
+"""The target's loop over real channels: the test is its API and its draft, and its model holds it at every forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.engine.counting_model import CELLS, Running, configure, submit
+from tests.unit.engine.far_ends import Far, introduce, prompt_of
+from tests.unit.engine.recording_model import RecordingModel
+from tests.unit.engine.requests import request_of
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.config import Preservation
+from vidspec_service.engine.ipc.channel import Channel, wait_readable
+from vidspec_service.engine.ipc.messages import (
+    Cancel,
+    Ended,
+    Follow,
+    Message,
+    Proposal,
+    Rejected,
+    Release,
+    Tokens,
+    Verdict,
+)
+from vidspec_service.engine.speculation.plan import CostMeter
+from vidspec_service.engine.target import loop
+from vidspec_service.engine.target.loop import TargetLoop
+from vidspec_service.engine.types import Accepted
+
+FOR_ONE = 200  # rows of cache: room for one of these prompts and its answer
+FOR_TWO_FOR_A_WHILE = 320
+
+
+def request(name: str, *, max_tokens: int = 24, **changes: Any) -> GenerationRequest:
+    return replace(request_of(name, SpeculationMode.PARALLEL, max_tokens=max_tokens), **changes)
+
+
+def text_of(name: str, num_tokens: int, law: SamplingParams | None = None) -> list[int]:
+    return RecordingModel().answer(prompt_of(name), num_tokens, law)
+
+
+class FixedCosts(CostMeter):
+    """Forwards that a test holds up would look dear."""
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Nothing is learned."""
+
+
+class Target:
+    """A loop at work in a thread, and the far ends of its channels."""
+
+    def __init__(self, stack: ExitStack, model: RecordingModel | None = None, **config: Any) -> None:
+        ours, theirs = Channel.pair()
+        self.model = model or RecordingModel()
+        self.api = Far(ours)
+        self._stack = stack
+        stack.callback(theirs.close)
+        config = {"preservation": Preservation.UNIFORM, **config}  # which asks nothing of the target's attention
+        costs = FixedCosts(base_s=1e-2, row_s=1e-5, draft_s=1e-4)
+        self.loop = TargetLoop(cast("VideoLM", self.model), theirs, configure("target", **config), costs)
+        self.thread = stack.enter_context(Running(self.loop, ours))
+
+    def draft(self, *, is_full: bool = False) -> Far:
+        """A draft that is there from now on."""
+        far = introduce(self.api.channel, is_full=is_full)
+        self._stack.callback(far.close)
+        return far
+
+    def submit(self, request: GenerationRequest) -> None:
+        submit(self.api.channel, request)
+
+    def forward(self) -> list[tuple[int, ...]]:
+        """The model makes the forward that it is held at, and is held at the next; returns what the first was."""
+        self.model.gates["step"].let_through()
+        self.model.gates["step"].wait_reached()
+        return self.model.steps[-1]
+
+    def forward_until(self, is_met: Callable[[list[tuple[int, ...]]], bool]) -> None:
+        """Forward by forward; whoever prepares the next request has time to, meanwhile."""
+        while not is_met(self.forward()):
+            wait_readable([], 0.02)
+            self.api.poll()
+
+    def hold(self) -> None:
+        self.model.gates["step"].shut()
+
+    def go_on(self) -> None:
+        self.model.gates["step"].open()
+
+    def end_of(self, name: str) -> Ended:
+        return self.api.next(Ended, lambda ended: ended.request_id == name)
+
+    def tokens_of(self, name: str) -> list[Tokens]:
+        return [tokens for tokens in self.api.of(Tokens) if tokens.request_id == name]
+
+    def said_of(self, name: str) -> list[int]:
+        return [token for tokens in self.tokens_of(name) for token in tokens.ids]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that sleeps although there is work is not woken by its next heartbeat."""
+    monkeypatch.setattr(loop, "HEARTBEAT_S", 60.0)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def propose(draft: Far, name: str, start: int, ids: list[int], *, epoch: int = 1) -> None:
+    draft.channel.send(
+        Proposal(
+            request_id=name, epoch=epoch, start=start, ids=tuple(ids), confidences=(1.0,) * len(ids), step_s=1e-4,
+            video_tokens=16,
+        )
+    )  # fmt: skip
+
+
+def begin(target: Target, draft: Far, name: str = "a", **changes: Any) -> list[int]:
+    """The loop is held at its first forward after the prompt; the draft has heard of the first token."""
+    target.hold()
+    target.submit(asked := request(name, **changes))
+    assert draft.next(Follow).request_id == name
+    text = text_of(name, asked.max_tokens or 0)
+    verdict = draft.next(Verdict)
+    assert (verdict.request_id, verdict.start, verdict.ids) == (name, 0, tuple(text[:1]))
+    assert verdict.max_lead >= 12, "the tests count on it"
+    target.model.gates["step"].wait_reached()
+    return text
+
+
+def test_proposals_are_verified_in_one_forward_and_committed_with_one_token_more(stack: ExitStack) -> None:
+    target = Target(stack)
+    draft = target.draft()
+    text = begin(target, draft)
+    propose(draft, "a", 1, text[1:4])
+    propose(draft, "a", 4, text[4:7])
+    assert target.forward() == [tuple(text[:1])]
+    assert target.forward() == [tuple(text[1:7])]
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text
+    first, alone, verified, *_ = target.tokens_of("a")
+    assert [each.ids for each in (first, alone, verified)] == [(text[0],), (text[1],), tuple(text[2:8])]
+    assert (alone.num_judged, verified.num_judged, verified.num_accepted) == (0, 5, 5)
+    assert verified.draft_video_tokens == 16
+    draft.next(Release)
+    told = [token for verdict in draft.of(Verdict) for token in verdict.ids]
+    assert told == text[: len(told)]
+    assert len(told) >= len(text) - 12, "all but what the last forward committed"
+
+
+def test_a_wrong_proposal_ends_its_epoch_and_the_next_epoch_is_taken(stack: ExitStack) -> None:
+    target = Target(stack)
+    draft = target.draft()
+    text = begin(target, draft)
+    wrong = [(token + 1) % 32 for token in text]
+    propose(draft, "a", 1, [*text[1:4], *wrong[4:7]])
+    target.forward()
+    assert target.forward() == [(*text[1:4], *wrong[4:7])]
+    propose(draft, "a", 7, text[7:12])  # under way when the epoch ended
+    assert target.forward() == [(text[4],)]
+    assert target.forward() == [(text[5],)]
+    propose(draft, "a", 6, text[6:12], epoch=2)
+    assert target.forward() == [(text[6],)]
+    assert target.forward() == [tuple(text[7:12])]
+    target.go_on()
+    ended = target.end_of("a")
+    assert target.said_of("a") == text
+    assert [(each.num_judged, each.num_accepted) for each in target.tokens_of("a")[2:3]] == [(3, 2)]
+    assert ended.num_rollbacks == 1
+
+
+@pytest.mark.parametrize("law", [SamplingParams(), SamplingParams(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
+def test_several_requests_share_their_forwards_and_no_token(stack: ExitStack, law: SamplingParams) -> None:
+    target = Target(stack)
+    draft = target.draft()
+    names = ("a", "b", "c")
+    texts = {name: text_of(name, 60, law) for name in names}
+    target.hold()
+    for name in names:
+        target.submit(request(name, max_tokens=60, sampling=law))
+    target.model.gates["step"].wait_reached()
+    target.forward_until(lambda step: len(step) == len(names))
+    for _ in range(4):  # a draft that knows the texts, but for every fifth token
+        draft.poll()
+        for name in names:
+            verdict = next(verdict for verdict in reversed(draft.of(Verdict)) if verdict.request_id == name)
+            start = verdict.start + len(verdict.ids)
+            guess = [token if at % 5 else 31 - token for at, token in enumerate(texts[name])]
+            propose(draft, name, start, guess[start : start + 4], epoch=start)
+        target.forward()
+    target.go_on()
+    for _ in names:
+        target.api.next(Ended)
+    assert {name: target.said_of(name) for name in names} == texts
+    assert {any(tokens.num_accepted for tokens in target.tokens_of(name)) for name in names} == {True}
+
+
+def test_the_draft_hears_of_tokens_before_the_api_does(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Message] = []
+    send = Channel.send
+
+    def noted(channel: Channel, message: Message, fds: tuple[int, ...] = ()) -> None:
+        sent.append(message)
+        send(channel, message, fds)
+
+    monkeypatch.setattr(Channel, "send", noted)
+    target = Target(stack)
+    target.draft()
+    target.submit(request("a", max_tokens=6))
+    target.end_of("a")
+    pairs = [type(message) for message in sent if isinstance(message, Verdict | Tokens)]
+    assert pairs == [Verdict, Tokens] * 5 + [Tokens]  # nobody proposes after the end
+
+
+@pytest.mark.parametrize("how", ["it ends", "it does not read"])
+def test_a_draft_that_is_lost_costs_no_token(stack: ExitStack, how: str) -> None:
+    target = Target(stack)
+    if how == "it ends":
+        draft = target.draft()
+        text = begin(target, draft)
+        propose(draft, "a", 1, text[1:9])
+        target.forward()
+        draft.close()
+        target.go_on()
+    else:
+        draft = target.draft(is_full=True)
+        text = text_of("a", 24)
+        target.submit(request("a"))
+    target.end_of("a")
+    assert target.said_of("a") == text
+    if how == "it does not read":
+        draft.wait_closed()
+
+
+def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: ExitStack) -> None:
+    target = Target(stack)
+    first = target.draft()
+    text = begin(target, first)
+    propose(first, "a", 1, text[1:7], epoch=9)
+    target.forward()
+    second = target.draft()
+    first.close()
+    assert target.forward() == [tuple(text[1:7])]
+    known = 8
+    assert second.next(Follow).request_id == "a"
+    verdict = second.next(Verdict)
+    assert (verdict.start, verdict.ids) == (0, tuple(text[:known]))
+    assert target.forward() == [(text[known - 1],)]
+    propose(second, "a", known, text[known : known + 5], epoch=1)
+    target.forward()
+    assert target.forward()[0][1:] == tuple(text[known + 2 : known + 5])
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text
+
+
+@pytest.mark.parametrize("state", ["waiting", "prepare", "prefill", "step", "paused"])
+def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitStack, state: str) -> None:
+    """There is room in the cache for one prompt, and a place for two: what is not given back is missed."""
+    target = Target(stack, kv_tokens=FOR_ONE, max_running=1 if state == "waiting" else 2, prefill_chunk=40)
+    draft = target.draft()
+    gate = target.model.gates[state if state in target.model.gates else "step"]
+    gate.shut()
+    if state in ("waiting", "paused"):
+        target.submit(request("older", max_tokens=40))
+        gate.wait_reached()
+    target.submit(request("gone"))
+    if state == "paused":
+        target.forward_until(lambda _: "gone" in [accepted.request_id for accepted in target.api.of(Accepted)])
+        for _ in range(3):
+            target.forward()  # a chunk of the younger one's prompt finds room, the next does not
+    elif state != "waiting":
+        gate.wait_reached()
+    target.api.channel.send(Cancel(request_id="gone"))
+    propose(draft, "gone", 1, [1, 2, 3])
+    gate.open()
+    target.submit(request("next", max_tokens=40))
+    target.end_of("next")
+    assert target.said_of("next") == text_of("next", 40)
+    assert not [ended for ended in target.api.of(Ended) if ended.request_id == "gone"]
+    assert not target.api.of(Rejected)
+    assert len(target.said_of("gone")) < 24
+    draft.next(Release, lambda release: release.request_id == "gone")
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 2, 17, 18, 40, 60])
+def test_a_target_that_takes_over_says_the_rest_and_only_the_rest(stack: ExitStack, num_known: int) -> None:
+    target = Target(stack)
+    draft = target.draft()
+    text = text_of("a", 60)
+    target.submit(request("a", max_tokens=60, committed=tuple(text[:num_known])))
+    target.end_of("a")
+    assert target.said_of("a") == text[num_known:]
+    if num_known < 60:
+        draft.next(Release)
+        assert draft.of(Verdict)[0].ids == tuple(text[: max(num_known, 1)])
+
+
+def test_requests_that_do_not_fit_together_take_turns_and_lose_nothing(stack: ExitStack) -> None:
+    target = Target(stack, kv_tokens=FOR_TWO_FOR_A_WHILE)
+    names = ("old", "young", "third")
+    for name in names:
+        target.submit(request(name, max_tokens=60, speculation=SpeculationMode.OFF))
+    for _ in names:
+        target.api.next(Ended)
+    assert {name: target.said_of(name) for name in names} == {name: text_of(name, 60) for name in names}
+    replays = [step for step in target.model.steps if len(step) == 1 and len(step[0]) > 1]
+    assert replays, "nobody was paused: the test proves nothing"
+    assert len(target.api.of(Accepted)) == len(names)
+
+
+def test_a_broken_prompt_is_refused_and_the_next_request_is_served(stack: ExitStack) -> None:
+    target = Target(stack, max_context=CELLS + 20)
+    target.submit(request("a", max_tokens=100))
+    refused = target.api.next(Rejected)
+    assert (refused.request_id, refused.is_too_long) == ("a", True)
+    target.submit(request("b", max_tokens=4))
+    target.end_of("b")
+    assert target.said_of("b") == text_of("b", 4)
+
+
+def test_a_request_that_waits_for_a_place_begins_as_soon_as_there_is_one(stack: ExitStack) -> None:
+    target = Target(stack, max_running=1)
+    target.hold()
+    for name in ("a", "b"):
+        target.submit(request(name, max_tokens=4, speculation=SpeculationMode.OFF))
+    target.model.gates["step"].wait_reached()
+    target.go_on()
+    target.end_of("b")
+    assert target.said_of("b") == text_of("b", 4)
+
+
+def paused(stack: ExitStack) -> tuple[Target, Far, int]:
+    """The loop is held in a forward for `old`, for which `young` had to give way; how much is committed of that."""
+    target = Target(stack, kv_tokens=FOR_TWO_FOR_A_WHILE)
+    draft = target.draft()
+    target.hold()
+    target.submit(request("old", max_tokens=100, speculation=SpeculationMode.OFF))
+    target.submit(request("young", max_tokens=60))
+    target.model.gates["step"].wait_reached()
+    target.forward_until(lambda step: len(step) == 2)
+    target.forward_until(lambda step: len(step) == 1)
+    target.api.poll()
+    return target, draft, len(target.said_of("young"))
+
+
+def resume(target: Target) -> None:
+    """`old` is cancelled; the loop is held in the first forward of `young` after its rows have come back."""
+    target.api.channel.send(Cancel(request_id="old"))
+    target.forward()
+    assert len(target.forward()[0]) > 1
+
+
+def test_what_was_proposed_for_a_paused_request_is_verified_when_it_resumes(stack: ExitStack) -> None:
+    target, draft, known = paused(stack)
+    text = text_of("young", 60)
+    propose(draft, "young", known, text[known : known + 6])
+    target.forward()
+    resume(target)
+    assert target.forward() == [tuple(text[known - 1 : known + 6])]
+    target.go_on()
+    target.end_of("young")
+    assert target.said_of("young") == text
+
+
+def test_a_draft_that_came_while_a_request_was_paused_is_told_everything_when_it_resumes(stack: ExitStack) -> None:
+    target, _, known = paused(stack)
+    second = target.draft()
+    target.forward()
+    resume(target)
+    assert second.next(Follow).request_id == "young"
+    verdict = second.next(Verdict)
+    assert (verdict.start, verdict.ids) == (0, tuple(text_of("young", 60)[:known]))
+    target.go_on()
+    target.end_of("young")
