@@ -59,7 +59,7 @@ class Gate:
 class RecordingModel(CountingModel):
     """The law of the next token hangs on every text row of the cache, its token and its position, and nothing else.
 
-    As a draft it says what the target would say in `agreement` of 10 places, `most` tokens at a time.
+    As a draft it says what the target would say in `agreement` of 10 places, up to `most` tokens at a time.
     """
 
     def __init__(self, *, vocabulary: int = 32, agreement: int = 10, salt: int = 0) -> None:
@@ -91,7 +91,7 @@ class RecordingModel(CountingModel):
         found = []
         for rows, sampler, at in batch:
             ids, guesses = list(rows.ids), list[Guess]()
-            for number in range(most if len(batch) == 1 else 1):
+            for number in range(1 + hash((self._salt, at)) % most if len(batch) == 1 else 1):
                 position = rows.position if not number else rows.position + len(rows.ids) + number - 1
                 scores = self._append(rows.cache, answer_rows(ids, position))[-1:]
                 guesses.append(self._guess(sampler.choose(scores, at + number)[0], rows_of(rows.cache)))
