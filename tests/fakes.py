@@ -8,18 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vidspec_models.request import Video
+from vidspec_models.request import GenerationRequest, SpeculationMode, Video
 from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.engine.types import (
+    Accepted,
     EngineInfo,
     EngineStatus,
     Finished,
     FinishReason,
     GenerationEvent,
-    GenerationRequest,
-    SpeculationMode,
     SpeculationStats,
-    Started,
     TextDelta,
     WorkerState,
 )
@@ -34,7 +32,7 @@ INFO = EngineInfo(
     devices={"target": "cpu", "draft": "cpu"},
     versions={"torch": "0"},
 )
-STARTED = Started(prompt_tokens=40, video_tokens=30, cached_tokens=2)
+ACCEPTED = Accepted(request_id="", prompt_tokens=40, video_tokens=30, cached_tokens=2, queue_s=0.125, prepare_s=0.0625)
 FINISHED = Finished(
     finish_reason=FinishReason.STOP,
     completion_tokens=5,
@@ -54,7 +52,7 @@ Step = GenerationEvent | Exception | asyncio.Event
 """An event to yield, an error to raise, or something to wait for."""
 
 ANSWER: tuple[Step, ...] = (
-    STARTED,
+    ACCEPTED,
     TextDelta(text="A red", num_tokens=2),
     TextDelta(text="", num_tokens=1),
     TextDelta(text=" squäre.", num_tokens=2),

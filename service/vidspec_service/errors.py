@@ -1,4 +1,4 @@
-"""Every error a caller, a file or a configuration can cause; no HTTP status in here (`api/problems.py` maps them).
+"""Every error a caller, a file or a configuration can cause; no HTTP status in here (`api/errors.py` maps them).
 
 ServiceError
 ├─ RequestError            the caller's fault

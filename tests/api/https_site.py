@@ -12,7 +12,7 @@ import httpx
 import trustme
 
 from tests.api.world import World
-from vidspec_service.api.fetching import Fetcher
+from vidspec_service.api.uploads.fetching import Fetcher
 
 HOST = "videos.example"
 Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]

@@ -18,9 +18,10 @@ from typing import Any, Self
 from unittest.mock import patch
 
 from tests.fakes import ANSWER, FakeEngine
+from vidspec_models.request import GenerationRequest
 from vidspec_service.__main__ import main
 from vidspec_service.cli import serve
-from vidspec_service.engine.types import GenerationEvent, GenerationRequest
+from vidspec_service.engine.types import GenerationEvent
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +41,7 @@ class ScriptedEngine(FakeEngine):
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Play the script, or stop in the middle of it for ever."""
         script = ANSWER
-        if request.messages[-1].text == "wait":
+        if request.turns[-1].text == "wait":
             script = (*ANSWER[:2], asyncio.Event())
         for step in script:
             if isinstance(step, asyncio.Event):

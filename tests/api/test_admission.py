@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from tests.api.test_limits import FORM, part, video
 from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from vidspec_service.api import middleware
 from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.errors import Draining
 
@@ -122,7 +124,7 @@ async def test_sixteen_at_once_are_all_answered_and_none_mixed_up(tmp_path: Path
     world = World(tmp_path)
     answers = await asyncio.gather(*(world.ask(prompt=f"q{index}", stream=index % 2 == 0) for index in range(16)))
     assert [answer.status_code for answer in answers] == [200] * 16
-    assert sorted(request.messages[0].text for request in world.engine.requests) == sorted(
+    assert sorted(request.turns[0].text for request in world.engine.requests) == sorted(
         f"q{index}" for index in range(16)
     )
     assert world.admission.num_admitted == 0
@@ -162,6 +164,19 @@ async def test_a_key_may_send_so_many_requests_a_minute_and_is_told_when_to_come
     assert (await world.client.post("/v1/videos", files=FILE, headers=as_(ALICE))).status_code == 429
     assert (await world.client.get("/v1/videos", headers=as_(ALICE))).status_code == 200
     assert (await world.client.post("/v1/videos", files=FILE, headers=as_(BOB))).status_code == 200
+
+
+@pytest.mark.parametrize("limit", ["requests_per_minute_per_key", "max_requests_per_key"])
+async def test_without_keys_all_callers_are_one(tmp_path: Path, limit: str) -> None:
+    gate = asyncio.Event()
+    limits: dict[str, Any] = {limit: 1}
+    world = World(tmp_path, decoder=FakeDecodePool(gate=gate), **limits)
+    first = asyncio.create_task(world.ask())
+    await until_admitted(world, 1)
+    async with asyncio.timeout(2):
+        assert (await world.ask()).status_code == 429
+    gate.set()
+    assert (await first).status_code == 200
 
 
 async def test_one_key_never_takes_the_last_places_from_the_others(tmp_path: Path) -> None:
@@ -204,8 +219,8 @@ async def test_when_it_is_busy_the_callers_are_served_in_rotation(tmp_path: Path
     for number, key in enumerate([ALICE] * 6 + [BOB] * 2):
         body = {"video": DATA_URL, "prompt": "x", "num_frames": number + 1}
         asked.append(asyncio.create_task(world.client.post(URL, json=body, headers=as_(key))))
-        async with asyncio.timeout(5):  # until it has its turn or waits for it
-            while len(world.decoder.requests) + world.services.turns.num_waiting <= number:  # noqa: ASYNC110
+        async with asyncio.timeout(5):  # until it has its slot or waits for it
+            while len(world.decoder.requests) + world.services.queue.num_waiting <= number:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
     gate.set()
     answers = await asyncio.gather(*asked)
@@ -214,9 +229,9 @@ async def test_when_it_is_busy_the_callers_are_served_in_rotation(tmp_path: Path
     assert max(answer.json()["timings"]["queue_s"] for answer in answers) < 5
 
 
-async def test_the_wait_for_a_turn_counts_against_the_deadline_and_can_be_left(tmp_path: Path) -> None:
+async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(tmp_path: Path) -> None:
     class SlowDecodePool(FakeDecodePool):
-        """A turn that comes in a request's last milliseconds ends here."""
+        """A slot that comes in a request's last milliseconds ends here."""
 
         async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
             await asyncio.sleep(0.1)
@@ -230,7 +245,7 @@ async def test_the_wait_for_a_turn_counts_against_the_deadline_and_can_be_left(t
     answers = await asyncio.gather(*(world.ask(num_frames=4 + index) for index in range(4)))
     assert [answer.status_code for answer in answers] == [504] * 4
     assert len(world.engine.requests) == 2
-    assert (world.services.turns.num_waiting, world.admission.num_admitted, world.leftovers) == (0, 0, [])
+    assert (world.services.queue.num_waiting, world.admission.num_admitted, world.leftovers) == (0, 0, [])
 
 
 async def test_bodies_have_a_budget_together_and_the_declared_length_counts_first(tmp_path: Path) -> None:
@@ -258,8 +273,11 @@ async def test_bodies_have_a_budget_together_and_the_declared_length_counts_firs
     assert (await world.client.post(URL, content=undeclared(), headers=FORM)).status_code == 200
 
 
-async def test_one_key_never_takes_the_last_bytes_from_the_others(tmp_path: Path) -> None:
+async def test_one_key_never_takes_the_last_bytes_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It costs nothing to announce a large body and send none of it."""
+    monkeypatch.setattr(middleware, "LINGER_S", 0.05)
     gate = asyncio.Event()
     world = World(tmp_path, keys=[ALICE, BOB], max_queued_bytes=4000)
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeEngine
+from vidspec_models.request import Compression, SpeculationMode, Turn
 from vidspec_service.decoding.selection import FrameRequest
-from vidspec_service.engine.types import ChatMessage, Compression, SpeculationMode
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -98,7 +98,7 @@ async def test_every_field_of_a_form_reaches_the_engine_or_the_decoder(tmp_path:
     assert asked.sampling.seed == 2**64 - 1
     assert asked.stop == ("END", ".")
     assert (asked.speculation, asked.compression) == (SpeculationMode.SERIAL, Compression.DYCOKE)
-    assert asked.messages == (ChatMessage(role="user", text="What moves?", num_videos=1),)
+    assert asked.turns == (Turn(role="user", text="What moves?", num_videos=1),)
     assert asked.videos[0].frames.shape == (3, 4, 6, 3)
     assert asked.videos[0].source_num_frames == 75
     assert world.decoder.requests == [FrameRequest(fps=2.5, max_frames=6, start_s=1.0, end_s=2.5)]
@@ -113,14 +113,14 @@ async def test_the_video_belongs_to_the_first_user_turn(tmp_path: Path) -> None:
         {"role": "user", "content": "Where to?"},
     ]
     assert (await world.ask(prompt=None, messages=turns)).status_code == 200
-    assert [message.num_videos for message in world.engine.requests[0].messages] == [0, 1, 0, 0]
+    assert [message.num_videos for message in world.engine.requests[0].turns] == [0, 1, 0, 0]
 
 
 async def test_a_conversation_travels_through_a_form_as_json_text(tmp_path: Path) -> None:
     world = World(tmp_path)
     response = await world.ask_form(prompt=[], messages='[{"role": "user", "content": "Hm?"}]')
     assert response.status_code == 200, response.text
-    assert world.engine.requests[0].messages[0].text == "Hm?"
+    assert world.engine.requests[0].turns[0].text == "Hm?"
 
 
 async def test_without_options_the_servers_defaults_hold(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from tests.api.chat import ASK, IMAGE, IMAGE_BYTES, IMAGE_URL, VIDEO, ask, user
 from tests.api.test_stream import events_of
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeEngine
+from vidspec_models.request import SpeculationMode, Turn
 from vidspec_service.decoding.selection import FrameRequest
-from vidspec_service.engine.types import ChatMessage, SpeculationMode
 from vidspec_service.errors import GenerationFailed
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -98,7 +98,7 @@ async def test_each_way_to_send_a_video_is_taken(tmp_path: Path, part: Any) -> N
     world = World(tmp_path)
     assert (await ask(world, messages=[user(ASK, part)])).status_code == 200
     assert world.decoder.contents == [CLIP_BYTES]
-    assert world.engine.requests[0].messages == (ChatMessage(role="user", text="What moves?", num_videos=1),)
+    assert world.engine.requests[0].turns == (Turn(role="user", text="What moves?", num_videos=1),)
 
 
 async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
     assert (await ask(world, messages=[user(IMAGE, ASK)])).status_code == 200
     assert world.decoder.contents == [IMAGE_BYTES]
     assert world.decoder.requests[0].is_still
-    assert world.engine.requests[0].messages == (ChatMessage(role="user", text="What moves?", num_videos=1),)
+    assert world.engine.requests[0].turns == (Turn(role="user", text="What moves?", num_videos=1),)
     assert world.leftovers == []
 
 
@@ -143,13 +143,13 @@ async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> Non
         {"role": "user", "content": "Where to?"},
     ]
     assert (await ask(world, messages=turns)).status_code == 200
-    assert world.engine.requests[0].messages == (
-        ChatMessage(role="system", text="Be brief."),
-        ChatMessage(role="user", text="Hello"),
-        ChatMessage(role="assistant", text="Hi."),
-        ChatMessage(role="user", text="What moves?\nAnd why?", num_videos=1),
-        ChatMessage(role="assistant", text="A square."),
-        ChatMessage(role="user", text="Where to?"),
+    assert world.engine.requests[0].turns == (
+        Turn(role="system", text="Be brief."),
+        Turn(role="user", text="Hello"),
+        Turn(role="assistant", text="Hi."),
+        Turn(role="user", text="What moves?\nAnd why?", num_videos=1),
+        Turn(role="assistant", text="A square."),
+        Turn(role="user", text="Where to?"),
     )
 
 

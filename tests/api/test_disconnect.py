@@ -12,7 +12,7 @@ import pytest
 
 from tests.api.world import DATA_URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
-from vidspec_service.api import streaming
+from vidspec_service.api.generate import streaming
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -114,10 +114,10 @@ async def test_leaving_while_waiting_for_a_turn_gives_everything_back(tmp_path: 
     await until(lambda: len(world.decoder.requests) == 2)
     client = LeavingClient(world, body(num_frames=9))
     waiting = client.start()
-    await until(lambda: world.services.turns.num_waiting == 1)
+    await until(lambda: world.services.queue.num_waiting == 1)
     client.left.set()
     await asyncio.wait_for(waiting, 1)
-    assert (world.services.turns.num_waiting, world.admission.num_admitted, len(world.leftovers)) == (0, 2, 2)
+    assert (world.services.queue.num_waiting, world.admission.num_admitted, len(world.leftovers)) == (0, 2, 2)
     gate.set()
     await asyncio.wait_for(asyncio.gather(*busy), 2)
     assert {request.num_frames for request in world.decoder.requests} == {1, 2}

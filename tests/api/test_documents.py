@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.world import FILE, World
 from vidspec_service import errors
-from vidspec_service.api import problems
-from vidspec_service.api.answers import Video
-from vidspec_service.api.openai_schemas import ChatCompletion
-from vidspec_service.api.problems import STATUS
-from vidspec_service.api.schemas import VideoChat
+from vidspec_service.api import errors as http_errors
+from vidspec_service.api.errors import STATUS
+from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.video_chat import VideoChat
+from vidspec_service.api.schemas.videos import Video
 from vidspec_service.telemetry import Metrics
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -27,7 +27,7 @@ ASKING = ("/v1/video-chat", "/v1/chat/completions")
 INTERNAL = (errors.ServiceError, errors.EngineError, errors.VideoError, errors.ConfigError)  # never told by this name
 CLIENT_ERRORS = [
     kind
-    for module in (errors, problems)
+    for module in (errors, http_errors)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, errors.ServiceError) and kind not in INTERNAL
 ]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import FILE, World
-from vidspec_service.api import clips
-from vidspec_service.api.videos import LEAST_BYTES
+from vidspec_service.api.store import clips
+from vidspec_service.api.store.videos import LEAST_BYTES
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -76,15 +76,6 @@ async def test_a_video_that_never_fits_is_refused_and_not_kept(tmp_path: Path) -
     assert world.leftovers == []
 
 
-async def test_a_video_goes_when_it_has_not_been_used_for_its_time(tmp_path: Path) -> None:
-    world = World(tmp_path, video_ttl_s=0.05)
-    kept = await upload(world)
-    await asyncio.sleep(0.1)
-    world.services.videos.expire()
-    assert world.leftovers == []
-    assert (await world.ask(video=None, video_id=kept["id"])).status_code == 404
-
-
 async def test_a_video_that_is_deleted_while_it_is_decoded_is_still_answered_about(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(tmp_path)
@@ -98,13 +89,6 @@ async def test_a_video_that_is_deleted_while_it_is_decoded_is_still_answered_abo
     assert len(world.leftovers) == 1
     gate.set()
     assert (await asked).status_code == 200
-    assert world.leftovers == []
-
-
-async def test_closing_deletes_every_kept_file(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    await upload(world)
-    world.services.videos.close()
     assert world.leftovers == []
 
 

@@ -13,8 +13,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
-from vidspec_service.api.body_limit import LINGER_BYTES, BodyLimit
-from vidspec_service.api.multipart import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES
+from tests.fakes import FakeDecodePool
+from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
+from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES
+from vidspec_service.decoding.selection import Clip, FrameRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -144,15 +146,14 @@ async def test_a_boundary_is_required_and_bounded(tmp_path: Path, boundary: str)
 
 
 async def test_the_clients_file_name_is_never_used(tmp_path: Path) -> None:
-    world = World(tmp_path)
     seen: list[str] = []
-    decode = world.decoder.decode
 
-    async def spy(path: Path, *args: object) -> object:
-        seen.append(path.name)
-        return await decode(path, *args)  # type: ignore[arg-type]
+    class Spy(FakeDecodePool):
+        async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+            seen.append(path.name)
+            return await super().decode(path, request, default_num_frames)
 
-    world.decoder.decode = spy  # type: ignore[method-assign, assignment]
+    world = World(tmp_path, decoder=Spy())
     assert FILE["video"][0] == "../../etc/passwd.m3u8"
     await world.ask_form()
     assert "passwd" not in seen[0]

@@ -45,7 +45,7 @@ async def running(engine: FakeEngine, upload_dir: Path | None = None, **options:
     sock = bind(settings)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     metrics = Metrics(CollectorRegistry())
-    task = asyncio.create_task(serve(settings, engine, FakeDecodePool(), metrics, sock))
+    task = asyncio.create_task(serve(settings, engine, FakeDecodePool().decode, metrics, sock))
     async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
         server = Running(task, client)
         try:
@@ -205,7 +205,7 @@ async def test_an_upload_folder_that_cannot_be_is_a_config_error(tmp_path: Path)
     (tmp_path / "file").touch()
     settings = Settings(port=0, upload_dir=tmp_path / "file" / "folder")
     with pytest.raises(ConfigError, match="cannot use upload_dir"):
-        await serve(settings, FakeEngine(), FakeDecodePool(), Metrics(CollectorRegistry()))
+        await serve(settings, FakeEngine(), FakeDecodePool().decode, Metrics(CollectorRegistry()))
 
 
 async def test_a_small_answer_does_not_wait_for_the_clients_acknowledgement() -> None:

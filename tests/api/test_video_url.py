@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.https_site import HOST, Lookup, Site, answer, ask, world_of
 from tests.api.world import CLIP_BYTES, World
-from vidspec_service.api.fetching import MAX_REDIRECTS
+from vidspec_service.api.uploads.fetching import MAX_REDIRECTS
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 

@@ -95,7 +95,7 @@ async def test_a_conversation_about_a_kept_video(tmp_path: Path) -> None:
     ]
     response = await world.ask(video=None, prompt=None, video_id=kept["id"], messages=turns)
     assert response.status_code == 200
-    assert [turn.num_videos for turn in world.engine.requests[0].messages] == [1, 0, 0]
+    assert [turn.num_videos for turn in world.engine.requests[0].turns] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,6 @@ async def test_a_wrong_upload_is_a_400_that_names_the_field(tmp_path: Path, body
 
 async def test_an_upload_needs_a_place_like_everything_else(tmp_path: Path) -> None:
     world = World(tmp_path, FakeEngine(*ANSWER), max_running_requests=1, max_queued_requests=0)
-    with world.admission.place("somebody"):
+    with world.admission.permit("somebody"):
         assert (await world.client.post(VIDEOS, files=FILE)).status_code == 503
     assert (await world.client.post(VIDEOS, files=FILE)).status_code == 200

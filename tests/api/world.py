@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes import FakeDecodePool, FakeEngine
-from vidspec_service.api.access import ApiKeys
 from vidspec_service.api.app import create_app
-from vidspec_service.api.building import build_services
-from vidspec_service.api.fetching import Fetcher
+from vidspec_service.api.limits.callers import ApiKeys
+from vidspec_service.api.services import build_services
+from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
@@ -44,7 +44,9 @@ class World:
         self.settings = Settings(upload_dir=upload_dir, **settings)
         self.metrics = Metrics(CollectorRegistry())
         keys = list(keys)
-        self.services = build_services(self.settings, self.engine, self.decoder, self.metrics, num_keys=len(keys))
+        self.services = build_services(
+            self.settings, self.engine, self.decoder.decode, self.metrics, num_keys=len(keys)
+        )
         if fetcher is not None:
             self.services = replace(self.services, fetcher=fetcher)
         self.admission = self.services.admission

@@ -12,20 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from vidspec_service import __version__
-from vidspec_service.api import documents
-from vidspec_service.api.access import OPEN_PATHS, ApiKeys, Authentication
-from vidspec_service.api.body_limit import BodyLimit
-from vidspec_service.api.deps import Services
-from vidspec_service.api.guard import ClientGone
-from vidspec_service.api.middleware import RequestContext
-from vidspec_service.api.multipart import OVERHEAD_BYTES
-from vidspec_service.api.problems import answer, answer_http, status_of
-from vidspec_service.api.routes.chat_completions import chat_completions_router
+from vidspec_service.api.errors import answer, answer_http, status_of
+from vidspec_service.api.limits.callers import OPEN_PATHS, ApiKeys, Authentication
+from vidspec_service.api.middleware import BodyLimit, RequestContext
+from vidspec_service.api.openapi import documents
+from vidspec_service.api.routes.chat import chat_router
 from vidspec_service.api.routes.docs import docs_router
 from vidspec_service.api.routes.health import health_router
 from vidspec_service.api.routes.models import models_router
-from vidspec_service.api.routes.video_chat import video_chat_router
 from vidspec_service.api.routes.videos import videos_router
+from vidspec_service.api.services import Services
+from vidspec_service.api.uploads.form import OVERHEAD_BYTES
 from vidspec_service.errors import InvalidRequest, ServiceError
 
 _log = logging.getLogger(__name__)
@@ -55,12 +52,13 @@ def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # to an address made of the client's Host, and of http behind a TLS proxy
     )
-    for make in (video_chat_router, chat_completions_router, videos_router, models_router, health_router):
+    for make in (chat_router, videos_router, models_router, health_router):
         app.include_router(make(services))
     app.include_router(docs_router("/openapi.json"))
     # From the inside out. A refused client is still sending: BodyLimit lets it read why, so it is around the keys.
-    open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
-    app.add_middleware(Authentication, keys=keys, open_paths=open_paths)
+    if keys:
+        open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
+        app.add_middleware(Authentication, keys=keys, open_paths=open_paths)
     max_bytes = max(settings.max_upload_bytes + OVERHEAD_BYTES, settings.max_json_bytes)
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
     if settings.cors_origins:
@@ -90,7 +88,6 @@ def _handle_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         return answer(InvalidRequest(first["msg"], param=".".join(str(part) for part in first["loc"][1:])))
 
-    @app.exception_handler(ClientGone)
     @app.exception_handler(ClientDisconnect)
-    async def client_gone(_: Request, error: Exception) -> Response:
+    async def client_gone(_: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=_CLIENT_GONE)

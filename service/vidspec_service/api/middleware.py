@@ -1,17 +1,23 @@
-"""Pure ASGI, around every route: request id, access log, security headers, last resort for our bugs."""
+"""Pure ASGI, around every route: request id, access log, security headers, last resort for our bugs; body limit.
+
+Deliberate: after an answer that was given early, the rest of the body is read and thrown away for a moment.
+A server that closes at once makes the kernel reset the connection: the client never sees the 413 or 503.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 import uuid
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vidspec_service.api.problems import answer
-from vidspec_service.errors import ServiceError
+from vidspec_service.api.errors import answer
+from vidspec_service.errors import ServiceError, VideoTooLarge
 from vidspec_service.telemetry import Metrics, request_id_var
 
 _log = logging.getLogger(__name__)
@@ -27,6 +33,8 @@ _SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
+LINGER_S = 5.0
+LINGER_BYTES = 64 * 1024 * 1024
 
 
 class RequestContext:
@@ -42,7 +50,8 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        token = request_id_var.set(_request_id(scope))
+        given = Headers(scope=scope).get("x-request-id", "")  # the client's own id where it is harmless to echo
+        token = request_id_var.set(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
         began = time.monotonic()
         status = 0
 
@@ -69,7 +78,7 @@ class RequestContext:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "unmatched"
         method = scope["method"] if scope["method"] in _METHODS else "other"  # clients may invent methods
-        self._metrics.http_answered(method, route, status)
+        self._metrics.http_requests.labels(method, route, str(status)).inc()
         if self._access_log:
             level = logging.DEBUG if route in _PROBES and status == 200 else logging.INFO
             facts = {"method": scope["method"], "path": scope["path"][:_LOGGED_PATH], "status": status}
@@ -78,7 +87,57 @@ class RequestContext:
             _log.log(level, "answered", extra={**facts, "duration_s": round(seconds, 4)})
 
 
-def _request_id(scope: Scope) -> str:
-    """The client's own id where it is harmless to log and echo, a fresh one otherwise."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+class BodyLimit:
+    """Refuses a body over `max_bytes`: by its declared length first, else once as many bytes have come."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection event; only HTTP has a body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        waits_for_consent = headers.get("expect", "").lower() == "100-continue"  # given by the first receive
+        is_read = not has_body or waits_for_consent
+        num_bytes = 0
+
+        async def receive_counted() -> Message:
+            nonlocal num_bytes, is_read
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            is_read = not message.get("more_body", False)
+            return message
+
+        async def receive_limited() -> Message:
+            message = await receive_counted()
+            if num_bytes > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        async def send_then_linger(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not is_last or is_read:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            most = num_bytes + max(self._max_bytes, LINGER_BYTES)
+            with suppress(TimeoutError, asyncio.CancelledError):  # the answer is given: a server that ends now stops
+                async with asyncio.timeout(LINGER_S):
+                    while not is_read and num_bytes < most:
+                        await receive_counted()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        if int(headers.get("content-length", 0)) > self._max_bytes:
+            await answer(self._too_large())(scope, receive, send_then_linger)
+        else:
+            await self._app(scope, receive_limited, send_then_linger)
+
+    def _too_large(self) -> VideoTooLarge:
+        return VideoTooLarge(
+            f"The body is larger than {self._max_bytes:,} bytes, what the largest video allowed here needs "
+            "(VIDSPEC_MAX_UPLOAD_BYTES, VIDSPEC_MAX_JSON_BYTES).",
+        )

@@ -19,14 +19,13 @@ from contextlib import asynccontextmanager, closing, contextmanager
 
 import uvicorn
 
-from vidspec_service.api.access import ApiKeys
-from vidspec_service.api.admission import Admission
 from vidspec_service.api.app import create_app
-from vidspec_service.api.building import build_services
-from vidspec_service.api.clips import Decoder
-from vidspec_service.api.deps import Services
-from vidspec_service.api.upload_folder import upload_folder
-from vidspec_service.engine.interface import Engine
+from vidspec_service.api.limits.admission import Admission
+from vidspec_service.api.limits.callers import ApiKeys
+from vidspec_service.api.services import Services, build_services
+from vidspec_service.api.store.clips import Decode
+from vidspec_service.api.uploads.folder import upload_folder
+from vidspec_service.engine.types import Engine
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys
 from vidspec_service.telemetry import Metrics
@@ -84,7 +83,7 @@ class Shutdown:
 async def serve(
     settings: Settings,
     engine: Engine,
-    decode_pool: Decoder,
+    decode: Decode,
     metrics: Metrics,
     listener: socket.socket | None = None,
 ) -> None:
@@ -92,7 +91,7 @@ async def serve(
     keys = ApiKeys(api_keys(settings))
     _allow_descriptors()
     with listener or bind(settings) as sock, upload_folder(settings.upload_dir) as upload_dir:
-        services = build_services(settings, engine, decode_pool, metrics, upload_dir, num_keys=len(keys))
+        services = build_services(settings, engine, decode, metrics, upload_dir, num_keys=len(keys))
         config = uvicorn.Config(
             create_app(services, keys),
             log_config=None,
@@ -108,7 +107,7 @@ async def serve(
         shutdown = Shutdown(server, services.admission, settings.drain_timeout_s)
         with _signals_to(shutdown), closing(services.videos):
             async with _expiring(services):
-                await server.serve(sockets=[sock])
+                await asyncio.create_task(server.serve(sockets=[sock]))  # its ticks wake nobody else
 
 
 def bind(settings: Settings) -> socket.socket:

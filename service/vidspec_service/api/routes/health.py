@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from vidspec_service.api import documents
-from vidspec_service.api.answers import Health
-from vidspec_service.api.deps import Services
+from vidspec_service.api.openapi import documents
+from vidspec_service.api.schemas.answers import Health
+from vidspec_service.api.services import Services
 from vidspec_service.engine.types import WorkerState
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,10 +53,11 @@ def _reasons(services: Services) -> list[str]:
 
 
 def _read_gauges(services: Services) -> None:
-    status = services.engine.status()
-    num_inside = services.admission.num_admitted
-    services.metrics.load(num_running=status.num_running, num_waiting=max(0, num_inside - status.num_running))
+    status, metrics = services.engine.status(), services.metrics
+    metrics.num_requests_running.set(status.num_running)
+    metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
     num_videos, num_bytes = services.videos.load
-    services.metrics.kept_videos(count=num_videos, num_bytes=num_bytes)
+    metrics.stored_videos.set(num_videos)
+    metrics.stored_video_bytes.set(num_bytes)
     for role, state in status.workers.items():
-        services.metrics.worker_ready(role, state is WorkerState.READY)
+        metrics.worker_ready.labels(role).set(state is WorkerState.READY)

@@ -6,10 +6,10 @@ import time
 
 from fastapi import APIRouter
 
-from vidspec_service.api import documents
-from vidspec_service.api.answers import ModelCard, ModelList
-from vidspec_service.api.deps import Services
-from vidspec_service.api.problems import ModelNotFound
+from vidspec_service.api.errors import ModelNotFound
+from vidspec_service.api.openapi import documents
+from vidspec_service.api.schemas.answers import ModelCard, ModelList
+from vidspec_service.api.services import Services
 
 
 def models_router(services: Services) -> APIRouter:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import closing
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 
-from vidspec_service.api import documents
-from vidspec_service.api.access import caller_of
-from vidspec_service.api.answering import guard_of, received
-from vidspec_service.api.answers import Video, VideoDeleted, VideoList
-from vidspec_service.api.body import BodyReader
-from vidspec_service.api.clips import ClipKey
-from vidspec_service.api.deps import Services
-from vidspec_service.api.intake import Intake
-from vidspec_service.api.schemas import VideoUpload, VideoUploadForm, VideoUploadJson
+from vidspec_service.api.generate.generation import default_num_frames
+from vidspec_service.api.limits.admission import caller_of
+from vidspec_service.api.limits.deadline import Deadline
+from vidspec_service.api.openapi import documents
+from vidspec_service.api.schemas.videos import (
+    Video,
+    VideoDeleted,
+    VideoList,
+    VideoUpload,
+    VideoUploadForm,
+    VideoUploadJson,
+)
+from vidspec_service.api.services import Services
+from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.uploads.sources import take
+from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.selection import Clip, FrameRequest
 
 VideoId = Annotated[str, Path(max_length=64, description="As the upload was answered.")]
@@ -34,19 +41,18 @@ def videos_router(services: Services) -> APIRouter:
     )
     async def upload(request: Request) -> Video:
         """Keep a video for later questions, which name it by its id. It is decoded now, so a bad one is refused now."""
-        caller = caller_of(request)
-        with ExitStack() as held:
-            place = held.enter_context(services.admission.place(caller))
-            default = services.default_num_frames  # raises EngineDead before a byte is uploaded
-            intake = held.enter_context(Intake(services, caller, place))
-            fields = await received(request, services, intake, _read)
-            guard = guard_of(request, services)
-            await guard.run(intake.take(fields.source))
-            clip = await guard.run(_decoded(services, intake, default))
-            file = intake.file
-            video = services.videos.keep(caller, file.path, _facts(file.content_id, file.num_bytes, clip))
-            intake.hand_over()
-            return video
+        with services.admission.permit(caller_of(request)) as permit:
+            num_frames = default_num_frames(services)  # raises EngineDead before a byte is uploaded
+            upload = Upload(request, permit, services.upload_dir, services.settings)
+            with closing(upload):
+                body: VideoUpload = await upload.fields(form=VideoUploadForm, json=VideoUploadJson)
+                deadline = Deadline(services.settings.request_timeout_s, permit.closing, request.receive)
+                if (source := body.source) is not None:
+                    await deadline.run(take(upload, source, services.videos, services.fetcher))
+                clip = await deadline.run(_decoded(services, permit.caller, upload.file, num_frames))
+                video = services.videos.keep(permit.caller, upload.file, _facts(upload.file, clip))
+                upload.hand_over()
+                return video
 
     @router.get("/v1/videos", summary="List your videos", responses=documents.problems(401))
     async def listed(request: Request) -> VideoList:
@@ -67,25 +73,20 @@ def videos_router(services: Services) -> APIRouter:
     return router
 
 
-async def _read(reader: BodyReader) -> VideoUpload:
-    return await reader.form_or_json(VideoUploadForm, VideoUploadJson)
-
-
-async def _decoded(services: Services, intake: Intake, default_num_frames: int) -> Clip:
+async def _decoded(services: Services, caller: str, file: VideoFile, num_frames: int) -> Clip:
     """The frames that the first question will most likely be about."""
-    key = ClipKey(intake.caller, intake.file.content_id, FrameRequest())
-    await services.turns.take(intake.caller)
+    await services.queue.acquire(caller)
     try:
-        return await services.clips.clip(key, intake.file, default_num_frames)
+        return await services.clips.clip(caller, file, FrameRequest(), num_frames)
     finally:
-        services.turns.give_back()
+        services.queue.release()
 
 
-def _facts(content_id: str, num_bytes: int, clip: Clip) -> Video:
+def _facts(file: VideoFile, clip: Clip) -> Video:
     now = int(time.time())
     return Video(
-        id=content_id,
-        bytes=num_bytes,
+        id=file.content_id,
+        bytes=file.num_bytes,
         created_at=now,
         expires_at=now,  # whoever keeps it knows better
         duration_s=round(clip.video.duration_s, 6),

@@ -145,7 +145,7 @@ class EngineClient:
     def worker_ready(self, worker: Worker, ready: Ready) -> None:
         """A worker (again) takes work: introduce the two to each other, hand it what is in flight."""
         if worker.role in self._ready:
-            self._metrics.worker_restarted(worker.role)
+            self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
         if self._info is None and len(self._ready) == len(self._workers):
             self._open()
@@ -163,10 +163,12 @@ class EngineClient:
                     self._observe(message)
                     self._hand_over()
             case Heartbeat():
-                self._metrics.idle(worker.role, max(0.0, 1 - message.busy_s / message.elapsed_s))
-                self._metrics.kv_use(worker.role, message.cache_tokens / self._config.kv_tokens)
+                idle = max(0.0, 1 - message.busy_s / message.elapsed_s)
+                self._metrics.worker_idle_ratio.labels(worker.role).set(idle)
+                used = message.cache_tokens / self._config.kv_tokens
+                self._metrics.kv_cache_usage_perc.labels(worker.role).set(used)
                 for seconds in message.forward_s:
-                    self._metrics.forward(worker.role, seconds)
+                    self._metrics.forward[worker.role].observe(seconds)
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
             case Trace() if self._on_trace is not None:
@@ -174,9 +176,10 @@ class EngineClient:
 
     def _observe(self, message: RequestMessage) -> None:
         if isinstance(message, Tokens) and message.num_judged:
-            self._metrics.verified(num_draft_tokens=message.num_judged, num_accepted_tokens=message.num_accepted)
+            count_verified(self._metrics, num_draft_tokens=message.num_judged, num_accepted_tokens=message.num_accepted)
         elif isinstance(message, Ended):
-            self._metrics.rolled_back(message.num_rollbacks, message.num_wasted)
+            self._metrics.spec_decode_rollbacks.inc(message.num_rollbacks)
+            self._metrics.spec_decode_wasted_draft_tokens.inc(message.num_wasted)
         elif isinstance(message, Rejected) and "draft" in self._workers:
             self._workers["draft"].send(Cancel(request_id=message.request_id))
 
@@ -228,3 +231,12 @@ class EngineClient:
         if "draft" not in self._workers:
             return SpeculationMode.OFF
         return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation
+
+
+def count_verified(metrics: Metrics, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+    """One verification that judged at least one draft token; `SpeculationStats` defines judged and accepted."""
+    metrics.spec_decode_num_drafts.inc()
+    metrics.spec_decode_num_draft_tokens.inc(num_draft_tokens)
+    metrics.spec_decode_num_accepted_tokens.inc(num_accepted_tokens)
+    for position in range(num_accepted_tokens):
+        metrics.spec_decode_num_accepted_tokens_per_pos.labels(str(position)).inc()

@@ -1,0 +1,1 @@
+"""One request from its video to its last token, and the answer it becomes."""

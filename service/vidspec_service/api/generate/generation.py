@@ -1,0 +1,208 @@
+"""One request from its slot to its last token: its frames, its engine stream, its clock and what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+
+from vidspec_models.request import GenerationRequest
+from vidspec_service.api.limits.deadline import Deadline
+from vidspec_service.api.services import Services
+from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.decoding.selection import FrameRequest
+from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
+from vidspec_service.errors import GenerationFailed
+
+_DIGITS = 6  # microseconds; more is noise
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def default_num_frames(services: Services) -> int:
+    """Frames of requests that do not say; raises EngineDead while only the model could tell."""
+    return services.settings.default_num_frames or services.engine.info.default_num_frames
+
+
+class Generation:
+    """Start it, read its pieces to the end, then ask for the facts. Closing it cancels what still runs.
+
+    Its clock starts when it is built: after the last byte of the request's body.
+    """
+
+    def __init__(self, services: Services, request: GenerationRequest, deadline: Deadline) -> None:
+        model = services.engine.info.model
+        self.head = {"id": request.request_id, "created": int(time.time()), "model": model}
+        self._services = services
+        self._metrics = services.metrics
+        self._request = request
+        self._deadline = deadline
+        self._held = AsyncExitStack()
+        self._events: AsyncGenerator[GenerationEvent, None] | None = None
+        self._video: dict[str, Any] = {}  # not the clip: its frames are large, and the engine has them
+        self._accepted: Accepted | None = None
+        self._finished: Finished | None = None
+        self._outcome = "abort"
+        self._began = self._last = time.monotonic()
+        self._first: float | None = None
+        self._num_tokens = 0
+        self._queue_s = self._decode_s = 0.0
+
+    @property
+    def finish_reason(self) -> str:
+        """Known once the pieces are read."""
+        return self._complete[1].finish_reason.value
+
+    async def start(self, upload: Upload, frames: FrameRequest) -> None:
+        """Decode and submit; returns when the engine has accepted: a refusal comes before the answer."""
+        await self.run(self._start(upload, frames))
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a part of this request under its deadline, and remember how it ended."""
+        try:
+            return await self._deadline.run(work)
+        except ClientDisconnect:
+            raise
+        except Exception:
+            self._outcome = "error"
+            raise
+
+    async def pieces(self) -> AsyncGenerator[str, None]:
+        """The answer's text as it is committed; never an empty piece."""
+        if self._events is None:
+            raise RuntimeError("start() comes first")
+        async for event in self._events:
+            if isinstance(event, TextDelta):
+                self._count_tokens(event.num_tokens)
+                if event.text:
+                    yield event.text
+            elif isinstance(event, Finished):
+                self._finished = event
+                self._outcome = event.finish_reason.value
+                self._record_phases(event)
+        if self._finished is None:
+            raise GenerationFailed("the engine's stream ended without Finished")
+
+    def facts(self) -> dict[str, Any]:
+        """What a complete answer says besides its text: usage, video, speculation, timings."""
+        accepted, finished = self._complete
+        stats = finished.speculation
+        return {
+            "usage": {
+                "prompt_tokens": accepted.prompt_tokens,
+                "completion_tokens": finished.completion_tokens,
+                "total_tokens": accepted.prompt_tokens + finished.completion_tokens,
+                "prompt_tokens_details": {
+                    "video_tokens": accepted.video_tokens,
+                    "cached_tokens": accepted.cached_tokens,
+                },
+                "completion_tokens_details": {
+                    "accepted_prediction_tokens": stats.num_accepted_tokens,
+                    "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
+                },
+            },
+            "video": self._video,
+            "speculation": {
+                "mode": stats.mode,
+                "acceptance_rate": round(stats.acceptance_rate, _DIGITS),
+                "mean_accepted_tokens": round(stats.mean_accepted_tokens, _DIGITS),
+                "draft_video_tokens": stats.draft_video_tokens,
+            },
+            "timings": {
+                "queue_s": round(self._queue_s + finished.queue_s, _DIGITS),
+                "decode_s": round(self._decode_s, _DIGITS),
+                "prefill_s": round(finished.prefill_s, _DIGITS),
+                "time_to_first_token_s": round(0.0 if self._first is None else self._first - self._began, _DIGITS),
+                "time_per_output_token_s": round(self._per_token_s, _DIGITS),
+            },
+        }
+
+    async def close(self) -> None:
+        """Cancel the request on every worker, unless it has ended, and let the next one in."""
+        await self._held.aclose()
+        if self._accepted is None:
+            return
+        seconds = time.monotonic() - self._began
+        self._metrics.request_success.labels(self._outcome).inc()
+        self._metrics.e2e_request_latency.observe(seconds)
+        facts = {
+            "id": self._request.request_id,
+            "outcome": self._outcome,
+            "prompt_tokens": self._accepted.prompt_tokens,
+        }
+        if self._finished is not None:
+            facts["completion_tokens"] = self._finished.completion_tokens
+        _log.info("request ended", extra={**facts, "duration_s": round(seconds, 4)})
+
+    async def _start(self, upload: Upload, frames: FrameRequest) -> None:
+        services, caller, file = self._services, upload.permit.caller, upload.file
+        await services.queue.acquire(caller)
+        self._held.callback(services.queue.release)
+        self._queue_s = time.monotonic() - self._began
+        clip = await services.clips.clip(caller, file, frames, default_num_frames(services))
+        self._decode_s = time.monotonic() - self._began - self._queue_s
+        self._video = {
+            "id": file.content_id,
+            "duration_s": round(clip.video.duration_s, _DIGITS),
+            "num_frames": len(clip.timestamps_s),
+            "timestamps_s": [round(timestamp, _DIGITS) for timestamp in clip.timestamps_s],
+            "warnings": list(clip.warnings),
+        }
+        upload.close()  # an answer takes longer than its frames
+        self._events = services.engine.generate(replace(self._request, videos=(clip.video,)))
+        self._held.push_async_callback(self._events.aclose)
+        first = await anext(self._events, None)
+        if not isinstance(first, Accepted):
+            raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
+        self._accepted = first
+        metrics = services.metrics
+        metrics.prefix_cache_queries.inc(first.prompt_tokens)
+        metrics.prefix_cache_hits.inc(first.cached_tokens)
+        metrics.prompt_tokens.inc(first.prompt_tokens)
+        metrics.request_prompt_tokens.observe(first.prompt_tokens)
+        metrics.video_tokens.observe(first.video_tokens)
+
+    def _record_phases(self, finished: Finished) -> None:
+        """Where the time of a complete answer went; one of a single token has no time per token."""
+        metrics = self._metrics
+        metrics.request_queue_time.observe(self._queue_s + finished.queue_s)
+        metrics.request_prefill_time.observe(finished.prefill_s)
+        metrics.request_decode_time.observe(self._answering_s)
+        metrics.request_inference_time.observe(finished.prefill_s + self._answering_s)
+        metrics.request_generation_tokens.observe(finished.completion_tokens)
+        if self._num_tokens > 1:
+            metrics.request_time_per_output_token.observe(self._per_token_s)
+
+    def _count_tokens(self, count: int) -> None:
+        """`count` tokens arrived together."""
+        if count == 0:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            self._metrics.time_to_first_token.observe(now - self._began)
+        else:
+            self._metrics.inter_token_latency.observe(now - self._last)
+        self._last = now
+        self._num_tokens += count
+        self._metrics.generation_tokens.inc(count)
+
+    @property
+    def _answering_s(self) -> float:
+        return 0.0 if self._first is None else self._last - self._first
+
+    @property
+    def _per_token_s(self) -> float:
+        """Mean over the tokens after the first; 0 if there are none."""
+        return self._answering_s / (self._num_tokens - 1) if self._num_tokens > 1 else 0.0
+
+    @property
+    def _complete(self) -> tuple[Accepted, Finished]:
+        if self._accepted is None or self._finished is None:
+            raise RuntimeError("the answer is not complete")
+        return self._accepted, self._finished

@@ -1,0 +1,123 @@
+"""A generation as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from vidspec_service.api.errors import body_of
+from vidspec_service.api.generate.generation import Generation
+from vidspec_service.api.schemas.answers import Dialect
+from vidspec_service.errors import ServiceError
+
+LAST_WORDS_S = 2.0  # a client that does not read must not hold its permit beyond its deadline
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # or nginx collects the tokens
+]
+
+_log = logging.getLogger(__name__)
+
+
+class EventStream(Response):
+    """Writes a started generation as events, with a comment whenever nothing was written for `keep_alive_s`; owns
+    everything the request still holds.
+
+    Not a StreamingResponse: that one hears of a disconnect only when it next sends, and cannot turn an error
+    into an event.
+    """
+
+    def __init__(self, generation: Generation, dialect: Dialect, held: AsyncExitStack, keep_alive_s: float) -> None:
+        super().__init__()
+        self._generation = generation
+        self._dialect = dialect
+        self._held = held
+        self._keep_alive_s = keep_alive_s
+        self._written_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream to the end, to an error event, or until nobody listens; then let go of everything."""
+        self._send = send
+        async with self._held:
+            try:
+                error = await self._stream()
+                async with asyncio.timeout(LAST_WORDS_S):
+                    if error is not None:  # shaped like every other error
+                        await self._write(_event(json.dumps(body_of(error), ensure_ascii=False)))
+                    await self._write(_event("[DONE]"), is_last=True)
+            except (ClientDisconnect, TimeoutError):
+                return
+
+    async def _stream(self) -> ServiceError | None:
+        """Everything but the last words; gives back what went wrong, since the status is sent already."""
+        try:
+            self._written_at = asyncio.get_running_loop().time()
+            await self._pass({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            async with self._kept_alive():
+                await self._generation.run(self._write_events())
+        except ClientDisconnect:
+            raise
+        except ServiceError as error:
+            _log.warning("stream failed", extra={"code": error.code, "reason": error.message})
+            return error
+        except Exception:
+            _log.exception("stream failed")  # a bug of ours
+            return ServiceError("unhandled")
+        return None
+
+    async def _write_events(self) -> None:
+        generation = self._generation
+        await self._write_chunk({"role": "assistant", "content": ""})
+        async with aclosing(generation.pieces()) as pieces:
+            async for piece in pieces:
+                await self._write_chunk({"content": piece})
+        await self._write_chunk({}, generation.finish_reason)
+        if self._dialect.final is not None:
+            final = {**generation.head, "choices": [], **generation.facts()}
+            await self._write(_event(self._dialect.final.model_validate(final).model_dump_json()))
+
+    async def _write_chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> None:
+        choice = {"delta": delta, "finish_reason": finish_reason}
+        chunk = self._dialect.chunk.model_validate({**self._generation.head, "choices": [choice]})
+        await self._write(_event(chunk.model_dump_json()))
+
+    @asynccontextmanager
+    async def _kept_alive(self) -> AsyncIterator[None]:
+        """Fill pauses inside the block with comments."""
+        filler = asyncio.create_task(self._fill_pauses())
+        try:
+            yield
+        finally:
+            filler.cancel()
+            await asyncio.gather(filler, return_exceptions=True)
+
+    async def _fill_pauses(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            pause_left = self._written_at + self._keep_alive_s - loop.time()
+            if pause_left > 0:
+                await asyncio.sleep(pause_left)
+            else:
+                await self._write(b": keep-alive\n\n")
+
+    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
+        self._written_at = asyncio.get_running_loop().time()
+        await self._pass({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def _pass(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:  # how some servers say that the client has left
+            raise ClientDisconnect from error
+
+
+def _event(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()

@@ -1,0 +1,175 @@
+"""Admission: a request needs a permit before any work is done for it; then FairQueue says when it is decoded.
+
+Life: open -> draining (nothing new, running requests go on) -> closing (running requests get an error).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+
+from vidspec_service.api.limits.callers import CallerLimits
+from vidspec_service.errors import CapacityError, Draining, QueueFull
+from vidspec_service.telemetry import Metrics
+
+ANYONE = ""  # the caller where no keys are asked for
+
+
+def caller_of(request: Request) -> str:
+    """Who asks: the name of a key, or ANYONE."""
+    caller: str = getattr(request.state, "caller", ANYONE)
+    return caller
+
+
+class Admission:
+    """Counts the requests inside: `capacity` bounds uploads, decodes and queues together, `max_bytes` what their
+    bodies hold on disk and in memory; `limits`, where there are any, what one caller may take of both."""
+
+    def __init__(self, capacity: int, max_bytes: int, metrics: Metrics, limits: CallerLimits | None = None) -> None:
+        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._metrics = metrics
+        self._limits = limits
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._inside: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self.num_admitted = 0
+        self.num_bytes = 0
+        self.closing = asyncio.Event()  # set when running requests must end now
+
+    @property
+    def is_draining(self) -> bool:
+        """True from the first signal on; readiness is red."""
+        return self._is_draining
+
+    @contextmanager
+    def permit(self, caller: str) -> Iterator[Permit]:
+        """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one."""
+        with self._counting_refusals():
+            self._check(caller)
+        self.num_admitted += 1
+        self._inside[caller] += 1
+        self._idle.clear()
+        permit = Permit(self, caller)
+        try:
+            yield permit
+        finally:
+            permit.release_bytes()
+            self.num_admitted -= 1
+            self._inside[caller] -= 1
+            self._inside += Counter()  # forget callers with nothing inside
+            self._bytes += Counter()
+            if self.num_admitted == 0:
+                self._idle.set()
+
+    def start_draining(self) -> None:
+        """Admit nothing new."""
+        self._is_draining = True
+
+    def close(self) -> None:
+        """End the requests that still run; each client gets an error."""
+        self._is_draining = True
+        self.closing.set()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is inside."""
+        await self._idle.wait()
+
+    def change_bytes(self, caller: str, held: int, wanted: int) -> None:
+        """For `Permit`. Whoever is alone may have what the limits of a single body allow."""
+        others, mine = self.num_bytes - held, self._bytes[caller] - held
+        num_free = self._max_bytes - others - wanted
+        with self._counting_refusals():
+            if others > 0 and wanted > held and num_free < 0:
+                raise QueueFull(f"All {self._max_bytes:,} bytes for uploads are taken (VIDSPEC_MAX_QUEUED_BYTES).")
+            if self._limits is not None and mine > 0 and wanted > held:
+                self._limits.check_bytes(mine, wanted, num_free)
+        self.num_bytes = others + wanted
+        self._bytes[caller] = mine + wanted
+
+    def _check(self, caller: str) -> None:
+        if self._is_draining:
+            raise Draining("The server is shutting down; ask another one.")
+        if self.num_admitted >= self._capacity:
+            raise QueueFull(f"All {self._capacity} places are taken; try again.")
+        if self._limits is not None:
+            self._limits.check_request(caller, self._inside[caller], self._capacity - self.num_admitted)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except CapacityError as error:
+            self._metrics.admission_rejections.labels(error.code).inc()
+            raise
+
+
+class Permit:
+    """One request's right to be inside, and the bytes of its body."""
+
+    def __init__(self, admission: Admission, caller: str) -> None:
+        self.caller = caller
+        self.closing = admission.closing
+        self._admission = admission
+        self._num_bytes = 0
+
+    def hold_bytes(self, total: int) -> None:
+        """From now on the body holds `total` bytes, if that is more than before; raises QueueFull."""
+        if total > self._num_bytes:
+            self._admission.change_bytes(self.caller, self._num_bytes, total)
+            self._num_bytes = total
+
+    def release_bytes(self) -> None:
+        """The body is gone; the request goes on."""
+        self._admission.change_bytes(self.caller, self._num_bytes, 0)
+        self._num_bytes = 0
+
+
+class FairQueue:
+    """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second.
+
+    Waiting has no bound of its own: whoever waits has a permit, which `Admission` counts, and a deadline.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._num_free = limit
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order they are served
+
+    @property
+    def num_waiting(self) -> int:
+        """How many want a slot and have none."""
+        return sum(not each.done() for queue in self._waiting.values() for each in queue)
+
+    async def acquire(self, caller: str) -> None:
+        """Wait for a slot; every `acquire` that returns is followed by one `release`."""
+        if self._num_free > 0:  # then nobody waits
+            self._num_free -= 1
+            return
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():  # it came, and nobody is left to use it
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Hand the slot to the next in rotation, past those who have left; it is free if nobody waits."""
+        while self._waiting:
+            caller, queue = next(iter(self._waiting.items()))
+            mine = queue.popleft()
+            if not queue:
+                del self._waiting[caller]
+            if not mine.done():
+                mine.set_result(None)
+                if queue:
+                    self._waiting.move_to_end(caller)
+                return
+        self._num_free += 1

@@ -1,0 +1,114 @@
+"""Who asks, and how much of the server one caller may take: API keys, shares, requests a minute."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vidspec_service.api.errors import TooManyRequests, Unauthorized, answer
+
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+_SHARE = 3
+_NAME_DIGITS = 16  # of the digest; enough never to meet, and nothing of the key
+
+
+class ApiKeys:
+    """The keys that are accepted, kept as digests. An empty set asks nobody for one."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def caller(self, authorization: str) -> str | None:
+        """The name of the key in an `Authorization: Bearer` header, or None. A name tells nothing about its key."""
+        scheme, _, given = authorization.partition(" ")
+        digest = hashlib.sha256(given.strip().encode()).digest()
+        found = None
+        for known in self._digests:  # all of them, always: the time says nothing about which one, or how nearly
+            if hmac.compare_digest(known, digest):
+                found = known
+        return found.hex()[:_NAME_DIGITS] if found is not None and scheme.lower() == "bearer" else None
+
+
+class Authentication:
+    """Pure ASGI: refuses whoever has no key, and puts the caller's name where `admission.caller_of` reads it."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection event; paths that nobody serves are refused too."""
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        caller = self._keys.caller(Headers(scope=scope).get("authorization", ""))
+        if caller is None:
+            await answer(Unauthorized("Send a valid API key, as `Authorization: Bearer <key>`."))(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+class RateLimit:
+    """So many requests a minute for each caller, and as many at once after a quiet minute. Pure, on an injected clock.
+
+    Callers are names of API keys, so there are never more of them than the operator has handed out.
+    """
+
+    def __init__(self, per_minute: int, now: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._now = now
+        self._buckets: dict[str, tuple[float, float]] = {}  # tokens left, and when that was
+
+    def take(self, caller: str) -> float:
+        """0 if the caller may go on, which costs a token; else the seconds until there is one."""
+        now = self._now()
+        tokens, then = self._buckets.get(caller, (float(self.per_minute), now))
+        tokens = min(float(self.per_minute), tokens + (now - then) * self.per_minute / 60)
+        if tokens < 1:
+            self._buckets[caller] = (tokens, now)
+            return (1 - tokens) * 60 / self.per_minute
+        self._buckets[caller] = (tokens - 1, now)
+        return 0.0
+
+
+class CallerLimits:
+    """What one caller may have: so many requests at a time, so many a minute, and with `are_several` callers a share.
+
+    None takes everything: one may have as many permits, and bytes beyond its first body's, as `_SHARE` times those that
+    are free: alone three quarters, with another like it three sevenths each.
+    """
+
+    def __init__(self, *, are_several: bool, max_requests: int | None, rate: RateLimit | None) -> None:
+        self._are_several = are_several
+        self._max_requests = max_requests
+        self._rate = rate
+
+    def check_request(self, caller: str, num_inside: int, num_free: int) -> None:
+        """One more request beside `num_inside` of the caller's; raises TooManyRequests."""
+        if self._max_requests is not None and num_inside >= self._max_requests:
+            raise TooManyRequests(
+                f"You have {self._max_requests} requests under way already (VIDSPEC_MAX_REQUESTS_PER_KEY)."
+            )
+        if self._are_several and num_inside >= _SHARE * num_free:
+            raise TooManyRequests(
+                f"You have {num_inside} requests under way; the {num_free} places left are for other keys."
+            )
+        if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
+            raise TooManyRequests(
+                f"You may send {self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY).",
+                retry_after_s=wait_s,
+            )
+
+    def check_bytes(self, mine: int, wanted: int, num_free: int) -> None:
+        """`wanted` bytes beside `mine` of the caller's other bodies; raises TooManyRequests."""
+        if self._are_several and mine + wanted > _SHARE * num_free:
+            raise TooManyRequests(f"Your other uploads hold {mine:,} bytes; what is left is for other keys.")

@@ -1,0 +1,1 @@
+"""What /docs says beyond the routes' own types."""

@@ -1,0 +1,126 @@
+"""What /docs says beyond the routes' own types: bodies of two formats, examples, error answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from vidspec_service.api.openapi import examples
+from vidspec_service.api.schemas.answers import Completion, ErrorBody
+from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
+from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
+from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
+
+_REF = "#/components/schemas/{model}"
+_ERRORS = {
+    400: "A field is missing, malformed, contradictory or unknown, or the prompt does not fit the model.",
+    401: "No API key, or not a valid one, where the operator asks for one.",
+    404: "No such video or model.",
+    408: "The body did not arrive in time.",
+    413: "Over a limit: bytes, duration, pixels or frames. The message names the limit and its setting.",
+    415: "Not a video in a container and codec that is decoded here, or another Content-Type.",
+    422: "A video, but no frame can be had from it; or `video_url` could not be fetched.",
+    429: "You are over your own limit of requests. See Retry-After.",
+    500: "Our fault. The message carries the request id under which the log explains it.",
+    503: "Every place is taken, the server is shutting down or the model is not loaded. See Retry-After.",
+    504: "The request took longer than its time limit.",
+}
+_NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
+_RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+_FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
+_JSONS: tuple[type[BaseModel], ...] = (VideoChatJson, VideoUploadJson, ChatCompletion)
+
+
+def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
+    kinds = {"form": "multipart/form-data", "json": "application/json"}
+    return {
+        "requestBody": {
+            "required": True,
+            "description": f"{description} Unknown fields are refused.",
+            "content": {
+                kinds[kind]: {"schema": {"$ref": _REF.format(model=model.__name__)}, "examples": shown}
+                for kind, (model, shown) in contents.items()
+            },
+        }
+    }
+
+
+VIDEO_CHAT_BODY = _body(
+    "A form with a file part, or JSON with a data URL.",
+    form=(VideoChatForm, examples.VIDEO_CHAT_FORMS),
+    json=(VideoChatJson, examples.VIDEO_CHATS),
+)
+CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.CHAT_COMPLETIONS))
+VIDEO_UPLOAD_BODY = _body(
+    "A form with a file part, or JSON with a data URL.",
+    form=(VideoUploadForm, {}),
+    json=(VideoUploadJson, examples.UPLOADS),
+)
+UPLOAD_STATUSES = tuple(status for status in _ERRORS if status != 404)
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of these error statuses."""
+    documented: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        documented[status] = {"model": ErrorBody, "description": _ERRORS[status]}
+        if status in (429, 503):
+            documented[status]["headers"] = _RETRY_AFTER
+        elif status in (500, 504):
+            documented[status]["headers"] = _NO_RETRY
+    return documented
+
+
+METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The page.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+    **problems(401),
+}
+
+
+def _answers(model: type[BaseModel], whole: dict[str, Any], events: str | None) -> dict[int | str, dict[str, Any]]:
+    stream: dict[str, Any] = {"schema": {"type": "string"}} | ({"example": events} if events else {})
+    description = "The answer; with `stream`, as server-sent events that end with `data: [DONE]`."
+    content = {"application/json": {"example": whole}, "text/event-stream": stream}
+    return {200: {"model": model, "description": description, "content": content}, **problems(*_ERRORS)}
+
+
+VIDEO_CHAT_RESPONSES = _answers(Completion, examples.WHOLE, examples.EVENTS)
+CHAT_COMPLETION_RESPONSES = _answers(ChatCompletionAnswer, examples.CHAT_COMPLETION, None)
+
+
+def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
+    """Add the bodies, which the routes parse themselves, and the keys to the document that FastAPI generates."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        _, definitions = models_json_schema([(model, "validation") for model in (*_FORMS, *_JSONS)], ref_template=_REF)
+        schemas = definitions["$defs"]
+        for form in _FORMS:
+            properties = schemas[form.__name__]["properties"]
+            schemas[form.__name__]["properties"] = {
+                name: _as_form_field(name, schema) for name, schema in properties.items()
+            }
+        document["components"]["schemas"].update(schemas)
+        if asks_for_keys:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+def _as_form_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A form knows no null, and a conversation travels in it as JSON text."""
+    if name == "messages":
+        return {"type": "string", "title": schema["title"], "description": schema["description"]}
+    variants = [variant for variant in schema.get("anyOf", []) if variant.get("type") != "null"]
+    if not variants:
+        return schema
+    # Of "one or a list" a form has the list: the part is repeated.
+    rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    return {**variants[-1], **rest}

@@ -1,0 +1,97 @@
+"""The routes that answer: POST /v1/video-chat, and /v1/chat/completions in the words of OpenAI's API.
+
+Both go one way: admit, read, decode, submit; then stream the answer, or send it whole.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+
+from fastapi import APIRouter, Request, Response
+
+from vidspec_service.api.errors import ModelNotFound
+from vidspec_service.api.generate.generation import Generation
+from vidspec_service.api.generate.streaming import EventStream
+from vidspec_service.api.limits.admission import caller_of
+from vidspec_service.api.limits.deadline import Deadline
+from vidspec_service.api.openapi import documents
+from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
+from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
+from vidspec_service.api.services import Services
+from vidspec_service.api.uploads.sources import take
+from vidspec_service.api.uploads.upload import Upload
+
+Read = Callable[[Upload], Awaitable[tuple[ChatRequest, Dialect]]]
+
+
+def chat_router(services: Services) -> APIRouter:
+    """The routes, on their collaborators."""
+    router = APIRouter(tags=["chat"])
+
+    @router.post(
+        "/v1/video-chat",
+        summary="Ask about a video",
+        responses=documents.VIDEO_CHAT_RESPONSES,
+        openapi_extra=documents.VIDEO_CHAT_BODY,
+    )
+    async def video_chat(request: Request) -> Response:
+        """Send one video and a question; get the answer whole or, with `stream`, as it is generated."""
+
+        async def read(upload: Upload) -> tuple[ChatRequest, Dialect]:
+            return await upload.fields(form=VideoChatForm, json=VideoChatJson), VIDEO_CHAT
+
+        return await _answer(request, services, read)
+
+    @router.post(
+        "/v1/chat/completions",
+        summary="Ask about a video, as OpenAI's clients do",
+        responses=documents.CHAT_COMPLETION_RESPONSES,
+        openapi_extra=documents.CHAT_COMPLETION_BODY,
+    )
+    async def chat_completions(request: Request) -> Response:
+        """A conversation with one video among its parts; get the answer whole or, with `stream`, in chunks."""
+
+        async def read(upload: Upload) -> tuple[ChatRequest, Dialect]:
+            body = await upload.fields(json=ChatCompletion)
+            served = services.engine.info.model
+            if body.model not in (None, served):
+                raise ModelNotFound(f"The model that is served here is {served!r}.", param="model")
+            return body, body.dialect
+
+        return await _answer(request, services, read)
+
+    return router
+
+
+async def _answer(request: Request, services: Services, read: Read) -> Response:
+    settings = services.settings
+    async with AsyncExitStack() as held:
+        permit = held.enter_context(services.admission.permit(caller_of(request)))
+        _ = services.engine.info  # raises EngineDead before a byte is uploaded
+        upload = Upload(request, permit, services.upload_dir, settings)
+        held.callback(upload.close)
+        body, dialect = await read(upload)
+        deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
+        if (source := body.source) is not None:
+            await deadline.run(take(upload, source, services.videos, services.fetcher))
+        request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"
+        asked = body.generation_request(request_id, settings.speculation, settings.compression)
+        frames, is_streamed = body.frames, body.stream
+        del body, source  # its base64 may be large, and an answer takes its time
+        generation = Generation(services, asked, deadline)
+        held.push_async_callback(generation.close)
+        await generation.start(upload, frames)
+        if is_streamed:
+            return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
+        text = await generation.run(_text(generation))
+        choice = {"message": {"content": text}, "finish_reason": generation.finish_reason}
+        whole = dialect.whole.model_validate({**generation.head, "choices": [choice], **generation.facts()})
+        return Response(whole.model_dump_json(), media_type="application/json")
+
+
+async def _text(generation: Generation) -> str:
+    async with aclosing(generation.pieces()) as pieces:
+        return "".join([piece async for piece in pieces])

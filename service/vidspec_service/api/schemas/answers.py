@@ -1,0 +1,182 @@
+"""Answers as they go over the wire: completion, streamed chunks, model list, health and errors; and Dialect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from vidspec_models.request import SpeculationMode
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class Choice(BaseModel):
+    """The one answer there is."""
+
+    index: int = 0
+    message: AnswerMessage
+    finish_reason: str = Field(description="stop, length or abort.")
+
+
+class PromptTokensDetails(BaseModel):
+    """What the prompt consisted of."""
+
+    video_tokens: int
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    """What became of the draft's proposals."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens, as the target model counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class VideoFacts(BaseModel):
+    """Which video was seen, and which moments of it."""
+
+    id: str = Field(description="Hash of the file's content.")
+    duration_s: float
+    num_frames: int = Field(description="Frames given to the model.")
+    timestamps_s: list[float] = Field(description="When each of them is shown, from the video's first frame.")
+    warnings: list[str]
+
+
+class SpeculationFacts(BaseModel):
+    """What speculation did for this answer."""
+
+    mode: SpeculationMode
+    acceptance_rate: float
+    mean_accepted_tokens: float
+    draft_video_tokens: int
+
+
+class Timings(BaseModel):
+    """Where the time went, in seconds from the last byte of the request body."""
+
+    queue_s: float
+    decode_s: float
+    prefill_s: float
+    time_to_first_token_s: float
+    time_per_output_token_s: float
+
+
+class Summary(BaseModel):
+    """What is known once an answer is complete."""
+
+    usage: Usage
+    video: VideoFacts
+    speculation: SpeculationFacts
+    timings: Timings
+
+
+class Completion(BaseModel):
+    """The whole answer, when `stream` is false."""
+
+    id: str
+    object: Literal["video.chat.completion"] = "video.chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    video: VideoFacts
+    speculation: SpeculationFacts
+    timings: Timings
+
+
+class Delta(TypedDict, total=False):
+    """What a chunk adds; a key that adds nothing is absent."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChunkChoice(BaseModel):
+    """The one answer's next piece."""
+
+    index: int = 0
+    delta: Delta
+    finish_reason: str | None = None
+
+
+class Chunk(BaseModel):
+    """One server-sent event."""
+
+    id: str
+    object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+
+
+class FinalChunk(Summary, Chunk):
+    """The last event before `[DONE]`: no choice, the summary instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What one and the same generation looks like on the wire. Each model takes of what is known what it has."""
+
+    id_prefix: str
+    whole: type[BaseModel]  # the answer of a generation that is complete
+    chunk: type[BaseModel]  # one event of a stream
+    final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
+
+
+VIDEO_CHAT = Dialect("vchat", Completion, Chunk, FinalChunk)  # everything that is known is told
+
+
+class ModelCard(BaseModel):
+    """One model of the list, as OpenAI writes it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "vidspec"
+
+
+class ModelList(BaseModel):
+    """Every model that is served here."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    """Whether the process, or the whole service, works; `reasons` says why not."""
+
+    status: Literal["ok", "unavailable"]
+    reasons: list[str] = []
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """Every error answer, and the error event of a stream."""
+
+    error: Problem

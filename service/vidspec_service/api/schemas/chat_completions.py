@@ -1,0 +1,176 @@
+"""The OpenAI dialect: what its clients send, held to the same limits, and `chat.completion` field for field.
+
+Nothing is taken and ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from vidspec_models.request import Compression, GenerationRequest, SpeculationMode, Turn
+from vidspec_service.api.schemas.answers import AnswerMessage, Delta, Dialect, Usage
+from vidspec_service.api.schemas.chat_parts import Strict, TextPart, VideoPart, only
+from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Text, check_turns
+from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.errors import InvalidRequest
+
+MAX_PARTS = 64
+
+
+Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
+Content = Annotated[
+    Annotated[Text, Tag("a string")] | Annotated[Parts, Tag("a list")],
+    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
+]
+
+
+class ChatTurn(Strict):
+    """One message."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
+    content: Content = Field(description="Text, or parts; a user turn may have the video or image among them.")
+    refusal: None = Field(None, description="As in the answers that are sent back here; null.")
+
+    @property
+    def text(self) -> str:
+        """All that is said."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def videos(self) -> list[VideoPart]:
+        """The videos of this turn."""
+        return [] if isinstance(self.content, str) else [p for p in self.content if not isinstance(p, TextPart)]
+
+
+_NO_LOGPROBS = "this server gives no log probabilities"
+_NO_PENALTY = "this server has no penalties: they would change the text that speculation must keep"
+
+
+class StreamOptions(Strict):
+    """What a stream tells besides its text."""
+
+    include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
+
+
+class ChatCompletion(ChatRequest):
+    """The JSON body of /v1/chat/completions."""
+
+    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
+    messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
+        description="A conversation with exactly one video or image in it; it ends with a user turn."
+    )
+    max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+    n: Annotated[Literal[1] | None, only(1, "this server gives one answer per request")] = Field(None, description="1.")
+    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
+    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
+    presence_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
+    frequency_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
+    response_format: Annotated[
+        dict[Literal["type"], Literal["text"]] | None, only({"type": "text"}, "this server answers in plain text only")
+    ] = Field(None, description="Plain text.")
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
+            raise InvalidRequest("Give max_completion_tokens or max_tokens, not both.", param="max_completion_tokens")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
+        check_turns([(_role(turn), len(turn.text)) for turn in self.messages])
+        at = [index for index, turn in enumerate(self.messages) for _ in turn.videos]
+        if len(at) != 1:
+            raise InvalidRequest(
+                "The messages must have exactly one video or image among their parts.", param="messages"
+            )
+        if self.messages[at[0]].role != "user":
+            raise InvalidRequest("The video or image must be in a user turn.", param=f"messages.{at[0]}.role")
+        if not self.messages[-1].text:
+            raise InvalidRequest("The last message must say something.", param=f"messages.{len(self.messages) - 1}")
+        return self
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """See ChatRequest; a turn's video comes before its text."""
+        return tuple(Turn(role=_role(t), text=t.text, num_videos=len(t.videos)) for t in self.messages)
+
+    @property
+    def source(self) -> Source:
+        """See ChatRequest."""
+        return next(part.source for turn in self.messages for part in turn.videos)
+
+    @property
+    def dialect(self) -> Dialect:
+        """How to answer; a stream ends with the usage if that is wanted."""
+        return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
+
+    def generation_request(
+        self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
+    ) -> GenerationRequest:
+        """See ChatRequest."""
+        request = super().generation_request(request_id, default_speculation, default_compression)
+        return replace(request, max_tokens=self.max_completion_tokens or self.max_tokens)
+
+
+def _role(turn: ChatTurn) -> str:
+    return "system" if turn.role == "developer" else turn.role
+
+
+class OpenAIMessage(AnswerMessage):
+    """The assistant's turn."""
+
+    refusal: None = None
+
+
+class OpenAIChoice(BaseModel):
+    """The one answer there is."""
+
+    index: int = 0
+    message: OpenAIMessage
+    logprobs: None = None
+    finish_reason: str = Field(description="stop or length.")
+
+
+class ChatCompletionAnswer(BaseModel):
+    """The whole answer, when `stream` is false."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[OpenAIChoice]
+    usage: Usage
+
+
+class OpenAIChunkChoice(BaseModel):
+    """The one answer's next piece."""
+
+    index: int = 0
+    delta: Delta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One server-sent event of a stream without usage."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[OpenAIChunkChoice]
+
+
+class ChatCompletionUsageChunk(ChatCompletionChunk):
+    """One event of a stream with usage, which is null in all but the last."""
+
+    usage: Usage | None = None
+
+
+_PLAIN = Dialect("chatcmpl", ChatCompletionAnswer, ChatCompletionChunk, None)
+_WITH_USAGE = Dialect("chatcmpl", ChatCompletionAnswer, ChatCompletionUsageChunk, ChatCompletionUsageChunk)

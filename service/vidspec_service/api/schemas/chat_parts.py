@@ -1,0 +1,131 @@
+"""The parts of a turn in the OpenAI dialect: text, and the one video or image, wherever it is.
+
+OpenAI's own schema knows images and no video. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's,
+and a `file` part with a `file_id` is how OpenAI's own names an upload. To the models an image is a video of one frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from vidspec_service.api.schemas.fields import Id, Source, Text
+from vidspec_service.errors import InvalidRequest
+
+
+class Strict(BaseModel):
+    """Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def only(neutral: object, because: str) -> BeforeValidator:
+    """For a field of OpenAI's that is not honoured here: what means *not wanted* passes, the rest is told why not."""
+
+    def check(value: object) -> object:
+        if value is not None and value != neutral:
+            raise ValueError(because)
+        return value
+
+    return BeforeValidator(check)
+
+
+class TextPart(Strict):
+    """Something said."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class VideoUrl(Strict):
+    """Where a video is."""
+
+    url: str = Field(min_length=1, description="`data:video/...;base64,...`, or https if the operator allows the host.")
+
+
+class VideoUrlPart(Strict):
+    """A video, as vLLM and SGLang take it."""
+
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        return _by_url(self.video_url.url)
+
+
+class InputVideo(Strict):
+    """A video's bytes, or where it is."""
+
+    data: str | None = Field(None, min_length=1, description="Base64, bare or as a data URL.")
+    url: str | None = Field(None, min_length=1, description="As in a video_url part.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.data is None) == (self.url is None):
+            raise InvalidRequest("Give exactly one of data and url in input_video.", param="messages")
+        return self
+
+
+class InputVideoPart(Strict):
+    """A video, as llama.cpp takes it."""
+
+    type: Literal["input_video"]
+    input_video: InputVideo
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        data = self.input_video.data
+        if data is None:
+            return _by_url(self.input_video.url or "")
+        return Source(data_url=data if data.startswith("data:") else f"data:video/mp4;base64,{data}")
+
+
+class ImageUrl(Strict):
+    """Where an image is."""
+
+    url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
+    detail: Annotated[Literal["auto"] | None, only("auto", "images have one size here")] = Field(
+        None, description="auto."
+    )
+
+
+class ImageUrlPart(Strict):
+    """An image in the video's stead: PNG, JPEG or WebP."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    @property
+    def source(self) -> Source:
+        """Where the image is."""
+        return replace(_by_url(self.image_url.url), is_still=True)
+
+
+class FileRef(Strict):
+    """The id of an upload."""
+
+    file_id: Id
+
+
+class FilePart(Strict):
+    """A video that was uploaded to /v1/videos."""
+
+    type: Literal["file"]
+    file: FileRef
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        return Source(video_id=self.file.file_id)
+
+
+VideoPart = VideoUrlPart | InputVideoPart | ImageUrlPart | FilePart
+
+
+def _by_url(url: str) -> Source:
+    return Source(data_url=url) if url[:5].lower() == "data:" else Source(url=url)

@@ -1,0 +1,55 @@
+"""Types and limits of the fields that several requests have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
+
+from vidspec_service.errors import InvalidRequest
+
+MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
+MAX_TURNS = 256
+MAX_STOPS = 4
+MAX_STOP = 256
+DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
+StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
+Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
+Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+# A form's file part; the reader puts it on disk, and only then is the form validated.
+FormFile = Annotated[Path, WithJsonSchema({"type": "string", "format": "binary"})]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a request's video, or an image in its stead, is, if it is not a part of the form."""
+
+    data_url: str | None = None
+    video_id: str | None = None
+    url: str | None = None
+    is_still: bool = False
+
+
+def check_turns(turns: list[tuple[str, int]]) -> None:
+    """Roles and lengths of a conversation's turns make sense together; raises InvalidRequest."""
+    if sum(length for _, length in turns) > MAX_TEXT:
+        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param="messages")
+    for index, (role, _) in enumerate(turns):
+        if role == "system" and index > 0:
+            raise InvalidRequest("A system message can only be the first.", param=f"messages.{index}.role")
+    if turns[-1][0] != "user":
+        raise InvalidRequest("The last message must be the user's.", param=f"messages.{len(turns) - 1}.role")

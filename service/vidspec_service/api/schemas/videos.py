@@ -1,0 +1,75 @@
+"""Bodies and answers of /v1/videos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Source, Url
+from vidspec_service.errors import InvalidRequest
+
+
+class VideoUpload(BaseModel):
+    """A video to keep, whatever the body's format."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    video: Path | str | None = None
+    video_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
+
+    @model_validator(mode="after")
+    def _one_video(self) -> Self:
+        if (self.video is None) == (self.video_url is None):
+            raise InvalidRequest("Give exactly one of video and video_url.", param="video")
+        return self
+
+    @property
+    def source(self) -> Source | None:
+        """Where the video is; None: it is the form's file, which is here already."""
+        return None if isinstance(self.video, Path) else Source(data_url=self.video, url=self.video_url)
+
+
+class VideoUploadJson(VideoUpload):
+    """The JSON body."""
+
+    video: str | None = Field(None, description=DATA_URL)
+
+
+class VideoUploadForm(VideoUpload):
+    """The multipart form."""
+
+    video: FormFile | None = Field(None, description="The video file.")
+
+
+class Video(BaseModel):
+    """A kept upload."""
+
+    id: str = Field(description="Hash of the file's content: the same bytes, the same id.")
+    object: Literal["video"] = "video"
+    bytes: int
+    created_at: int = Field(description="Unix time, in seconds.")
+    expires_at: int = Field(description="When it will be deleted; each question about it moves this on.")
+    duration_s: float
+    width: int = Field(description="Pixels, after rotation.")
+    height: int
+    fps: float = Field(description="Average frame rate.")
+    num_source_frames: int
+    codec: str
+    warnings: list[str]
+
+
+class VideoList(BaseModel):
+    """The caller's videos, most recently used first."""
+
+    object: Literal["list"] = "list"
+    data: list[Video]
+
+
+class VideoDeleted(BaseModel):
+    """It is gone."""
+
+    id: str
+    object: Literal["video"] = "video"
+    deleted: Literal[True] = True

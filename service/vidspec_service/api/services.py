@@ -1,0 +1,74 @@
+"""What the routes are given; the engine and the decoder are seams behind which tests put fakes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from vidspec_service.api.limits.admission import Admission, FairQueue
+from vidspec_service.api.limits.callers import CallerLimits, RateLimit
+from vidspec_service.api.store.clips import Clips, Decode
+from vidspec_service.api.store.videos import Videos
+from vidspec_service.api.uploads.fetching import Fetcher
+from vidspec_service.engine.types import Engine
+from vidspec_service.settings import Settings
+from vidspec_service.telemetry import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Every collaborator of a route, built once by `build_services` and handed to the routers."""
+
+    settings: Settings
+    engine: Engine
+    clips: Clips
+    videos: Videos
+    fetcher: Fetcher
+    metrics: Metrics
+    admission: Admission
+    queue: FairQueue  # for decoding and generation
+    upload_dir: Path
+
+
+def build_services(
+    settings: Settings,
+    engine: Engine,
+    decode: Decode,
+    metrics: Metrics,
+    upload_dir: Path | None = None,
+    *,
+    num_keys: int = 0,
+) -> Services:
+    """Nothing is started and no file is touched; whoever ends a server closes its `videos`.
+
+    `num_keys` are in use; none: all callers are one.
+    """
+    clips = Clips(decode, metrics, settings.max_cached_frame_bytes, settings.video_ttl_s)
+    return Services(
+        settings=settings,
+        engine=engine,
+        clips=clips,
+        videos=Videos(settings.max_stored_bytes, settings.video_ttl_s, clips.forget),
+        fetcher=Fetcher(
+            settings.video_url_hosts or (),
+            timeout_s=settings.video_url_timeout_s,
+            max_bytes=settings.max_upload_bytes,
+        ),
+        metrics=metrics,
+        admission=_admission(settings, metrics, num_keys),
+        # As many as are generated, and those that are decoded meanwhile.
+        queue=FairQueue(settings.max_running_requests + settings.decode_workers),
+        upload_dir=upload_dir or settings.upload_dir or Path(tempfile.gettempdir()),
+    )
+
+
+def _admission(settings: Settings, metrics: Metrics, num_keys: int) -> Admission:
+    max_requests, per_minute = settings.max_requests_per_key, settings.requests_per_minute_per_key
+    limits = None
+    if num_keys > 1 or max_requests is not None or per_minute is not None:
+        rate = None if per_minute is None else RateLimit(per_minute, time.monotonic)
+        limits = CallerLimits(are_several=num_keys > 1, max_requests=max_requests, rate=rate)
+    capacity = settings.max_running_requests + settings.max_queued_requests
+    return Admission(capacity, settings.max_queued_bytes, metrics, limits)

@@ -1,0 +1,1 @@
+"""What is kept between requests: decoded clips and uploaded videos."""

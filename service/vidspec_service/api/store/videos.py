@@ -1,0 +1,156 @@
+"""Videos: uploads that are kept for more questions, each seen by the caller who sent it and by nobody else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cachetools import Cache, TTLCache
+
+from vidspec_service.api.schemas.videos import Video
+from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.decoding.limits import over_limit
+from vidspec_service.errors import NotFound
+
+LEAST_BYTES = 64 * 1024  # what a small video counts for, so that a budget bounds their number too
+Key = tuple[str, str]  # caller, content id
+
+
+@dataclass(slots=True)
+class KeptVideo:
+    """A file of ours. It is deleted when it is dropped and nobody reads it any more."""
+
+    file: VideoFile
+    facts: Video
+    expires_at: float = 0.0
+    num_readers: int = 0
+    is_dropped: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """What it counts for."""
+        return max(LEAST_BYTES, self.file.num_bytes)
+
+    def delete_if_done(self) -> None:
+        """Delete the file, unless it is still needed."""
+        if self.is_dropped and self.num_readers == 0:
+            self.file.path.unlink(missing_ok=True)
+
+
+class Videos:
+    """Files under a budget of bytes, each for `ttl_s` after its last use; the least recently used go first.
+
+    The clock `now` is the wall's: clients are told when a video expires.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        ttl_s: float,
+        forget_clips: Callable[[str, str], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._kept = _Cache(max_bytes, ttl_s, now, lambda kept: kept.num_bytes)
+        self._forget_clips = forget_clips
+
+    def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
+        """Take over `file`; a video that is here already begins its time anew, and `file` is deleted.
+
+        Raises VideoTooLarge for one that never fits; the file is then still the caller's.
+        """
+        key, new = (caller, file.content_id), KeptVideo(file, facts)
+        if (kept := self._kept.use(key)) is not None:
+            file.path.unlink(missing_ok=True)
+            return _told(kept)
+        if new.num_bytes > self._kept.maxsize:
+            limit = f"{self._kept.maxsize:,} bytes"
+            raise over_limit(f"The video has {file.num_bytes:,} bytes", limit, "VIDSPEC_MAX_STORED_BYTES")
+        self._kept[key] = new
+        return _told(new)
+
+    def facts(self, caller: str, video_id: str) -> Video:
+        """What is known of a kept video; asking is no use of it. Raises NotFound."""
+        return _told(self._found(self._kept.peek((caller, video_id))))
+
+    def all_facts(self, caller: str) -> list[Video]:
+        """The caller's videos, most recently used first."""
+        kept = [self._kept.peek(key) for key in self._kept if key[0] == caller]
+        return [_told(each) for each in reversed(kept) if each is not None]
+
+    @contextmanager
+    def reading(self, caller: str, video_id: str) -> Iterator[VideoFile]:
+        """Use a video for the length of the block, in which its file stays, even if it is dropped. Raises NotFound."""
+        kept = self._found(self._kept.use((caller, video_id)))
+        kept.num_readers += 1
+        try:
+            yield kept.file
+        finally:
+            kept.num_readers -= 1
+            kept.delete_if_done()
+
+    def drop(self, caller: str, video_id: str) -> None:
+        """Delete a video and its frames; raises NotFound."""
+        self._forget_clips(caller, video_id)
+        self._found(self._kept.pop((caller, video_id), None))
+
+    def expire(self) -> None:
+        """Delete what is too old."""
+        self._kept.expire()
+
+    def close(self) -> None:
+        """Delete everything."""
+        for key in list(self._kept):
+            self._kept.pop(key, None)
+        self._kept.expire()
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many videos are kept, and what they count for in bytes."""
+        return len(self._kept), int(self._kept.currsize)
+
+    @staticmethod
+    def _found(kept: KeptVideo | None) -> KeptVideo:
+        if kept is None:
+            raise NotFound("No such video is kept for you; it may have expired. Upload it again.", param="video_id")
+        return kept
+
+
+class _Cache(TTLCache[Key, KeptVideo]):
+    """Deletes the file of whatever leaves it."""
+
+    def use(self, key: Key) -> KeptVideo | None:
+        """What is kept, whose time begins anew."""
+        kept = self.get(key)
+        if kept is not None:
+            self[key] = kept
+        return kept
+
+    def peek(self, key: Key) -> KeptVideo | None:
+        """What is kept. Looking is no use of it: `self[key]` would make it the last to go."""
+        return Cache.__getitem__(self, key) if key in self else None
+
+    def __setitem__(self, key: Key, kept: KeptVideo) -> None:
+        kept.expires_at = self.timer() + self.ttl
+        super().__setitem__(key, kept)
+
+    def __delitem__(self, key: Key) -> None:
+        kept = Cache.__getitem__(self, key)
+        super().__delitem__(key)
+        _dropped(kept)
+
+    def expire(self, time: float | None = None) -> list[tuple[Key, KeptVideo]]:
+        expired = list(super().expire(time))
+        for _, kept in expired:
+            _dropped(kept)
+        return expired
+
+
+def _told(kept: KeptVideo) -> Video:
+    return kept.facts.model_copy(update={"expires_at": int(kept.expires_at)})
+
+
+def _dropped(kept: KeptVideo) -> None:
+    kept.is_dropped = True
+    kept.delete_if_done()

@@ -1,0 +1,159 @@
+"""Reads a multipart form part by part while it arrives; never holds a file in memory nor uses its name.
+
+python-multipart pushes events, our writer pulls chunks; the deque between them holds what one read brought.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from vidspec_service.api.uploads.json_body import json_of_field
+from vidspec_service.api.uploads.refusals import refusal, unknown_field
+from vidspec_service.errors import InvalidRequest
+
+MAX_PARTS = 64
+MAX_FIELD_BYTES = 1024 * 1024
+OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its file: heads, boundaries, text fields
+_PART_END = b""
+
+F = TypeVar("F", bound=BaseModel)
+Store = Callable[[AsyncIterator[bytes]], Awaitable[Path]]
+"""Writes the chunks of a file part to disk."""
+
+
+async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type[F], store: Store) -> F:
+    """The fields of a form, whose file `store` gets; raises the RequestError that says what is wrong with them."""
+    reader = MultipartReader(chunks, content_type)
+    fields: dict[str, Any] = {}
+    while (part := await reader.next_part()) is not None:
+        name, is_file = part
+        _check_part(name, is_file, fields, model)
+        if name == "video":
+            fields[name] = await store(reader.chunks())
+        elif name == "stop":
+            fields.setdefault(name, []).append(await reader.text(name))
+        elif name == "messages":
+            fields[name] = json_of_field(name, await reader.text(name))
+        else:
+            fields[name] = await reader.text(name)
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise refusal(error, model) from None
+
+
+def _check_part(name: str, is_file: bool, seen: dict[str, Any], model: type[BaseModel]) -> None:
+    if name not in model.model_fields:
+        raise unknown_field(name, name, model)
+    if name in seen and name != "stop":
+        raise InvalidRequest(f"{name} is given twice.", param=name)
+    if name == "video" and not is_file:
+        raise InvalidRequest("video must be a file part, as in curl's -F video=@clip.mp4.", param="video")
+
+
+class MultipartReader:
+    """Pull parser over one request body. Read each part to its end before asking for the next."""
+
+    def __init__(self, stream: AsyncIterator[bytes], content_type: str) -> None:
+        boundary = parse_options_header(content_type)[1].get(b"boundary")
+        if not boundary:
+            raise InvalidRequest("The multipart Content-Type names no boundary.")
+        self._stream = stream
+        self._events: deque[tuple[str, bool] | bytes] = deque()  # a part's head, its content, _PART_END
+        self._header_name = self._header_value = self._disposition = b""
+        self._num_parts = 0
+        self._is_complete = False
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._on_part_begin,
+                    "on_header_field": self._on_header_field,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_headers_finished,
+                    "on_part_data": self._on_part_data,
+                    "on_part_end": lambda: self._events.append(_PART_END),
+                    "on_end": self._on_end,
+                },
+            )
+        except FormParserError as error:
+            raise InvalidRequest("The multipart boundary is malformed.") from error
+
+    async def next_part(self) -> tuple[str, bool] | None:
+        """The next part's field name and whether the client says it is a file; None after a complete form."""
+        event = await self._next_event()
+        if isinstance(event, bytes):
+            raise RuntimeError("the previous part was not read to its end")
+        if event is None:
+            async for _ in self._stream:  # what follows the form is nothing to us, but must be read off the wire
+                pass
+        return event
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The current part's content, as it arrives."""
+        while isinstance(event := await self._next_event(), bytes) and event != _PART_END:
+            yield event
+
+    async def text(self, name: str) -> str:
+        """The current part's content as text, bounded."""
+        content = bytearray()
+        async for chunk in self.chunks():
+            content += chunk
+            if len(content) > MAX_FIELD_BYTES:
+                raise InvalidRequest(f"{name} is longer than {MAX_FIELD_BYTES} bytes.", param=name)
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{name} is not UTF-8 text.", param=name) from error
+
+    async def _next_event(self) -> tuple[str, bool] | bytes | None:
+        while not self._events:
+            if self._is_complete:
+                return None
+            chunk = await anext(self._stream, b"")
+            if not chunk:
+                raise InvalidRequest("The multipart form ends before its closing boundary.")
+            try:
+                self._parser.write(chunk)
+            except FormParserError as error:
+                raise InvalidRequest("The multipart form is malformed.") from error
+        return self._events.popleft()
+
+    def _on_part_begin(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise InvalidRequest(f"The form has more than {MAX_PARTS} parts.")
+        self._disposition = b""
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _on_headers_finished(self) -> None:
+        options = parse_options_header(self._disposition.decode("latin-1"))[1]
+        name = options.get(b"name")
+        if name is None:
+            raise InvalidRequest("A part of the form has no name.")
+        self._events.append((name.decode(errors="replace"), b"filename" in options))
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if end > start:
+            self._events.append(data[start:end])
+
+    def _on_end(self) -> None:
+        self._is_complete = True

@@ -1,0 +1,48 @@
+"""What is wrong with a body, in one sentence that names the field and never repeats its value."""
+
+from __future__ import annotations
+
+import difflib
+
+from pydantic import BaseModel, ValidationError
+
+from vidspec_service.api.schemas import chat_completions, chat_parts
+from vidspec_service.api.schemas.video_chat import Message, VideoChat
+from vidspec_service.errors import InvalidRequest
+
+_WORDS = frozenset(
+    name
+    for model in (
+        VideoChat, Message, chat_completions.ChatCompletion, chat_completions.ChatTurn, chat_completions.StreamOptions,
+        chat_parts.TextPart, chat_parts.VideoUrlPart, chat_parts.VideoUrl, chat_parts.InputVideoPart,
+        chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
+        chat_parts.FileRef,
+    )
+    for name in model.model_fields
+)  # fmt: skip
+_PARTS = "Parts may be text, video_url, input_video, image_url or file; this server takes no audio and no tools"
+
+
+def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
+    """The first thing wrong, in one sentence that names the field and never repeats its value."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    location = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return unknown_field(location[-1], ".".join([*_meant(location[:-1]), location[-1]]), model)
+    param = ".".join(_meant(location)) or None
+    message = _PARTS if problem["type"] == "union_tag_invalid" else problem["msg"].removeprefix("Value error, ")
+    return InvalidRequest(f"{param}: {message}." if param else f"{message}.", param=param)
+
+
+def _meant(location: list[str]) -> list[str]:
+    """Pydantic names the branch of a union, too; only fields and places in lists mean something to a client."""
+    words = [part for part in location if part in _WORDS or part.isdigit()]
+    return [word for index, word in enumerate(words) if index == 0 or word != words[index - 1]]
+
+
+def unknown_field(name: str, param: str, model: type[BaseModel]) -> InvalidRequest:
+    """A field that nobody asked for, and the one that may have been meant."""
+    known = set(model.model_fields) if "." not in param else _WORDS - {name}  # a known name in the wrong place
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return InvalidRequest(f"Unknown field {name[:64]!r}.{hint}", param=param[:64])

@@ -1,0 +1,111 @@
+"""Upload: what one request's body brings, its fields and its one video, kept until the video's frames are had."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from vidspec_service.api.errors import UploadTimeout
+from vidspec_service.api.limits.admission import Permit
+from vidspec_service.api.limits.deadline import Deadline
+from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.uploads.form import read_form
+from vidspec_service.api.uploads.json_body import read_json
+from vidspec_service.decoding.source import write_upload
+from vidspec_service.errors import DeadlineExceeded, InvalidRequest
+from vidspec_service.settings import Settings
+
+_FORM = "multipart/form-data"
+_JSON = "application/json"
+
+F = TypeVar("F", bound=BaseModel)
+
+
+class Upload:
+    """Takes one body and one video. What it stores is deleted when it is closed, what it borrows is given back."""
+
+    def __init__(self, request: Request, permit: Permit, folder: Path, settings: Settings) -> None:
+        self.permit = permit
+        self.max_bytes = settings.max_upload_bytes
+        self._settings = settings
+        self._request = request
+        self._folder = folder
+        self._held = ExitStack()
+        self._file: VideoFile | None = None
+
+    @property
+    def file(self) -> VideoFile:
+        """The video, once it is here."""
+        if self._file is None:
+            raise InvalidRequest("The request has no video.", param="video")
+        return self._file
+
+    async def fields(self, *, json: type[F], form: type[F] | None = None) -> F:
+        """The body's fields, by its kind. A form's file is stored then; JSON still holds its data URL.
+
+        Raises the RequestError that says what is wrong with them, UploadTimeout if they take too long to arrive.
+        """
+        limit_s = self._settings.upload_timeout_s
+        try:
+            return await Deadline(limit_s, self.permit.closing).run(self._read(json, form))
+        except DeadlineExceeded:
+            raise UploadTimeout(
+                f"The body took longer than {limit_s:g} s to arrive (VIDSPEC_UPLOAD_TIMEOUT_S)."
+            ) from None
+
+    async def _read(self, json: type[F], form: type[F] | None) -> F:
+        content_type = self._request.headers.get("content-type", "")
+        kind = content_type.partition(";")[0].strip().lower()
+        if form is not None and kind == _FORM:
+            return await read_form(self.counted(self._body()), content_type, form, self.store)
+        if kind == _JSON:
+            return await read_json(self.counted(self._body()), json, self._settings.max_json_bytes)
+        raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
+
+    async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> Path:
+        """Write a stream to a private file of this request."""
+        digest = hashlib.sha256()
+
+        async def hashed() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                digest.update(chunk)
+                yield chunk
+
+        path = await write_upload(hashed(), self._folder, self.max_bytes, is_still=is_still)
+        self._held.callback(path.unlink, missing_ok=True)
+        self._file = VideoFile(path, path.stat().st_size, f"video-{digest.hexdigest()[:32]}", is_still)
+        return path
+
+    def borrow(self, lent: AbstractContextManager[VideoFile]) -> None:
+        """Have a video of somebody else's."""
+        self._file = self._held.enter_context(lent)
+
+    def hand_over(self) -> VideoFile:
+        """The stored file, which somebody else deletes from now on."""
+        self._held.pop_all()
+        return self.file
+
+    async def counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The chunks as they come, held against the budget of all uploads."""
+        num_bytes = 0
+        async for chunk in chunks:
+            num_bytes += len(chunk)
+            self.permit.hold_bytes(num_bytes)
+            yield chunk
+
+    def close(self) -> None:
+        """The file is not needed any more. May be called again."""
+        self._held.close()
+        self.permit.release_bytes()
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        self.permit.hold_bytes(int(self._request.headers.get("content-length", 0)))  # before a byte of it is read
+        async for chunk in self._request.stream():
+            yield chunk

@@ -1,0 +1,101 @@
+"""Folders of uploads: made, checked, swept of what killed servers left, and never another server's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vidspec_service.api.uploads.folder import check_upload_dir, upload_folder
+from vidspec_service.errors import ConfigError
+
+pytestmark = pytest.mark.component
+
+_HOLD = """
+import sys
+from pathlib import Path
+from vidspec_service.api.uploads.folder import upload_folder
+with upload_folder(None) as folder:
+    (folder / "upload-1-x").write_bytes(b"private")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where private folders are made."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@contextmanager
+def held_by_another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A server that runs until the end of the block, and its private folder, old enough to be swept."""
+    command = [sys.executable, "-c", _HOLD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        make_old(folder)
+        yield process, folder
+
+
+def make_old(folder: Path) -> None:
+    long_ago = time.time() - 3600
+    os.utime(folder, (long_ago, long_ago))
+
+
+def test_a_private_folder_is_for_nobody_else_and_goes_with_its_server(parent: Path) -> None:
+    with upload_folder(None) as folder:
+        assert folder.parent == parent
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(parent.iterdir()) == []
+
+
+def test_the_uploads_of_a_killed_server_are_deleted_at_the_next_start(parent: Path) -> None:
+    with held_by_another() as (process, left):
+        process.send_signal(signal.SIGKILL)
+    assert list(left.iterdir())
+    make_old(left)
+    with upload_folder(None) as folder:
+        assert list(parent.iterdir()) == [folder]
+
+
+def test_those_of_a_server_that_runs_stay(parent: Path) -> None:
+    with held_by_another() as (_, others), upload_folder(None) as folder:
+        assert set(parent.iterdir()) == {folder, others}
+    assert list(parent.iterdir()) == []
+
+
+def test_what_only_looks_like_one_is_left_alone(parent: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    mine = tmp_path_factory.mktemp("mine")
+    (mine / "precious").touch()
+    (parent / "vidspec-uploads-link").symlink_to(mine)
+    (parent / "vidspec-uploads-file").touch()
+    (parent / "vidspec-uploads-young").mkdir()
+    make_old(mine)
+    with upload_folder(None):
+        assert len(list(parent.iterdir())) == 4
+    assert (mine / "precious").exists()
+
+
+def test_a_chosen_folder_is_swept_too(tmp_path: Path) -> None:
+    (tmp_path / "upload-999999999-x").touch()
+    (tmp_path / "notes.txt").touch()
+    with upload_folder(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot use upload_dir"):
+        check_upload_dir(tmp_path / "file" / "folder")

@@ -1,0 +1,132 @@
+"""FairQueue: never more slots than there are, none lost, and whoever asks for many delays nobody who asks for one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_service.api.limits.admission import FairQueue
+
+pytestmark = pytest.mark.unit
+
+
+async def settle() -> None:
+    """Let everything run that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Served:
+    """Acquires slots for callers and writes down who got one."""
+
+    def __init__(self, queue: FairQueue) -> None:
+        self.queue = queue
+        self.order: list[str] = []
+
+    def wants(self, caller: str) -> asyncio.Task[None]:
+        async def acquire() -> None:
+            await self.queue.acquire(caller)
+            self.order.append(caller)
+
+        return asyncio.create_task(acquire())
+
+
+def test_callers_are_served_in_rotation_whoever_came_first() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(1))
+        tasks = [served.wants("greedy") for _ in range(5)]
+        await settle()
+        tasks += [served.wants("b"), served.wants("c"), served.wants("b")]
+        await settle()
+        for _ in range(7):
+            served.queue.release()
+            await settle()
+        await asyncio.gather(*tasks)
+        return served.order
+
+    assert asyncio.run(scenario()) == ["greedy", "greedy", "b", "c", "greedy", "b", "greedy", "greedy"]
+
+
+def test_a_slot_that_comes_while_its_request_is_cancelled_goes_to_the_next() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(1))
+        await served.queue.acquire("first")
+        leaving, next_one = served.wants("leaving"), served.wants("next")
+        await settle()
+        served.queue.release()  # granted, but the task has not run yet
+        leaving.cancel()
+        await asyncio.wait({leaving, next_one}, timeout=1)
+        assert leaving.cancelled()
+        return served.order
+
+    assert asyncio.run(scenario()) == ["next"]
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_no_slot_is_lost_or_invented_whatever_comes_and_leaves(limit: int, seed: int) -> None:
+    draw = random.Random(seed)
+
+    async def scenario() -> None:
+        queue = FairQueue(limit)
+        served = Served(queue)
+        tasks: set[asyncio.Task[None]] = set()
+        num_out = 0
+        for _ in range(60):
+            match draw.randrange(4):
+                case 0 | 1:
+                    tasks.add(served.wants(draw.choice("abc")))
+                case 2 if tasks:
+                    draw.choice(sorted(tasks, key=id)).cancel()
+                case 3 if len(served.order) > num_out:
+                    queue.release()
+                    num_out += 1
+            if draw.random() < 0.7:
+                await settle()
+        await settle()
+        assert len(served.order) - num_out <= limit
+        assert queue.num_waiting == 0 or len(served.order) - num_out == limit
+        while len(served.order) > num_out or queue.num_waiting:
+            queue.release()
+            num_out += 1
+            await settle()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(limit):  # all are free again, and not one more
+            async with asyncio.timeout(1):
+                await queue.acquire("last")
+        extra = served.wants("extra")
+        await settle()
+        assert not extra.done()
+        extra.cancel()
+        await asyncio.gather(extra, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=40))
+def test_between_two_slots_of_one_caller_every_other_who_waits_has_one(wishes: list[str]) -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(1))
+        await served.queue.acquire("holder")
+        tasks = [served.wants(caller) for caller in wishes]
+        await settle()
+        for _ in wishes:
+            served.queue.release()
+            await settle()
+        await asyncio.gather(*tasks)
+        return served.order
+
+    order = asyncio.run(scenario())
+    left = Counter(wishes)
+    rounds: list[set[str]] = [set()]
+    for caller in order:
+        if caller in rounds[-1]:
+            assert rounds[-1] == {name for name in left if left[name] > 0} | rounds[-1]
+            rounds.append(set())
+        rounds[-1].add(caller)
+        left[caller] -= 1
+    assert Counter(order) == Counter(wishes)

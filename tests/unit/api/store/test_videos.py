@@ -1,0 +1,160 @@
+"""Kept videos, against a model that forgets nothing by itself: what a use is, what goes first, which files go when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from vidspec_service.api.schemas.videos import Video
+from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.store.videos import LEAST_BYTES, Videos
+from vidspec_service.errors import NotFound, VideoTooLarge
+
+pytestmark = pytest.mark.unit
+
+BUDGET, TTL = 10 * LEAST_BYTES, 10.0
+CALLER = "alice"
+IDS = st.sampled_from("abcdef")
+
+
+class StoredFile:
+    """A path on no disk."""
+
+    is_there = True
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        self.is_there = False
+
+
+@dataclass
+class Entry:
+    """What the model knows of a kept video."""
+
+    video_id: str
+    num_bytes: int
+    path: StoredFile
+    expires_at: float
+
+
+def facts_of(video_id: str) -> Video:
+    return Video.model_construct(id=video_id, expires_at=0)
+
+
+class VideosMachine(RuleBasedStateMachine):
+    """The model is a list in order of use; a file is there exactly as long as its entry is, or is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.model: list[Entry] = []
+        self.paths: list[StoredFile] = []
+        self.forgotten: list[tuple[str, str]] = []
+        self.videos = Videos(BUDGET, TTL, lambda *key: self.forgotten.append(key), lambda: self.now)
+
+    def kept(self, video_id: str) -> Entry | None:
+        """The model's entry, without those whose time is over."""
+        self.model = [entry for entry in self.model if entry.expires_at > self.now]
+        return next((entry for entry in self.model if entry.video_id == video_id), None)
+
+    def used(self, entry: Entry) -> None:
+        entry.expires_at = self.now + TTL
+        self.model.remove(entry)
+        self.model.append(entry)
+
+    @rule(seconds=st.floats(0, 6))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(video_id=IDS, size=st.integers(0, 12))
+    def keep(self, video_id: str, size: int) -> None:
+        path, num_bytes = StoredFile(), max(1, size) * LEAST_BYTES
+        self.paths.append(path)
+        file = VideoFile(cast(Any, path), size * LEAST_BYTES, video_id)
+        entry = self.kept(video_id)
+        if entry is None and num_bytes > BUDGET:
+            with pytest.raises(VideoTooLarge):
+                self.videos.keep(CALLER, file, facts_of(video_id))
+            assert path.is_there  # still the caller's
+            path.unlink()
+            return
+        told = self.videos.keep(CALLER, file, facts_of(video_id))
+        assert told.expires_at == int(self.now + TTL)
+        if entry is not None:
+            self.used(entry)
+            return
+        while sum(each.num_bytes for each in self.model) + num_bytes > BUDGET:
+            del self.model[0]
+        self.model.append(Entry(video_id, num_bytes, path, self.now + TTL))
+
+    @rule(video_id=IDS)
+    def read(self, video_id: str) -> None:
+        entry = self.kept(video_id)
+        if entry is None:
+            with pytest.raises(NotFound), self.videos.reading(CALLER, video_id):
+                pass
+            return
+        with self.videos.reading(CALLER, video_id) as file:
+            self.used(entry)
+            assert file.path is cast(Any, entry.path)
+
+    @rule(video_id=IDS)
+    def look(self, video_id: str) -> None:
+        """Looking is no use: the model stays as it is."""
+        entry = self.kept(video_id)
+        if entry is None:
+            with pytest.raises(NotFound):
+                self.videos.facts(CALLER, video_id)
+        else:
+            assert self.videos.facts(CALLER, video_id).expires_at == int(entry.expires_at)
+
+    @rule(video_id=IDS)
+    def drop(self, video_id: str) -> None:
+        entry = self.kept(video_id)
+        if entry is None:
+            with pytest.raises(NotFound):
+                self.videos.drop(CALLER, video_id)
+        else:
+            self.videos.drop(CALLER, video_id)
+            self.model.remove(entry)
+        assert self.forgotten[-1] == (CALLER, video_id)
+
+    @rule(video_id=IDS)
+    def drop_while_it_is_read(self, video_id: str) -> None:
+        entry = self.kept(video_id)
+        if entry is None:
+            return
+        with self.videos.reading(CALLER, video_id):
+            self.videos.drop(CALLER, video_id)
+            assert entry.path.is_there
+        self.model.remove(entry)
+
+    @rule()
+    def close(self) -> None:
+        self.videos.close()
+        self.model = []
+
+    @invariant()
+    def is_as_the_model(self) -> None:
+        self.kept("")
+        self.videos.expire()
+        assert [video.id for video in self.videos.all_facts(CALLER)] == [entry.video_id for entry in self.model[::-1]]
+        assert self.videos.load == (len(self.model), sum(entry.num_bytes for entry in self.model))
+        there = [path for path in self.paths if path.is_there]
+        assert sorted(map(id, there)) == sorted(id(entry.path) for entry in self.model)
+        assert self.videos.all_facts("bob") == []
+
+
+TestVideos = VideosMachine.TestCase
+
+
+def test_looking_at_a_video_does_not_save_it_from_being_the_next_to_go() -> None:
+    videos = Videos(2 * LEAST_BYTES, TTL, lambda *_: None, lambda: 0.0)
+    for video_id in "ab":
+        videos.keep(CALLER, VideoFile(cast(Any, StoredFile()), 1, video_id), facts_of(video_id))
+    assert videos.facts(CALLER, "a").id == "a"
+    videos.keep(CALLER, VideoFile(cast(Any, StoredFile()), 1, "c"), facts_of("c"))
+    assert [video.id for video in videos.all_facts(CALLER)] == ["c", "b"]

@@ -1,0 +1,75 @@
+"""What a JSON body may consist of, whatever it says; and how long saying no takes."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS
+from vidspec_service.api.uploads.json_body import MAX_OUTSIDE, MAX_QUOTES, check_structure
+from vidspec_service.errors import InvalidRequest
+
+pytestmark = pytest.mark.unit
+
+MEGABYTES = 8_000_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "x',
+        json.dumps({"video": "A" * MEGABYTES, "prompt": "x"}).encode(),
+        json.dumps({"prompt": '"' * MAX_TEXT}).encode(),
+        json.dumps({"prompt": "\\" * MAX_TEXT + '"'}).encode(),
+        json.dumps({"prompt": "[],{}:" * (MAX_TEXT // 6)}).encode(),
+        json.dumps({"prompt": "\U0001f3a5" * MAX_TEXT}).encode(),
+        json.dumps({"messages": [{"role": "user", "content": "x"}] * MAX_TURNS}, indent=8).encode(),
+        json.dumps(
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 64}] * MAX_TURNS}
+        ).encode(),
+    ],
+)
+def test_every_valid_body_and_every_long_string_may_be_parsed(body: bytes) -> None:
+    check_structure(body)
+
+
+@pytest.mark.parametrize(
+    "unit", [b'"k":1,', b"[],", b"{},", b"1,", b" ", b'"",', b'""', b'"\\""', b"[", b'"a":[{"b":'], ids=repr
+)
+def test_millions_of_small_values_are_refused_at_once(unit: bytes) -> None:
+    body = b"{" + unit * (MEGABYTES // len(unit)) + b"}"
+    began = time.perf_counter()
+    with pytest.raises(InvalidRequest, match="more values in it than any valid request"):
+        check_structure(body)
+    assert time.perf_counter() - began < 2  # an idle machine needs 0.05 s
+
+
+@pytest.mark.parametrize("string", [b'\\"' * (MEGABYTES // 2), b"\\" * MEGABYTES, b'\\\\\\"' * 500_000])
+def test_long_runs_of_escapes_cost_no_time(string: bytes) -> None:
+    began = time.perf_counter()
+    try:
+        check_structure(b'{"prompt":"' + string + b'"}')
+    except InvalidRequest:
+        assert string.count(b'"') + 4 > MAX_QUOTES
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize("count", range(60, 70))
+def test_whether_a_quote_is_escaped_depends_on_every_backslash_before_it(count: int) -> None:
+    """An escaped quote leaves the string open, so that the rest counts as inside."""
+    body = b'{"prompt":"x' + b"\\" * count + b'"' + b" " * (MAX_OUTSIDE + 1)
+    if count % 2:
+        check_structure(body)
+    else:
+        with pytest.raises(InvalidRequest):
+            check_structure(body)
+
+
+def test_the_bound_is_exact() -> None:
+    check_structure(b" " * MAX_OUTSIDE)
+    with pytest.raises(InvalidRequest):
+        check_structure(b" " * (MAX_OUTSIDE + 1))
