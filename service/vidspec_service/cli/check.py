@@ -18,7 +18,7 @@ import httpx
 from vidspec_models.bundled import caption, sample_scene
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
-from vidspec_service.api.building import build_services
+from vidspec_service.api.services import build_services
 from vidspec_service.cli.render_clip import write_scene
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
@@ -68,7 +68,7 @@ async def _ask(settings: Settings, service: RunningService, seed: int) -> httpx.
     with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
         clip = Path(folder) / "clip.mp4"
         write_scene(seed, clip)
-        services = build_services(settings, service.engine, service.decode_pool, service.metrics, Path(folder))
+        services = build_services(settings, service.engine, service.decode_pool.decode, service.metrics, Path(folder))
         transport = httpx.ASGITransport(create_app(services))
         async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
             form = {"prompt": _PROMPT, "max_tokens": str(_MAX_TOKENS)}

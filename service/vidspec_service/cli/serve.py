@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from vidspec_service import __version__
 from vidspec_service.api.server import bind
 from vidspec_service.api.server import serve as serve_http
-from vidspec_service.api.upload_folder import check_upload_dir
+from vidspec_service.api.uploads.folder import check_upload_dir
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
@@ -80,9 +80,9 @@ async def _serve(settings: Settings) -> None:
     with bind(settings) as listener:  # before minutes of loading: a taken port is told at once
         async with running_service(settings) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
-            service.metrics.build(_build_facts(service.engine))
+            service.metrics.build.info(_build_facts(service.engine))
             _announce(settings, service, base_url(listener))
-            await serve_http(settings, service.engine, service.decode_pool, service.metrics, listener)
+            await serve_http(settings, service.engine, service.decode_pool.decode, service.metrics, listener)
 
 
 def base_url(listener: socket.socket) -> str:

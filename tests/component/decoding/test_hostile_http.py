@@ -82,7 +82,7 @@ async def _serve_and_send(files: Iterator[tuple[str, bytes]], upload_dir: Path) 
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with DecodePool(decoding_limits(settings), settings.decode_workers) as pool:
             metrics = Metrics(CollectorRegistry())
-            server = asyncio.create_task(serve(settings, FakeEngine(), pool, metrics, listener))
+            server = asyncio.create_task(serve(settings, FakeEngine(), pool.decode, metrics, listener))
             try:
                 async with httpx.AsyncClient(base_url=url, timeout=_DEADLINE_S) as client:
                     return await _send(files, client)

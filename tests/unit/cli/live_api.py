@@ -11,10 +11,10 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDecodePool, FakeEngine
-from vidspec_service.api.access import ApiKeys
 from vidspec_service.api.app import create_app
-from vidspec_service.api.building import build_services
+from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.server import bind
+from vidspec_service.api.services import build_services
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
@@ -26,7 +26,7 @@ def live_api(
     """Yield its URL."""
     upload_dir.mkdir()
     settings = Settings(port=0, upload_dir=upload_dir)
-    services = build_services(settings, engine, decoder or FakeDecodePool(), Metrics(CollectorRegistry()))
+    services = build_services(settings, engine, (decoder or FakeDecodePool()).decode, Metrics(CollectorRegistry()))
     app = create_app(services, ApiKeys(keys))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     with bind(settings) as listener:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import ANSWER, STARTED, FakeDecodePool, FakeEngine
+from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.request import Compression, SpeculationMode
-from vidspec_service.api.schemas import VideoChat
+from vidspec_service.api.schemas.video_chat import VideoChat
 from vidspec_service.cli import chat
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.types import TextDelta
@@ -46,7 +46,7 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
     assert warning == "warning: 2 frames could not be decoded"
     assert summary.startswith("5 tokens, ")
     assert summary.endswith("; speculation parallel, 75% accepted; 3 frames of 3.0 s")
-    assert engine.requests[0].messages[0].text == "What moves?"
+    assert engine.requests[0].turns[0].text == "What moves?"
 
 
 def test_a_key_comes_from_a_file_or_the_environment_and_never_from_the_command_line(
@@ -120,7 +120,7 @@ def test_a_refusal_is_one_line_in_the_servers_words_and_code_1(
 def test_a_failure_in_the_middle_leaves_what_was_said_and_ends_with_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine(STARTED, TextDelta(text="A red", num_tokens=2), GenerationFailed("/secret/path"))
+    engine = FakeEngine(ACCEPTED, TextDelta(text="A red", num_tokens=2), GenerationFailed("/secret/path"))
     with live_api(tmp_path / "up", engine) as url:
         assert _chat(_clip(tmp_path), url) == 1
     shown = capsys.readouterr()

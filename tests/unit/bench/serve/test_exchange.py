@@ -19,7 +19,7 @@ import pytest
 from tests.api.world import CLIP_BYTES
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.reading import read
-from tests.fakes import ANSWER, STARTED, FakeDecodePool, FakeEngine
+from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_service.bench.serve.clips import endless, render_clips
 from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
@@ -104,7 +104,7 @@ def test_no_server_is_a_lost_request() -> None:
 @pytest.mark.parametrize("leaving", [replace(QUESTION, leave_after_events=1), replace(QUESTION, leave_after_bytes=100)])
 def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: Question) -> None:
     # The engine waits for ever: only a client that leaves ends its answer.
-    engine = FakeEngine(STARTED, ANSWER[1], asyncio.Event())
+    engine = FakeEngine(ACCEPTED, ANSWER[1], asyncio.Event())
     with live_api(tmp_path / "uploads", engine) as url:
         outcome = ask(url, leaving)
         assert (outcome.left_early, outcome.is_complete, outcome.code) == (True, False, None)
