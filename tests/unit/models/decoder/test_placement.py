@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.placement import LayerSpan, layer_spans, move, resolve_device, resolve_devices, share
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.inputs import Turn
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.loading import load_model, resolve_device, resolve_devices
-from vidspec_models.placement import LayerSpan, layer_spans, move, share
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import Turn
 from vidspec_models.synthetic.recipe import Recipe, prompt_text
 
 CPU, META = torch.device("cpu"), torch.device("meta")

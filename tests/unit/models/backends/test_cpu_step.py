@@ -1,6 +1,8 @@
 """The compiled step against transformers' modules and against itself: same logits, and bits that no company changes."""
 
+import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,15 @@ from torch import Tensor
 
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
-from vidspec_models.cpu_kernels.products import product
-from vidspec_models.cpu_kernels.strips import MAX_ROWS, STRIP
-from vidspec_models.cpu_step import CpuStep, narrowed, paired, supports
-from vidspec_models.decoder import Decoder, Segment
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.processor import multiplies_bfloat16
-from vidspec_models.row_invariance import PREFILL_RULE
+from vidspec_models.backends.cpu.layers import forget_stale, product
+from vidspec_models.backends.cpu.packing import STRIP, narrowed, paired, suits
+from vidspec_models.backends.cpu.step import CpuStep
+from vidspec_models.backends.cpu.tiles import MAX_ROWS
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.decoder.placement import multiplies_bfloat16
 
 pytestmark = pytest.mark.unit
 
@@ -31,7 +35,7 @@ class Stepper:
 
     def __init__(self, model: Any) -> None:
         with torch.inference_mode():
-            self.decoder = Decoder(model.model, model.lm_head, CONTEXT, row_rule=PREFILL_RULE)
+            self.decoder = build_decoder(model.model, model.lm_head, CONTEXT, batch_invariance=PREFILL_ONLY)
         self.step = CpuStep(model.model, model.lm_head, self.decoder)
 
     def cache(self) -> KVCache:
@@ -153,10 +157,10 @@ def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
 
 
 def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
-    assert supports(build("llama").model)
-    assert not supports(build("llama", hidden_size=64).model)  # heads of 16
-    assert not supports(build("llama").half().model)
-    assert supports(build("llama").bfloat16().model) == multiplies_bfloat16()
+    assert suits(build("llama").model)
+    assert not suits(build("llama", hidden_size=64).model)  # heads of 16
+    assert not suits(build("llama").half().model)
+    assert suits(build("llama").bfloat16().model) == multiplies_bfloat16()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -178,3 +182,16 @@ def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: torch.dty
     assert found[0] == tokens
     assert found[1] == pytest.approx(margins, abs=1e-5)
     assert torch.equal(cache.keys[..., : alone.length, :], alone.keys[..., : alone.length, :])
+
+
+def test_what_was_compiled_before_a_source_changed_is_forgotten(tmp_path: Path) -> None:
+    sources, kept = tmp_path / "sources", tmp_path / "kept"
+    for folder in (sources, kept):
+        folder.mkdir()
+    times = {sources / "tile.py": 20, sources / "kernel.py": 10, kept / "kernel.nbi": 15, kept / "kernel.1.nbc": 15}
+    times |= {kept / "newer.nbi": 25, kept / "kernel.pyc": 5}
+    for path, time in times.items():
+        path.touch()
+        os.utime(path, (time, time))
+    forget_stale(kept, sources)
+    assert {path.name for path in kept.iterdir()} == {"newer.nbi", "kernel.pyc"}

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from tests.unit.models.random_models import FAMILIES, build
-from vidspec_models.attention import attend_causally
-from vidspec_models.cpu_kernels.prompts import PromptAttention
-from vidspec_models.decoder import Decoder, Segment
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.processor import multiplies_bfloat16, using_threads
-from vidspec_models.row_invariance import PREFILL_RULE
+from vidspec_models.backends.cpu.prompt_attention import PromptAttention
+from vidspec_models.decoder.batch_invariant_ops import attend_causally
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = [
     pytest.mark.unit,
@@ -74,8 +76,8 @@ def test_a_prompt_in_chunks_is_as_near_the_reference_as_its_own_bfloat16(family:
     ids = torch.randint(0, 97, (230,), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         rounded = model(ids[None]).logits[0].float()
-        rule = replace(PREFILL_RULE, attend_chunk=PromptAttention())
-        decoder = Decoder(model.model, model.lm_head, 512, row_rule=rule)
+        rule = replace(PREFILL_ONLY, attend_chunk=PromptAttention())
+        decoder = build_decoder(model.model, model.lm_head, 512, batch_invariance=rule)
         cache = KVCache(decoder.geometry, 230)
         pieces = []
         for chunk in ids.split(100):  # the last one has few enough rows to be a step's

@@ -13,8 +13,8 @@ class Absent:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Absent())
 import vidspec_models.families.internvl, vidspec_models.families.llava_next_video
-import vidspec_models.families.llava_onevision, vidspec_models.families.qwen3_vl
-import vidspec_models.loading, vidspec_models.preservation, vidspec_models.synthetic_measure
+import vidspec_models.families.llava_onevision, vidspec_models.families.qwen_vl
+import vidspec_models.loading.load_model, vidspec_models.preservation.strategies, vidspec_models.reference.measure
 """
 
 

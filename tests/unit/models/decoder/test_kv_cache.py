@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 
 GEOMETRY = CacheGeometry(
     num_layers=2, num_kv_heads=1, head_dim=4, dtype=torch.float32, device=torch.device("cpu"), context_block=64

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_models.attention import CausalMasks, attend, attend_causally
-from vidspec_models.cuda_batch import BLOCK_BUCKETS, Place, StepTable, bucket, forwards, table_size
-from vidspec_models.product import ProductForm
-from vidspec_models.row_invariance import RowRule
+from vidspec_models.backends.cuda.batch import BLOCK_BUCKETS, Place, StepTable, bucket, forwards, table_size
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=40), st.integers(1, 64), st.integers(1, 64))
@@ -42,16 +38,3 @@ def test_a_table_names_every_row_and_nothing_of_the_forward_before() -> None:
     assert table.ids.tolist() == [9] + [0] * 7
     assert table.rows[:, 3].tolist() == [10] + [-1] * 7
     assert not table.blocks[1:].any()
-
-
-def test_rows_are_padded_to_the_next_bucket_and_beyond_the_last_left_alone() -> None:
-    rule = RowRule(form=ProductForm(is_packed=False), min_rows=16, context_block=256, holds=True, row_buckets=(16, 64))
-    assert [rule.padded(count) for count in (1, 16, 17, 64, 65, 512)] == [16, 16, 64, 64, 65, 512]
-
-
-def test_attention_without_a_mask_is_causal_over_the_end_of_a_context() -> None:
-    generator = torch.Generator().manual_seed(6)
-    queries = torch.randn(5, 4, 16, generator=generator)
-    keys, values = torch.randn(2, 1, 2, 9, 16, generator=generator)
-    masked = attend(queries, keys, values, CausalMasks(16, 1, 2, torch.float32, keys.device).rows(4, 5), 0.25)
-    assert torch.allclose(attend_causally(queries, keys, values, 0.25), masked, atol=1e-6)

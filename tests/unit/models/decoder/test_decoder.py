@@ -8,14 +8,15 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.unit.models.random_models import FAMILIES, SIZES, build
-from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.kv_cache import KVCache
 
 
 def decoder_of(model: Any) -> Decoder:
     with torch.inference_mode():
-        return Decoder(model.model, model.lm_head, 1024)
+        return build_decoder(model.model, model.lm_head, 1024)
 
 
 @torch.inference_mode()
@@ -45,7 +46,7 @@ def test_logits_equal_the_reference(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_scored_together_have_the_bits_they_have_alone(family: str) -> None:
     decoder = decoder_of(build(family))
-    assert decoder.row_rule.holds
+    assert decoder.batch_invariance.holds
     generator = torch.Generator().manual_seed(2)
     prompt = torch.randint(0, 97, (250,), generator=generator).tolist()
     text = torch.randint(0, 97, (33,), generator=generator).tolist()

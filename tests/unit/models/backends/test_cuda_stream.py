@@ -1,15 +1,15 @@
-"""The side stream without a GPU: on a CPU it is nothing, on CUDA every tensor of a prompt is named to the allocator."""
+"""The side stream without a GPU: it is waited for, and every tensor of a prompt is named to the allocator."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from vidspec_models.cuda_stream import SideStream
+from vidspec_models.backends.cuda.stream import SideStream
 from vidspec_models.inputs import Prompt
 
 PROMPT = Prompt(
@@ -29,25 +29,37 @@ class Noted:
         self.record_stream = self.streams.append
 
 
-def test_on_a_cpu_a_prompt_passes_through() -> None:
-    side = SideStream(torch.device("cpu"))
-    with side.use():
-        pass
-    assert side.hand_over(PROMPT) is PROMPT
+class FakeStream:
+    """Notes what is waited for; torch's is to be had on CUDA only."""
+
+    def __init__(self, device: object) -> None:
+        self.device = device
+        self.num_waits = 0
+
+    def synchronize(self) -> None:
+        self.num_waits += 1
 
 
 @pytest.mark.parametrize("has_all", [True, False])
 def test_all_that_a_prompt_is_made_of_is_kept_from_the_side_streams_next_work(
     monkeypatch: pytest.MonkeyPatch, *, has_all: bool
 ) -> None:
-    decoding = object()
+    decoding, current = object(), list[object]()
+
+    def using(stream: object) -> AbstractContextManager[None]:
+        current.append(stream)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", using)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: decoding if device == "cuda:1" else None)
-    side: Any = SideStream(torch.device("cpu"))
-    side._stream = SimpleNamespace(device="cuda:1")
     tensors: list[Any] = [Noted() for _ in range(6)]
     embeddings, cos, sin, is_video, grid, additions = tensors
     prompt = replace(PROMPT, embeddings=embeddings, rotary=(cos, sin), is_video=is_video)
     if has_all:
         prompt = replace(prompt, grid=grid, layer_additions=additions)
-    side.hand_over(prompt)
+    side: Any = SideStream(cast("torch.device", "cuda:1"))
+    assert side.run(lambda: prompt) is prompt
+    assert current == [side._stream]
+    assert side._stream.num_waits == 1
     assert [tensor.streams for tensor in tensors] == [[decoding]] * 4 + [[decoding] if has_all else []] * 2

@@ -1,7 +1,7 @@
 """A decoder over several devices: no tensor is left behind, and DyCoke's hidden rows cross from one to the next.
 
 There is one device here that computes. The device `meta` computes shapes alone, which is enough to see that nothing is
-mixed: what a stage forgot to fetch meets an operation whose other tensors lie elsewhere.
+mixed: what a layer forgot to fetch meets an operation whose other tensors lie elsewhere.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tests.unit.models.compression.test_pruning import LAYERS, TEXT, TOP, Walk, forward, prompt_of, random_qwen2
-from vidspec_models.compression.dycoke import DyCoke
-from vidspec_models.compression.hiding import begin_hiding, change_hidden
-from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.decoder import Decoder, Segment
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.placement import LayerSpan
-from vidspec_models.row_invariance import PREFILL_RULE
+from tests.unit.models.compression.test_pruner import LAYERS, TEXT, TOP, Walk, forward, prompt_of, random_qwen2
+from vidspec_models.compression import DyCoke
+from vidspec_models.compression.pruner import KVPruner, begin_hiding, change_hidden
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.decoder.placement import LayerSpan
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -40,7 +40,7 @@ class OneDevicePerOperation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_nothing_that_a_stage_needs_is_left_on_another_device() -> None:
+def test_nothing_that_a_layer_needs_is_left_on_another_device() -> None:
     config = Qwen3Config(
         vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=256, tie_word_embeddings=True,
@@ -48,7 +48,9 @@ def test_nothing_that_a_stage_needs_is_left_on_another_device() -> None:
     model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     spans = (LayerSpan(CPU, range(1)), LayerSpan(META, range(1, 4)))
     with torch.inference_mode(), OneDevicePerOperation():
-        decoder = Decoder(model.model, model.lm_head, 256, row_rule=PREFILL_RULE, releases_layers=True, spans=spans)
+        decoder = build_decoder(
+            model.model, model.lm_head, 256, batch_invariance=PREFILL_ONLY, releases_layers=True, spans=spans
+        )
         seen: dict[int, Tensor] = {}
         caches = [KVCache(decoder.geometry, 40) for _ in range(2)]
         for start, num_rows in ((0, 20), (20, 15)):
@@ -95,8 +97,8 @@ def walks(spans: tuple[LayerSpan, ...]) -> tuple[Walk, Walk]:
     """The same model in one place and in several."""
     stock: Qwen2ForCausalLM = random_qwen2()
     with torch.inference_mode():
-        whole = Decoder(stock.model, stock.lm_head, 1024)
-        split = Decoder(stock.model, stock.lm_head, 1024, row_rule=whole.row_rule, spans=spans)
+        whole = build_decoder(stock.model, stock.lm_head, 1024)
+        split = build_decoder(stock.model, stock.lm_head, 1024, batch_invariance=whole.batch_invariance, spans=spans)
     return Walk(whole, whole.step), Walk(split, split.step)
 
 

@@ -14,13 +14,14 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.unit.models.compression.prompts import cells
-from vidspec_models.compression.dycoke import REFRESH_TOKENS, DyCoke
+from vidspec_models.backends.cpu.step import CpuStep
+from vidspec_models.compression import REFRESH_TOKENS, DyCoke
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.cpu_step import CpuStep
-from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.inputs import NO_CELL, Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.row_invariance import PREFILL_RULE
 
 LAYERS, TOP, NUM_VIDEO = 5, 2, 300  # enough video rows for a whole block of them to be skipped
 DYCOKE = DyCoke(layer=TOP, hide_ratio=0.9)
@@ -81,9 +82,9 @@ def walk(path: str) -> Walk:
     stock = random_qwen2()
     with torch.inference_mode():
         if path == "torch":
-            decoder = Decoder(stock.model, stock.lm_head, 1024)
+            decoder = build_decoder(stock.model, stock.lm_head, 1024)
             return Walk(decoder, decoder.step)
-        decoder = Decoder(stock.model, stock.lm_head, 1024, row_rule=PREFILL_RULE)
+        decoder = build_decoder(stock.model, stock.lm_head, 1024, batch_invariance=PREFILL_ONLY)
         return Walk(decoder, CpuStep(stock.model, stock.lm_head, decoder))
 
 

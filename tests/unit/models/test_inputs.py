@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vidspec_models.inputs import NO_CELL, Prompt
-from vidspec_models.preservation import STRATEGIES, cell_rows, find_strategy, grid_checksum, kept_of_prompt, pruned
+from vidspec_models.inputs import NO_CELL, Prompt, cell_rows, grid_checksum, pruned
+from vidspec_models.preservation.strategies import STRATEGIES, find_strategy, kept_of_prompt
 
 
 @pytest.fixture

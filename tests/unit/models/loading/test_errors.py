@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading import load_model
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
 
 WEIGHTS = "model.safetensors"
 STORED, UP = (f"{model}.layers.1.mlp.up_proj.weight" for model in ("language_model.model", "model.language_model"))

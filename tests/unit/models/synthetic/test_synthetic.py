@@ -10,17 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_models.inputs import Turn
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.loading import load_model
-from vidspec_models.spec import ModelSpec
-from vidspec_models.synthetic.oracle import OracleDraft, told_tokens
-from vidspec_models.synthetic.recipe import Oracle, Recipe, find_recipe, prompt_text
-from vidspec_models.synthetic.shapes import SHAPES
-from vidspec_models.synthetic.weights import random_language_model
-from vidspec_models.synthetic_measure import main as measure
-from vidspec_models.synthetic_stock import RandomStock
-from vidspec_models.token_sampling import SamplingLaw
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.measure import main as measure
+from vidspec_models.reference.stock import RandomStock
+from vidspec_models.request import SamplingParams, Turn
+from vidspec_models.synthetic.model import OracleDraft, random_language_model, told_tokens
+from vidspec_models.synthetic.recipe import SHAPES, Oracle, Recipe, find_recipe, prompt_text
 from vidspec_models.video_lm import StepRows, VideoLM
 
 CPU = torch.device("cpu")
@@ -69,7 +66,7 @@ def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_engines_random_model_says_what_stock_generate_says(tmp_path: Path) -> None:
-    stock = RandomStock(Recipe(pair="tiny", role="target"), CPU, torch.float32).answer(ASKED, [], 12, SamplingLaw())
+    stock = RandomStock(Recipe(pair="tiny", role="target"), CPU, torch.float32).answer(ASKED, [], 12, SamplingParams())
     assert answer(load(tmp_path, "target"), 12) == list(stock.ids)
     assert len(stock.token_times) == 12
     assert stock.prompt_tokens == SHAPES["tiny"].prompt_tokens

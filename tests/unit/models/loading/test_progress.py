@@ -7,9 +7,8 @@ from pathlib import Path
 import transformers
 
 from tests.unit.models.families.tiny_checkpoints import save
-from vidspec_models.load_progress import load_bars, told_bar
-from vidspec_models.loading import load_model
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.load_model import load_bars, load_model, told_bar
+from vidspec_models.loading.spec import ModelSpec
 
 
 class Heard:
