@@ -1,56 +1,17 @@
-"""What a family turns a conversation into: prompt rows ready for the decoder."""
+"""Prompt: the rows that a family makes of a conversation, ready for the decoder; and its rows that show video."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 NO_CELL = -1  # in `Prompt.grid`: a video row that is no cell of a frame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One message; `num_videos` of the conversation's videos, in order, precede its text."""
-
-    role: str
-    text: str
-    num_videos: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Video:
-    """Sampled frames and what a processor may want to know of their source."""
-
-    frames: NDArray[np.uint8]  # [T, H, W, 3] RGB
-    source_indices: tuple[int, ...]  # [T]
-    source_fps: float
-    source_num_frames: int
-    duration_s: float
-    key: str | None = None  # equal keys mean equal videos; None: unlike any other
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedVideo:
-    """All that a prompt needs of a video: the costly part of preparing one, and the same in every conversation."""
-
-    words: str  # what stands for it in the templated text
-    features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
-    grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
-    additions: tuple[Tensor, ...] = ()  # [rows, hidden size] each, for the decoder's first layers
-    patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, where positions depend on them
-    seconds_per_patch: float | None = None  # of time, where positions depend on it
-    key: str | None = None
-
-    @property
-    def num_frames(self) -> int:
-        return int(self.grid[:, 0].max()) + 1
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.features, *self.additions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +51,43 @@ class Prompt:
     @property
     def num_video_tokens(self) -> int:
         return int(self.is_video.sum())
+
+
+@torch.inference_mode()
+def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
+    """The prompt with only the video rows `kept` (sorted indices into its video rows) and all of its text.
+
+    Positions stay as they were, so the answer starts where it would have (`next_position`); with nothing left out
+    it is the prompt itself.
+    """
+    if len(kept) == prompt.num_video_tokens:
+        return prompt
+    stays = ~prompt.is_video
+    stays[prompt.is_video.nonzero()[:, 0][kept]] = True
+    rows = stays.nonzero()[:, 0]
+    cos, sin = prompt.rotary
+    return replace(
+        prompt,
+        ids=tuple(compress(prompt.ids, stays.tolist())),
+        embeddings=prompt.embeddings[rows],
+        rotary=(cos[rows], sin[rows]),
+        is_video=prompt.is_video[rows],
+        grid=None if prompt.grid is None else prompt.grid[kept],
+        layer_additions=None if prompt.layer_additions is None else prompt.layer_additions[:, rows],
+        identity=None,
+    )
+
+
+def cell_rows(prompt: Prompt) -> Tensor:
+    """Indices into the prompt's video rows, int64 [C], of those that are cells of a frame."""
+    if prompt.grid is None:
+        return torch.arange(prompt.num_video_tokens, device=prompt.is_video.device)
+    return (prompt.grid != NO_CELL).all(1).nonzero()[:, 0]
+
+
+def grid_checksum(prompt: Prompt) -> int:
+    """Equal for two prompts whose cells are the same places in the same order, whatever their models."""
+    if prompt.grid is None:
+        return prompt.num_video_tokens
+    cells = prompt.grid[cell_rows(prompt)].to(torch.int32).cpu().contiguous()
+    return zlib.crc32(cells.numpy().tobytes())

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vidspec_models.backends.cuda.stream import SideStream
+from vidspec_models.backends.select import StepLogits
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.cuda_stream import SideStream
-from vidspec_models.decoder import Decoder, QueryObserver, Segment
-from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
-from vidspec_models.inputs import Prompt, Turn, Video
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.token_sampling import CoupledSampler, Guess, guess_all
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import Turn, Video
+from vidspec_models.sampling.coupled import CoupledSampler, Guess, guess_all
 
-StepLogits = Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]  # as `Decoder.step`
 RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
 
 
@@ -55,7 +56,8 @@ class VideoLM:
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         self._num_tokens = _num_tokens(processor)
-        self._side = SideStream(decoder.embedding.device)
+        device = decoder.embedding.device
+        self._side = SideStream(device) if device.type == "cuda" else None
 
     @property
     def context_length(self) -> int:
@@ -66,7 +68,7 @@ class VideoLM:
         return self._family.default_num_frames(self._processor)
 
     @torch.inference_mode()
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos | None = None) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
         Raises ContextOverflow, before that cost where the videos alone are too much.
@@ -78,11 +80,13 @@ class VideoLM:
                 f"the video takes {num_video_tokens} tokens, the model's context is {self.context_length}; "
                 "ask for fewer frames"
             )
-        known = encoded or EncodedVideos(0)
-        with self._side.use():
+        known = encoded or EncoderCache(0)
+
+        def make() -> Prompt:
             features = [known.get(video, lambda each: family.encode(model, processor, each)) for video in videos]
-            prompt = family.prepare(model, processor, self.decoder, turns, features)
-        return self._side.hand_over(prompt)
+            return family.prepare(model, processor, self.decoder, turns, features)
+
+        return make() if self._side is None else self._side.run(make)
 
     @torch.inference_mode()
     def prefill(

@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from vidspec_models.accelerated import make_cuda_step
-from vidspec_models.cuda_step import CudaStep
-from vidspec_models.decoder import Decoder, Segment
+from vidspec_models.backends.cuda.step import CudaStep
+from vidspec_models.backends.select import StepLogits, make_cuda_step
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.synthetic.family import RandomFamily
-from vidspec_models.synthetic.recipe import Recipe
-from vidspec_models.synthetic.shapes import SHAPES as PAIRS
-from vidspec_models.synthetic.shapes import Shape
-from vidspec_models.synthetic.weights import random_language_model
-from vidspec_models.video_lm import StepLogits, VideoLM
+from vidspec_models.synthetic.model import RandomFamily, random_language_model
+from vidspec_models.synthetic.recipe import SHAPES as PAIRS
+from vidspec_models.synthetic.recipe import Recipe, Shape
+from vidspec_models.video_lm import VideoLM
 
 PROMPT = 700  # rows, over several tiles of attention
 _LAYERS = 3
@@ -65,11 +64,11 @@ def load(shape: Shape) -> Loaded:
     """Make, fuse, capture; a step that cannot be captured fails the tests that asked for it."""
     model = random_language_model(shape, 0, torch.device("cuda"), torch.bfloat16)
     with torch.inference_mode():
-        decoder = Decoder(model.model, model.lm_head, 8192, releases_layers=True)
+        decoder = build_decoder(model.model, model.lm_head, 8192, releases_layers=True)
     model.model.layers = nn.ModuleList()
     captured = make_cuda_step(decoder)
     assert captured is not None, "the log says why"
-    launched = CudaStep(decoder, decoder.row_rule.row_buckets, is_captured=False)
+    launched = CudaStep(decoder, decoder.batch_invariance.row_buckets, is_captured=False)
     family = RandomFamily(Recipe(pair="tiny", role="target"))
     video_lm = VideoLM(model, None, family, decoder, frozenset(), captured)
     return Loaded(decoder, captured, launched, decoder.step, video_lm)

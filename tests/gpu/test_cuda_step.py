@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.gpu.models import PROMPT, SHAPES, Loaded, load, no_waiting, segments
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+from vidspec_models.request import SamplingParams
+from vidspec_models.sampling.coupled import CoupledSampler
 from vidspec_models.video_lm import StepRows
 
 ANSWER = 48
@@ -42,8 +43,8 @@ def test_its_logits_are_those_of_the_plain_walk(loaded: Loaded, counts: tuple[in
 
 
 def test_rows_scored_together_have_the_bits_they_have_alone(loaded: Loaded) -> None:
-    assert loaded.captured.rows_are_invariant()
-    assert loaded.decoder.row_rule.row_buckets
+    assert loaded.captured.measure_invariance()
+    assert loaded.decoder.batch_invariance.row_buckets
 
 
 def test_a_step_never_waits_for_the_device(loaded: Loaded) -> None:
@@ -68,7 +69,7 @@ def test_ids_do_not_depend_on_how_many_rows_are_verified(loaded: Loaded) -> None
 
 def _decode(loaded: Loaded, index: int, told: list[int] | None) -> tuple[list[int], list[float]]:
     """Greedy ids, and the gap between the two best logits at each; with `told`, in windows whose end is wrong."""
-    cache, sampler = loaded.prefilled(index, PROMPT), CoupledSampler(SamplingLaw())
+    cache, sampler = loaded.prefilled(index, PROMPT), CoupledSampler(SamplingParams())
     ids, gaps, turn = [index % 500], [0.0], 0
     while len(ids) <= ANSWER:
         window = WINDOWS[turn % len(WINDOWS)] if told else 0

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from vidspec_models.inputs import Turn
-from vidspec_models.kv_cache import KVPool
-from vidspec_models.loading import load_model
-from vidspec_models.spec import ModelSpec
-from vidspec_models.synthetic.recipe import Recipe, prompt_text
-from vidspec_models.synthetic.shapes import SHAPES
+from vidspec_models.decoder.kv_cache import KVPool
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import Turn
+from vidspec_models.synthetic.recipe import SHAPES, Recipe, prompt_text
 from vidspec_models.video_lm import StepRows
 
 PAIR = "llava-onevision-7b+0.5b"

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.gpu.models import SHAPES, no_waiting, segments
-from vidspec_models.decoder import Decoder, Segment
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.placement import LayerSpan, layer_spans
-from vidspec_models.row_invariance import RowRule
-from vidspec_models.synthetic.weights import random_language_model
+from vidspec_models.decoder.batch_invariant_ops import BatchInvariance
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.placement import LayerSpan, layer_spans
+from vidspec_models.synthetic.model import random_language_model
 
 SHAPE = replace(SHAPES["7b"], num_layers=4)
 PROMPT, CHUNK, CONTEXT = 700, 512, 4096
@@ -23,13 +24,15 @@ both = pytest.mark.parametrize("names", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:
 
 
 @torch.inference_mode()
-def decoder_on(names: tuple[str, ...], row_rule: RowRule | None = None) -> Decoder:
+def decoder_on(names: tuple[str, ...], batch_invariance: BatchInvariance | None = None) -> Decoder:
     devices = [torch.device(name) for name in names]
     if max(device.index for device in devices) >= torch.cuda.device_count():
         pytest.skip("needs two CUDA devices")
     model = random_language_model(SHAPE, 0, CUDA, torch.bfloat16)
     spans = layer_spans(model, model.model, model.lm_head, devices)
-    return Decoder(model.model, model.lm_head, CONTEXT, row_rule=row_rule, releases_layers=True, spans=spans)
+    return build_decoder(
+        model.model, model.lm_head, CONTEXT, batch_invariance=batch_invariance, releases_layers=True, spans=spans
+    )
 
 
 @torch.inference_mode()
@@ -56,7 +59,7 @@ def step(decoder: Decoder, caches: list[KVCache], counts: tuple[int, ...]) -> Te
 @both
 def test_prompts_and_steps_have_the_bits_of_one_place(names: tuple[str, str]) -> None:
     whole = decoder_on(("cuda:0",))
-    split = decoder_on(names, whole.row_rule)
+    split = decoder_on(names, whole.batch_invariance)
     found: list[list[Tensor]] = []
     for decoder in (whole, split):
         caches, logits = zip(*(prefilled(decoder, PROMPT + 37 * i) for i in range(3)), strict=True)

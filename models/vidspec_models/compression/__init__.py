@@ -1,1 +1,33 @@
-"""DyCoke (CVPR 2025, arXiv 2411.15024) on the target: fewer video rows in the prompt, fewer attended while decoding."""
+"""DyCoke (CVPR 2025, arXiv 2411.15024) on the target: fewer video rows in the prompt, fewer attended while decoding.
+
+Here are its parameters, without torch: every process may import them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+REFRESH_TOKENS = 16  # answer rows that share one selection of video rows (the paper selects anew for each)
+_ROUNDING = 1e-9  # 0.3 * 10 is a hair below 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DyCoke:
+    """Letters are the paper's. `hide_ratio` 0 leaves the keys and values alone: temporal merging only."""
+
+    merge_ratio: float = 0.5  # K: of a compared frame's tokens, the share that an earlier frame stands for
+    layer: int = 3  # L: first layer, counted from 0, whose attention leaves tokens out
+    hide_ratio: float = 0.7  # P: of the video tokens left, the share that those layers do not attend to
+
+    def __post_init__(self) -> None:
+        for name in ("merge_ratio", "hide_ratio"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name):g}")
+        if self.layer < 1:
+            raise ValueError(f"layer must be at least 1, not {self.layer}: the layer before it selects")
+
+
+def num_left(count: int, ratio: float) -> int:
+    """What is left of `count` tokens without the share `ratio` of them, rounded down."""
+    return floor((1 - ratio) * count + _ROUNDING)

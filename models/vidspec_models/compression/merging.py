@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.compression.dycoke import num_left
-from vidspec_models.inputs import Prompt
-from vidspec_models.preservation import cell_rows, pruned
+from vidspec_models.compression import num_left
+from vidspec_models.inputs import Prompt, cell_rows, pruned
 
 _COMPARED_WITH = (0, 1, 2, 1)  # by place in the window: how many frames back; the first stays whole
-
 _DECIMALS = 5  # beyond them similarities of equal tokens differ by rounding, on every machine otherwise
 
 
@@ -32,11 +30,16 @@ def merge_frames(features: Tensor, merge_ratio: float) -> Tensor:
     kept = torch.ones(num_frames, num_tokens, dtype=torch.bool, device=features.device)
     count = num_left(num_tokens, merge_ratio)
     for frame in range(num_frames):
-        back = _COMPARED_WITH[frame % len(_COMPARED_WITH)]
-        if back:
-            found = expendable(features[frame].float(), features[frame - back].float())
+        earlier = compared_with(frame)
+        if earlier != frame:
+            found = expendable(features[frame].float(), features[earlier].float())
             kept[frame, found.round(decimals=_DECIMALS).argsort(stable=True)[count:]] = False
     return kept
+
+
+def compared_with(frame: int) -> int:
+    """The frame whose tokens may stand for this one's: itself, if it is the first of a window."""
+    return frame - _COMPARED_WITH[frame % len(_COMPARED_WITH)]
 
 
 def expendable(frame: Tensor, earlier: Tensor) -> Tensor:

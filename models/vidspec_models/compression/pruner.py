@@ -3,6 +3,10 @@
 The paper selects anew for every row. Here the rows of a period of `REFRESH_TOKENS` share one selection, made by the
 first of them, and no forward crosses from one period into the next: which rows are hidden from a row is then a
 function of the tokens before its period, however many rows of proposals are scored together.
+
+Hidden rows come back without a second copy of any row: attention does not mind the order of keys (their positions are
+turned into them), so the later layers keep what is hidden in their first places and attend to the rest: one contiguous
+part, that is really less to read.
 """
 
 from __future__ import annotations
@@ -11,14 +15,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from vidspec_models.compression.dycoke import REFRESH_TOKENS, DyCoke, num_left
-from vidspec_models.compression.hiding import begin_hiding, change_hidden
-from vidspec_models.compression.selection import attention_of_row, hidden_by, still_stands
-from vidspec_models.decoder import Decoder, Segment
-from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.preservation import cell_rows
+from vidspec_models.compression import REFRESH_TOKENS, DyCoke, num_left
+from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.kv_cache import HiddenRows, KVCache
+from vidspec_models.inputs import Prompt, cell_rows
+
+_STILL_ALIKE = 0.9  # the paper's gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +79,57 @@ class KVPruner:
         layer = self.first_layer - 1
         keys = cache.keys_of(layer)[:, : cache.length + 1]
         return attention_of_row(seen[layer][0], keys, decoder.scale).to(self.candidates.device)[self.candidates]
+
+
+def attention_of_row(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """softmax(q k / sqrt(D)) of one row over all it sees, mean over heads: float32 [n].
+
+    queries [H, D]; keys [KV, n, D], the row's own included; query head h reads key head h // (H / KV).
+    """
+    num_kv_heads = keys.shape[0]
+    grouped = queries.float().unflatten(0, (num_kv_heads, -1))
+    scores = torch.einsum("kgd,knd->kgn", grouped, keys.float()) * scale
+    return scores.softmax(-1).mean((0, 1))
+
+
+def hidden_by(attention: Tensor, count: int) -> Tensor:
+    """The `count` candidates of least attention [candidates], ascending by index; of equals the later ones."""
+    order = attention.argsort(descending=True, stable=True)
+    return order[len(attention) - count :].sort().values
+
+
+def still_stands(attention: Tensor, chosen_by: Tensor) -> bool:
+    """The gate: is the attention [candidates] still like the one that the choice in force was made by?"""
+    return bool(functional.cosine_similarity(attention, chosen_by, dim=0) >= _STILL_ALIKE)
+
+
+def begin_hiding(cache: KVCache, hidden: Tensor, first_layer: int, span: int, attention: Tensor) -> None:
+    """Hide rows (int64, sorted) of the first `span` rows from `first_layer` on; `attention` is what chose them."""
+    places = torch.arange(span, device=hidden.device)
+    state = HiddenRows(first_layer, len(hidden), places, attention)
+    _move(cache, state, places.clone(), torch.cat((hidden, places[~torch.isin(places, hidden)])))
+    cache.hidden = state
+
+
+def change_hidden(cache: KVCache, state: HiddenRows, hidden: Tensor, attention: Tensor) -> None:
+    """Hide these rows instead of the present ones, as many and within the same span."""
+    if len(hidden) != state.count:
+        raise ValueError(f"{state.count} rows are hidden; that cannot become {len(hidden)}")
+    is_wanted = torch.isin(state.order, hidden)
+    is_hidden = torch.arange(len(state.order), device=hidden.device) < state.count
+    returning = (is_hidden & ~is_wanted).nonzero()[:, 0]
+    leaving = (~is_hidden & is_wanted).nonzero()[:, 0]
+    _move(cache, state, torch.cat((returning, leaving)), torch.cat((leaving, returning)))
+    state.attention = attention
+
+
+def _move(cache: KVCache, state: HiddenRows, to: Tensor, source: Tensor) -> None:
+    """Put what lies in places `source` into places `to`; the two name the same places."""
+    first = 0  # layer of a span
+    for pair in zip(cache.keys_by_span, cache.values_by_span, strict=True):
+        for stored in pair:
+            there, whence = to.to(stored.device), source.to(stored.device)
+            layers = stored[max(0, state.first_layer - first) :]
+            layers[:, :, :, there] = layers[:, :, :, whence]
+        first += len(pair[0])
+    state.order[to] = state.order[source]

@@ -1,39 +1,158 @@
-"""Family: the few things in which video-LLM architectures differ, as the engine sees them."""
+"""Family: the few things in which video-LLM architectures differ, and what all of them share.
+
+Conversations and videos go through the checkpoint's own template and processor.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from vidspec_models.decoder import Decoder
-from vidspec_models.inputs import EncodedVideo, Prompt, Turn, Video
+import numpy as np
+import torch
+from torch import Tensor
+
+from vidspec_models.decoder.decoder import Decoder
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.inputs import NO_CELL, Prompt, PromptIdentity
+from vidspec_models.request import Turn, Video
 
 
-class Family(Protocol):
-    """One architecture. Stateless: everything it needs comes in, everything it makes goes out."""
+class Family(ABC):
+    """One architecture. Stateless: everything it needs comes in, everything it makes goes out.
+
+    What is defined here suits families whose frames are images of one size and whose positions count rows.
+    """
+
+    num_frames: int  # to sample where the checkpoint does not say
+    placeholder = "video_token_id"  # the name, in the configuration, of the id that stands for a video's rows
 
     def language_model(self, model: Any) -> Any:
         """The transformers text decoder (with `layers`, `norm`, `embed_tokens`, `rotary_emb`)."""
-        ...
+        return model.model.language_model
 
     def default_num_frames(self, processor: Any) -> int:
         """Frames to sample when the caller names neither fps nor a number."""
-        ...
+        return int(processor.video_processor.num_frames or self.num_frames)
 
     def video_arguments(self, processor: Any) -> Mapping[str, Any]:
         """What the video processor must be told besides the frames and their metadata."""
-        ...
+        return {}
 
+    @abstractmethod
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
-        ...
 
+    @abstractmethod
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
         """Process the frames and run the vision tower: what is the same in every conversation about the video."""
-        ...
 
     def prepare(
         self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
     ) -> Prompt:
-        """Template, tokenise and merge the videos' features into the prompt's embeddings."""
-        ...
+        """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow."""
+        ids = tokenised(processor, turns, videos).to(decoder.embedding.device)
+        is_video = ids == getattr(model.config, self.placeholder)
+        decoder.require_room(len(ids))
+        return Prompt(
+            ids=tuple(ids.tolist()),
+            embeddings=merged(decoder, ids, is_video, videos),
+            rotary=decoder.prompt_rotary(len(ids)),
+            is_video=is_video,
+            next_position=len(ids),
+            grid=joined_grid(videos, ids.device),
+            identity=identity(ids, is_video, videos),
+        )
+
+
+def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Turns in the structure that transformers' chat templates read: media first, then text."""
+    return [
+        {
+            "role": turn.role,
+            "content": [{"type": "video"}] * turn.num_videos
+            + [{"type": "text", "text": _without_placeholders(processor, turn.text)}],
+        }
+        for turn in turns
+    ]
+
+
+def _without_placeholders(processor: Any, text: str) -> str:
+    """A user may write "<video>" and mean the letters: a blank keeps them from standing for frames."""
+    for token in (processor.video_token, processor.image_token):
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def metadata(video: Video) -> dict[str, Any]:
+    """The source's true facts; processors that stamp times must not guess them from the sampled frames."""
+    return {
+        "total_num_frames": video.source_num_frames,
+        "fps": video.source_fps,
+        "duration": video.duration_s,
+        "frames_indices": list(video.source_indices),
+        "height": video.frames.shape[1],
+        "width": video.frames.shape[2],
+    }
+
+
+def processed(processor: Any, video: Video, arguments: Mapping[str, Any]) -> Any:
+    """The video processor's outputs; one video at a time, since in one request clips differ in size and length."""
+    return processor.video_processor(
+        [video.frames],
+        video_metadata=[metadata(video)],
+        do_sample_frames=False,
+        return_metadata=True,
+        return_tensors="pt",
+        **arguments,
+    )
+
+
+def words_for(processor: Any, outputs: Any) -> str:
+    """The placeholders, and what may stand between them, of one processed video."""
+    words: str = processor.replace_video_token(outputs, video_idx=0)
+    return words
+
+
+def tokenised(processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo]) -> Tensor:
+    """Token ids [P] of a conversation, each video's words in its place."""
+    text = processor.apply_chat_template(conversation(processor, turns), add_generation_prompt=True, tokenize=False)
+    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
+    bos = processor.tokenizer.bos_token
+    has_bos = bos is not None and text.startswith(bos)
+    ids: Tensor = processor.tokenizer(text, add_special_tokens=not has_bos, return_tensors="pt")["input_ids"][0]
+    return ids
+
+
+def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
+    """The ids' embeddings [P, hidden size], the videos' features in their places."""
+    embeddings = decoder.embedding[ids]
+    if videos:
+        embeddings[is_video] = torch.cat([video.features for video in videos]).to(embeddings.dtype)
+    return embeddings
+
+
+def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor | None:
+    """The videos' grids one after the other, frames counted through all of them."""
+    grids, num_frames = [], 0
+    for video in videos:
+        first = torch.tensor((num_frames, 0, 0)).where(video.grid != NO_CELL, 0)
+        grids.append(video.grid + first)
+        num_frames += video.num_frames
+    return torch.cat(grids).to(device) if grids else None
+
+
+def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
+    """None for a prompt without videos or with one that has no key."""
+    keys = tuple(video.key for video in videos if video.key is not None)
+    if not keys or len(keys) < len(videos):
+        return None
+    rows = ids.cpu().numpy().copy()
+    rows[is_video.cpu().numpy()] = np.arange(-1, -1 - int(is_video.sum()), -1)
+    return PromptIdentity(video_keys=keys, rows=rows)
+
+
+def cells(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
+    """(frame, row, column) of every cell in reading order, int64 [cells, 3]."""
+    return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))

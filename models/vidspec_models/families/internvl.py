@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any
 
-from vidspec_models.families.encoding import cells, processed, words_for
-from vidspec_models.families.plain import PlainFamily
-from vidspec_models.inputs import EncodedVideo, Video
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.families.base import Family, cells, processed, words_for
+from vidspec_models.request import Video
 
 _FRAME_MARKS = 2  # <img> and </img>; the words before them are counted once they are tokenised
 
 
-class InternVL(PlainFamily):
+class InternVL(Family):
     """`InternVLForConditionalGeneration` with its Qwen2, Qwen3 or Llama decoder."""
 
     num_frames = 32

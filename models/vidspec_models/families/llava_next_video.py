@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from vidspec_models.families.encoding import cells, processed, words_for
-from vidspec_models.families.plain import PlainFamily
-from vidspec_models.inputs import EncodedVideo, Video
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.families.base import Family, cells, processed, words_for
+from vidspec_models.request import Video
 
 
-class LlavaNextVideo(PlainFamily):
+class LlavaNextVideo(Family):
     """`LlavaNextVideoForConditionalGeneration` with its Llama (Vicuna, Yi) or Mistral decoder."""
 
     num_frames = 8  # 144 tokens each; the released 7B has a context of 4096

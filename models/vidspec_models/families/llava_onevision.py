@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from vidspec_models.families.encoding import cells, processed, words_for
-from vidspec_models.families.plain import PlainFamily
-from vidspec_models.inputs import NO_CELL, EncodedVideo, Video
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.families.base import Family, cells, processed, words_for
+from vidspec_models.inputs import NO_CELL
+from vidspec_models.request import Video
 
 
-class LlavaOnevision(PlainFamily):
+class LlavaOnevision(Family):
     """`LlavaOnevisionForConditionalGeneration`, its processor and its Qwen2 decoder."""
 
     num_frames = 32  # what the released checkpoints were trained on

@@ -1,30 +1,30 @@
-"""Qwen2-VL and Qwen2.5-VL: frames at their own resolution, merged in pairs, positions of three axes (M-RoPE)."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: frames at their own resolution, merged in pairs, positions of three axes (M-RoPE)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder import Decoder
+from vidspec_models.decoder.decoder import Decoder, rotary_values
+from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.encoding import cells, identity, joined_grid, merged, processed, tokenised, words_for
-from vidspec_models.inputs import EncodedVideo, Prompt, Turn, Video
+from vidspec_models.families.base import Family, cells, identity, joined_grid, merged, processed, tokenised, words_for
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import Turn, Video
 
-_NUM_FRAMES = 32
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the cap would be the far larger one of images
+_PAIR_MARKS = 2  # Qwen3: the start and end of vision; the words of the time are counted once they are tokenised
 
 
-class Qwen2VL:
+class Qwen2VL(Family):
     """`Qwen2VLForConditionalGeneration`: one temporal position per pair of frames."""
 
-    def language_model(self, model: Any) -> Any:
-        return model.model.language_model
-
-    def default_num_frames(self, processor: Any) -> int:
-        return int(processor.video_processor.num_frames or _NUM_FRAMES)
+    num_frames = 32
 
     def video_arguments(self, processor: Any) -> Mapping[str, Any]:
         ours = processor.video_processor
@@ -74,7 +74,7 @@ class Qwen2VL:
         return Prompt(
             ids=tuple(ids.tolist()),
             embeddings=merged(decoder, ids, is_video, videos),
-            rotary=decoder.rotary_from(self.language_model(model).rotary_emb, positions.to(device)),
+            rotary=rotary_values(self.language_model(model).rotary_emb, decoder.embedding, positions.to(device)),
             is_video=is_video,
             next_position=int(positions[..., -1].max()) + 1,  # as `generate`; the video's time may have run ahead of it
             grid=joined_grid(videos, device),
@@ -96,6 +96,33 @@ class Qwen25VL(Qwen2VL):
 
     def _seconds_per_patch(self, processor: Any, video: Video) -> float | None:
         return float(processor.video_processor.temporal_patch_size) / sampled_fps(video)
+
+
+class Qwen3VL(Qwen2VL):
+    """`Qwen3VLForConditionalGeneration` (dense): time stamps in the prompt's words; features
+    are also added behind the decoder's first layers (deepstack).
+    """
+
+    def video_arguments(self, processor: Any) -> Mapping[str, Any]:
+        return {"cap_pixels_per_frame": True}  # as qwen-vl-utils; without it a few frames take a whole video's tokens
+
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        video = _at_least_a_pair(video)
+        pairs = -(-len(video.frames) // int(processor.video_processor.temporal_patch_size))
+        return super().num_video_tokens(model, processor, video) + _PAIR_MARKS * pairs
+
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        return super().encode(model, processor, _at_least_a_pair(video))
+
+    def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
+        return tuple(videos[0] for videos in encoded.deepstack_features)
+
+
+def _at_least_a_pair(video: Video) -> Video:
+    """A single frame twice, which is what odd numbers of frames become anyway; the processor refuses one."""
+    if len(video.frames) > 1:
+        return video
+    return replace(video, frames=np.repeat(video.frames, 2, axis=0), source_indices=video.source_indices * 2)
 
 
 def _patches(videos: Sequence[EncodedVideo]) -> Tensor | None:

@@ -1,109 +1,50 @@
-"""The strategies by name: what each keeps of a video's cells under a budget. Sources and formulas: docs/methods.md."""
+"""Which video rows a draft sees: HIPPO's choice and the strategies it is compared with, by name, under a budget.
+
+Everything here can change the draft's guesses only, never the target's text. Sources and formulas: docs/methods.md.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL
+from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.preservation import baselines
+from vidspec_models.preservation.scores import (
+    Candidates,
+    centred,
+    debiased,
+    diverse,
+    ranks,
+    relative,
+    spatial_distinctiveness,
+    with_even,
+)
+from vidspec_models.preservation.text_queries import RelevanceLaw
 
-from .budget import best, num_kept, require_ratio, spaced, with_even
-from .cell_grid import CellGrid
-from .diversity import diverse
-from .local_scores import centred, spatial_distinctiveness, temporal_novelty
-from .ranking import debiased, ranks, relative
-from .temporal_merging import merged_in_time
-from .text_queries import RelevanceLaw
+LEAST_KEPT = 16  # cells: below that a clip is too short to prune further
+_MOST_PRUNED = 0.99
 
-_TOP_P = 0.4  # SpecVLM's lambda
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The C cells of a prompt's videos, and how many of them may stay."""
-
-    features: Tensor  # [C, hidden], projected
-    grid: CellGrid
-    relevance: Tensor | None  # float32 [C]: attention that the text pays to each; None: not known (yet)
-    budget: int
-    seed: int
-
-
-Select = Callable[[Candidates], Tensor]  # indices of the kept cells, in any order
+# HIPPO's shares, chosen on validation clips (docs/methods.md).
+_DISTINCT_SHARE = 0.05  # of quality; the rest is relevance
+_PLACE_POWER = 0.1
+_EVEN_SHARE = 0.1  # of the budget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hippo:
-    """Ours after HIPPO: what the text looks at and what stands out, each less what cells chosen near it show.
-
-    Without relevance distinctiveness is all there is. The shares were chosen on validation clips (docs/methods.md).
+def hippo(cells: Candidates) -> Tensor:
+    """Ours after HIPPO (arXiv 2601.08273): what the text looks at and what stands out, each less what cells chosen near
+    it show. Without relevance distinctiveness is all there is.
     """
-
-    distinct_share: float = 0.05  # of quality; the rest is relevance
-    place_power: float = 0.1
-    even_share: float = 0.1  # of the budget
-
-    def __call__(self, cells: Candidates) -> Tensor:
-        units = centred(cells.features)
-        quality = ranks(spatial_distinctiveness(units, cells.grid))
-        if cells.relevance is not None:
-            relevance = relative(debiased(cells.relevance, cells.grid, self.place_power))
-            quality = self.distinct_share * quality + (1 - self.distinct_share) * relevance
-        num_diverse = cells.budget - int(self.even_share * cells.budget)
-        chosen = diverse(quality, units, cells.grid.frames, num_diverse)
-        return with_even(chosen, cells.grid.num_cells, cells.budget)
-
-
-def specvlm(cells: Candidates) -> Tensor:
-    """SpecVLM (arXiv 2508.16201): the smallest set that holds 0.4 of the attention, then evenly spaced ones."""
-    if cells.relevance is None:
-        return uniform(cells)
-    order = best(cells.relevance, cells.grid.num_cells)
-    reached = cells.relevance[order].cumsum(0)
-    num_top = min(int((reached < _TOP_P * reached[-1]).sum()) + 1, cells.budget)
-    return with_even(order[:num_top], cells.grid.num_cells, cells.budget)
-
-
-def attention(cells: Candidates) -> Tensor:
-    """The cells with most attention, as it is; evenly spaced ones while it is not known."""
-    return uniform(cells) if cells.relevance is None else best(cells.relevance, cells.budget)
-
-
-def unbiased(cells: Candidates) -> Tensor:
-    """In the spirit of ParallelVLM (arXiv 2603.19610): no attention, none of its bias; novelty and distinctiveness."""
     units = centred(cells.features)
-    scores = ranks(temporal_novelty(units, cells.grid)) + ranks(spatial_distinctiveness(units, cells.grid))
-    return best(scores, cells.budget)
-
-
-def uniform(cells: Candidates) -> Tensor:
-    """Evenly spaced in reading order, both ends included."""
-    return spaced(cells.grid.num_cells, cells.budget, cells.grid.frames.device)
-
-
-def random(cells: Candidates) -> Tensor:
-    """Drawn without replacement; the seed decides."""
-    drawn = np.random.default_rng(cells.seed).permutation(cells.grid.num_cells)[: cells.budget]
-    return torch.from_numpy(drawn).to(cells.grid.frames.device)
-
-
-def temporal_merging(cells: Candidates) -> Tensor:
-    """DyCoke's first stage (arXiv 2411.15024) on the draft; what it cannot reach is thinned out evenly."""
-    return merged_in_time(cells.features, cells.grid, cells.budget)
-
-
-def everything(cells: Candidates) -> Tensor:
-    """No pruning."""
-    return torch.arange(cells.grid.num_cells, device=cells.grid.frames.device)
-
-
-def nothing(cells: Candidates) -> Tensor:
-    """A draft that sees no cell at all: what text alone is worth."""
-    return cells.grid.frames.new_zeros(0)
+    quality = ranks(spatial_distinctiveness(units, cells))
+    if cells.relevance is not None:
+        relevance = relative(debiased(cells.relevance, cells, _PLACE_POWER))
+        quality = _DISTINCT_SHARE * quality + (1 - _DISTINCT_SHARE) * relevance
+    num_diverse = cells.budget - int(_EVEN_SHARE * cells.budget)
+    return with_even(diverse(quality, units, cells.frames, num_diverse), cells.num_cells, cells.budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +52,9 @@ class Strategy:
     """A named way to choose. `relevance` says which attention the target has to measure for it, if any."""
 
     name: str
-    select: Select
+    select: Callable[[Candidates], Tensor]  # indices of the kept cells, in any order
     relevance: RelevanceLaw | None = None
-    ignores_ratio: bool = field(default=False)
+    ignores_ratio: bool = False
 
 
 _EVERY_LAYER_AND_ROW = RelevanceLaw(among_video=False)
@@ -121,15 +62,15 @@ _EVERY_LAYER_AND_ROW = RelevanceLaw(among_video=False)
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy(name="hippo", select=Hippo(), relevance=RelevanceLaw(among_video=True)),
-        Strategy(name="specvlm", select=specvlm, relevance=_EVERY_LAYER_AND_ROW),
-        Strategy(name="attention", select=attention, relevance=_EVERY_LAYER_AND_ROW),
-        Strategy(name="unbiased", select=unbiased),
-        Strategy(name="uniform", select=uniform),
-        Strategy(name="random", select=random),
-        Strategy(name="ttm", select=temporal_merging),
-        Strategy(name="none", select=everything, ignores_ratio=True),
-        Strategy(name="blind", select=nothing, ignores_ratio=True),
+        Strategy(name="hippo", select=hippo, relevance=RelevanceLaw(among_video=True)),
+        Strategy(name="specvlm", select=baselines.specvlm, relevance=_EVERY_LAYER_AND_ROW),
+        Strategy(name="attention", select=baselines.attention, relevance=_EVERY_LAYER_AND_ROW),
+        Strategy(name="unbiased", select=baselines.unbiased),
+        Strategy(name="uniform", select=baselines.uniform),
+        Strategy(name="random", select=baselines.random),
+        Strategy(name="ttm", select=baselines.temporal_merging),
+        Strategy(name="none", select=baselines.everything, ignores_ratio=True),
+        Strategy(name="blind", select=baselines.nothing, ignores_ratio=True),
     )
 }
 
@@ -139,6 +80,18 @@ def find_strategy(name: str) -> Strategy:
     if name not in STRATEGIES:
         raise ValueError(f"unknown preservation strategy {name!r}; there are {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
+
+
+def require_ratio(ratio: float) -> None:
+    """Raise ValueError for a share that may not be pruned."""
+    if not 0.0 <= ratio <= _MOST_PRUNED:
+        raise ValueError(f"the pruned share must be in [0, {_MOST_PRUNED}], not {ratio!r}")
+
+
+def num_kept(num_cells: int, ratio: float) -> int:
+    """Cells of `num_cells` that stay when a share `ratio` is pruned: never fewer than 16, all if there are fewer."""
+    require_ratio(ratio)
+    return min(num_cells, max(LEAST_KEPT, int((1.0 - ratio) * num_cells + 1e-9)))
 
 
 def kept_rows(
@@ -168,15 +121,16 @@ def kept_rows(
     if not len(cells) or (budget == len(cells) and not strategy.ignores_ratio):
         return every_row
     known = None if relevance is None else relevance[cells].float().nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0)
-    chosen = strategy.select(
-        Candidates(
-            features=features[cells],
-            grid=CellGrid.of(places[cells]),
-            relevance=known,
-            budget=budget,
-            seed=seed,
-        )
-    )
+    chosen = strategy.select(Candidates.of(features[cells], places[cells], known, budget, seed))
     stays = ~is_cell
     stays[cells[chosen]] = True
     return stays.nonzero()[:, 0]
+
+
+@torch.inference_mode()
+def kept_of_prompt(
+    strategy: Strategy, ratio: float, prompt: Prompt, relevance: Tensor | None = None, seed: int = 0
+) -> Tensor:
+    """`kept_rows` of a prompt's own video rows; relevance [V] or None."""
+    features = prompt.embeddings[prompt.is_video]
+    return kept_rows(strategy, ratio, features, prompt.grid, relevance, seed)

@@ -1,19 +1,22 @@
 """TextQueries: how much a model's text looks at each video row, rebuilt from cached keys after a prefill.
 
-Attention kernels return no weights. The queries of the text rows behind the video are noted while these rows are
-prefilled; the keys, rotated as well, lie in the cache (HIPPO, arXiv 2601.08273: reconstruction from KV).
+HIPPO (arXiv 2601.08273): the mean over layers, heads and text rows of softmax(Q_text K_video^T / sqrt(d)), rebuilt from
+the cache, since attention kernels return no weights. The queries of the text rows behind the video are noted while
+these rows are prefilled; the keys, rotated as well, lie in the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder import QueryObserver
+from vidspec_models.decoder.decoder import QueryObserver
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
 
 MOST_ROWS = 128  # the last ones of a long text hold the question
 _KEYS_AT_ONCE = 1024
@@ -21,14 +24,9 @@ _KEYS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelevanceLaw:
-    """Which attention counts: normalised among video rows (HIPPO) or all rows (SpecVLM), of the deepest layers."""
+    """Which attention counts: normalised among video rows (HIPPO), or among all rows (SpecVLM)."""
 
     among_video: bool
-    deepest: float = 1.0  # share of the layers, counted from the last
-
-    def layers(self, num_layers: int) -> range:
-        """Indices of the layers that count, one at least."""
-        return range(num_layers - max(1, round(self.deepest * num_layers)), num_layers)
 
 
 class TextQueries:
@@ -42,8 +40,7 @@ class TextQueries:
         self._first = max(after_video, prompt.num_tokens - most_rows)
         self._law = law
         self._scale = scale
-        self._layers = law.layers(num_layers)
-        self._noted: dict[int, list[Tensor]] = {index: [] for index in self._layers}
+        self._noted: dict[int, list[Tensor]] = {index: [] for index in range(num_layers)}
 
     def observer(self, start: int, num_rows: int) -> QueryObserver | None:
         """What to hand to the forward over prompt rows start..start+num_rows; None if none of them is wanted."""
@@ -54,14 +51,13 @@ class TextQueries:
             return None
 
         def note(layer: int, queries: Tensor) -> None:
-            if layer in self._noted:
-                self._noted[layer].append(queries[skipped:].clone())
+            self._noted[layer].append(queries[skipped:].clone())
 
         return note
 
     @torch.inference_mode()
     def attention(self, cache: KVCache) -> Tensor | None:
-        """float32 [noted text rows, V]: mean over heads and the law's layers; None if there is no text or video.
+        """float32 [noted text rows, V]: mean over heads and layers; None if there is no text or video.
 
         `cache` holds the prompt's rows, which the notes were taken of.
         """
@@ -84,7 +80,7 @@ class TextQueries:
         return total / len(self._noted)
 
     def relevance(self, cache: KVCache) -> Tensor | None:
-        """float32 [V]: the mean of `attention` over the text rows."""
+        """float32 [V]: `attention`'s mean over the text rows: HIPPO's global semantic relevance, SpecVLM's score."""
         attention = self.attention(cache)
         return None if attention is None else attention.mean(0)
 
@@ -121,3 +117,16 @@ def video_attention(
         normaliser = torch.logaddexp(normaliser, seen.logsumexp(-1, keepdim=True))
     parts = [mean_of_heads(scores(rows).sub_(normaliser).exp_()) for rows in video_rows.split(_KEYS_AT_ONCE)]
     return torch.cat(parts, -1)
+
+
+@contextmanager
+def using_threads(num_threads: int) -> Iterator[None]:
+    """Torch uses so many inside. A core that somebody else keeps busy is worth leaving out: every product waits for
+    the slowest of its threads, and small ones for nothing else.
+    """
+    usual = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

@@ -1,4 +1,10 @@
-"""Recipe: a folder that says which random model to make, where a checkpoint would have its weights."""
+"""Recipe: a folder that says which random model to make, where a checkpoint would have its weights. Without torch.
+
+Shapes are those of released checkpoints: language models as their config.json has them, prompts of 32 x 196 video
+tokens. Only the language model is made. A vision tower runs once per video before the first token and takes no part in
+decoding; its output, embeddings of video tokens, is drawn at random. Positions are plain ones: for text, which is all
+that decoding adds, Qwen2.5-VL's three axes are equal, so that its decoder is Qwen2's.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,120 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models
 
-from vidspec_models.synthetic.shapes import SHAPES, PairShape, Shape
-
 _FILE = "random_weights.json"
 _WORD = "prompt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A Qwen2 language model. `num_tokens` of the vocabulary are tokens, the rest pads the matrix."""
+
+    source: str  # hub id whose text_config this is
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    vocabulary: int
+    num_tokens: int
+    context_length: int
+    is_tied: bool  # head and embedding are one matrix
+    rope_theta: float = 1e6
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def step_parameters(self) -> int:
+        """Numbers that every step reads: all layers and the head; of the embedding only single rows."""
+        queries = self.num_heads * self.head_dim
+        keys_and_values = 2 * self.num_kv_heads * self.head_dim
+        projections = (queries + keys_and_values) * (self.hidden_size + 1) + queries * self.hidden_size
+        layer = projections + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        return self.num_layers * layer + self.hidden_size * (self.vocabulary + 1)
+
+    def parameters(self) -> int:
+        """All numbers of the language model."""
+        return self.step_parameters() + (0 if self.is_tied else self.hidden_size * self.vocabulary)
+
+    def cache_numbers(self) -> int:
+        """Keys and values of one position over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def step_bytes(self, context: int, itemsize: int) -> int:
+        """What a step over `context` cached rows must at least read."""
+        return itemsize * (self.step_parameters() + context * self.cache_numbers())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairShape:
+    """A target, its draft, and the prompt they are asked: frames, square grids of tokens, then words."""
+
+    target: Shape
+    draft: Shape
+    num_frames: int = 32
+    frame_tokens: int = 196
+    text_tokens: int = 64
+
+    @property
+    def video_tokens(self) -> int:
+        return self.num_frames * self.frame_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.video_tokens + self.text_tokens
+
+
+_QWEN_TOKENS = 151646  # of Qwen2's tokenizer; the matrices are padded beyond it, each model's by its own amount
+
+
+def _qwen(
+    source: str, sizes: tuple[int, int, int], heads: tuple[int, int], vocabulary: int, context: int, *, is_tied: bool
+) -> Shape:
+    hidden_size, intermediate_size, num_layers = sizes
+    num_heads, num_kv_heads = heads
+    return Shape(
+        source=source,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        vocabulary=vocabulary,
+        num_tokens=_QWEN_TOKENS,
+        context_length=context,
+        is_tied=is_tied,
+    )
+
+
+def _tiny(hidden_size: int, num_layers: int, vocabulary: int) -> Shape:
+    return Shape(
+        source="none",
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_layers=num_layers,
+        num_heads=4,
+        num_kv_heads=2,
+        vocabulary=vocabulary,
+        num_tokens=500,
+        context_length=1024,
+        is_tied=False,
+    )
+
+
+SHAPES = {
+    "llava-onevision-7b+0.5b": PairShape(
+        target=_qwen(
+            "llava-hf/llava-onevision-qwen2-7b-ov-hf", (3584, 18944, 28), (28, 4), 152128, 32768, is_tied=False
+        ),
+        draft=_qwen("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", (896, 4864, 24), (14, 2), 152000, 32768, is_tied=True),
+    ),
+    "qwen2.5-vl-7b+3b": PairShape(
+        target=_qwen("Qwen/Qwen2.5-VL-7B-Instruct", (3584, 18944, 28), (28, 4), 152064, 128000, is_tied=False),
+        draft=_qwen("Qwen/Qwen2.5-VL-3B-Instruct", (2048, 11008, 36), (16, 2), 151936, 128000, is_tied=True),
+    ),
+    "tiny": PairShape(target=_tiny(128, 4, 512), draft=_tiny(64, 2, 508), num_frames=4, frame_tokens=9, text_tokens=12),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ import sys
 
 import torch
 
+from tests.unit.models.decoder.test_decoder import decoder_of, run
 from tests.unit.models.random_models import build
-from tests.unit.models.test_decoder import decoder_of, run
-from vidspec_models.cuda_step import CudaStep
-from vidspec_models.decoder import Decoder, Segment
-from vidspec_models.kv_cache import KVCache
+from vidspec_models.backends.cuda.step import CudaStep
+from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.kv_cache import KVCache
 
 LENGTHS, COUNTS = (150, 40), (9, 2)  # over a tile's edge; more rows of a request than a forward of 8 has
 

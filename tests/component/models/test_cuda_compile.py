@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vidspec_models.synthetic.shapes import SHAPES, Shape
+from vidspec_models.synthetic.recipe import SHAPES, Shape
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,15 +42,15 @@ def compiled(kernel: Callable[..., None], constants: dict[str, Any], **options: 
 
 @pytest.mark.parametrize("shape", [_PAIR.target, _PAIR.draft], ids=["7b", "0.5b"])
 def test_a_step_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(shape: Shape) -> None:
-    from vidspec_models import cuda_kernels
+    from vidspec_models.backends.cuda import kernels
 
     heads = {"HEADS": shape.num_heads, "KV": shape.num_kv_heads, "D": shape.head_dim}
-    tiles = {"LINES": cuda_kernels.LINES, "TILE": cuda_kernels.TILE, "SPLITS": cuda_kernels.SPLITS}
+    tiles = {"LINES": kernels.LINES, "TILE": kernels.TILE, "SPLITS": kernels.SPLITS}
     for has_norm in (False, True):
-        compiled(cuda_kernels._rotate_and_store, {**heads, "HAS_NORM": has_norm})
-    compiled(cuda_kernels._combine, {**heads, **tiles})
-    compiled(cuda_kernels._gate, {"BLOCK": 1024})
-    ptx = compiled(cuda_kernels._attend_tiles, {**heads, **tiles}, num_stages=1)
+        compiled(kernels._rotate_and_store, {**heads, "HAS_NORM": has_norm})
+    compiled(kernels._combine, {**heads, **tiles})
+    compiled(kernels._gate, {"BLOCK": 1024})
+    ptx = compiled(kernels._attend_tiles, {**heads, **tiles}, num_stages=1)
     loads = Counter(re.findall(r"ld\.global[.\w]*", ptx))
     assert loads["ld.global.v4.b32"] > 0
     assert not [kind for kind in loads if kind.endswith(("b16", "u16"))], loads  # a whole tile, two bytes at a time

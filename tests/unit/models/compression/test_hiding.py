@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_models.compression.hiding import begin_hiding, change_hidden
-from vidspec_models.compression.selection import attention_of_row, hidden_by, still_stands
-from vidspec_models.kv_cache import CacheGeometry, KVCache
+from vidspec_models.compression.pruner import attention_of_row, begin_hiding, change_hidden, hidden_by, still_stands
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 
 GEOMETRY = CacheGeometry(
     num_layers=4, num_kv_heads=2, head_dim=3, dtype=torch.float32, device=torch.device("cpu"), context_block=4

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.unit.models.compression.prompts import video_prompt
-from vidspec_models.compression.dycoke import DyCoke, num_left
+from vidspec_models.compression import DyCoke, num_left
 from vidspec_models.compression.merging import merge_frames, merge_prompt
 
 RATIOS = st.one_of(st.sampled_from((0.0, 0.3, 0.5, 0.7)), st.floats(0, 0.99))

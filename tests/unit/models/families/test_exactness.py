@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from vidspec_models.decoder.decoder import rotary_values
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.qwen3_vl import Qwen3VL
-from vidspec_models.inputs import NO_CELL, Prompt, Turn, Video
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.loading import load_model
-from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import StockGenerator
+from vidspec_models.families.qwen_vl import Qwen3VL
+from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.stock import StockGenerator
+from vidspec_models.request import Turn, Video
 from vidspec_models.video_lm import StepRows, VideoLM
 
 ANSWER = 14
@@ -207,7 +209,7 @@ def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> N
     model: Any = world.model
     rotary_emb = model._family.language_model(model._model).rotary_emb
     with torch.inference_mode():
-        cos, sin = world.model.decoder.rotary_from(rotary_emb, torch.tensor([[5, 9]]))
+        cos, sin = rotary_values(rotary_emb, world.model.decoder.embedding, torch.tensor([[5, 9]]))
         again = world.model.decoder.rotary(torch.tensor([5, 9]))
     assert torch.equal(cos, again[0])
     assert torch.equal(sin, again[1])

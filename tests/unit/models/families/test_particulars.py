@@ -9,15 +9,14 @@ import transformers as tf
 
 from tests.unit.models.families.test_exactness import ANSWER, Greedy, clip, decode
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
-from vidspec_models.decoder import Decoder
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.families.qwen_vl import sampled_fps
-from vidspec_models.inputs import Turn
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.loading import load_model
-from vidspec_models.registry import find_family
-from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import StockGenerator
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec, find_family
+from vidspec_models.reference.stock import StockGenerator
+from vidspec_models.request import Turn
 from vidspec_models.video_lm import StepRows, VideoLM
 
 ASK = [Turn(role="user", text="x", num_videos=1)]
@@ -77,7 +76,7 @@ def test_a_sliding_window_is_refused() -> None:
     config.num_key_value_heads, config.sliding_window = 2, 64
     model = tf.MistralForCausalLM(config)
     with torch.inference_mode(), pytest.raises(ModelLoadError, match="sliding-window"):
-        Decoder(model.model, model.lm_head, 64)
+        build_decoder(model.model, model.lm_head, 64)
 
 
 def test_an_unlisted_family_is_one_readable_error() -> None:

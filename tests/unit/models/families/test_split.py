@@ -11,11 +11,12 @@ from torch import Tensor
 
 from tests.unit.models.families.test_exactness import clip
 from tests.unit.models.families.tiny_checkpoints import save
-from vidspec_models.inputs import Prompt, Turn
-from vidspec_models.kv_cache import KVCache, KVPool
-from vidspec_models.loading import load_model
-from vidspec_models.preservation import RelevanceLaw, TextQueries
-from vidspec_models.spec import ModelSpec
+from vidspec_models.decoder.kv_cache import KVCache, KVPool
+from vidspec_models.inputs import Prompt
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.request import Turn
 from vidspec_models.video_lm import StepRows, VideoLM
 
 # Plain positions; M-RoPE; features added behind layers; a head that is the embedding.
@@ -69,19 +70,19 @@ def rows(prompt: Prompt, cache: KVCache, ids: list[int]) -> StepRows:
 
 def stored(cache: KVCache) -> Tensor:
     """Keys and values of all layers, wherever they lie, up to the cache's length."""
-    tensors = [torch.cat([getattr(extent, name) for extent in cache.extents]) for name in ("keys", "values")]
-    return torch.stack(tensors)[..., : cache.length, :]
+    return torch.stack((torch.cat(cache.keys_by_span), torch.cat(cache.values_by_span)))[..., : cache.length, :]
 
 
-def test_each_place_has_its_own_weights_and_its_own_extent(world: World) -> None:
+def test_each_place_has_its_own_weights_and_its_own_rows(world: World) -> None:
     geometry = world.split.decoder.geometry
     cache = KVCache(geometry, 10)
-    assert [extent.layers for extent in cache.extents] == [span.layers for span in geometry.spans]
-    assert sum(len(extent.keys) for extent in cache.extents) == 3
-    assert len({extent.keys.data_ptr() for extent in cache.extents}) == len(geometry.spans) > 1
+    for stored in (cache.keys_by_span, cache.values_by_span):
+        assert [len(part) for part in stored] == [len(span.layers) for span in geometry.spans]
+        assert sum(len(part) for part in stored) == 3
+        assert len({part.data_ptr() for part in stored}) == len(geometry.spans) > 1
     assert geometry.device_names.split(",") == ["cpu"] * len(geometry.spans)
     with pytest.raises(ValueError, match="unpack"):
-        _ = cache.keys  # nobody can take one extent for all
+        _ = cache.keys  # nobody can take one span's for all
 
 
 def test_prefill_in_chunks_steps_and_rollback_give_the_same_bits(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The scores: novelty in time, distinctness in space, ranks, and attention freed of its places."""
+"""The scores: novelty in time, distinctness in space, ranks, debiased attention, and a choice of unlike cells."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.preservation.cell_grid import CellGrid
-from vidspec_models.preservation.local_scores import centred, spatial_distinctiveness, temporal_novelty
-from vidspec_models.preservation.ranking import debiased, ranks, relative
+from vidspec_models.preservation.baselines import temporal_novelty
+from vidspec_models.preservation.scores import (
+    Candidates,
+    centred,
+    debiased,
+    diverse,
+    ranks,
+    relative,
+    spatial_distinctiveness,
+)
 
 
 def places(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
     return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))
+
+
+def cells_at(grid: Tensor) -> Candidates:
+    """Cells in these places; what they show is handed to the scores as units."""
+    return Candidates.of(torch.empty(len(grid), 0), grid)
 
 
 def units_of(num_cells: int) -> Tensor:
@@ -44,7 +56,7 @@ def test_novelty_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
     known = [value for value in expected if value is not None]
     neutral = sum(known) / len(known)
     filled = torch.tensor([neutral if value is None else value for value in expected])
-    torch.testing.assert_close(temporal_novelty(units, CellGrid.of(holey)), filled, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(temporal_novelty(units, cells_at(holey)), filled, atol=1e-5, rtol=1e-5)
 
 
 def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
@@ -54,7 +66,7 @@ def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> No
         beside = [other for other in near(holey, cell, frame) if other != cell]
         mean = sum(float(units[cell] @ units[other]) for other in beside) / max(len(beside), 1)
         expected.append(1 - mean)
-    found = spatial_distinctiveness(units, CellGrid.of(holey))
+    found = spatial_distinctiveness(units, cells_at(holey))
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
@@ -62,7 +74,7 @@ def test_a_lone_object_is_more_distinct_than_what_surrounds_it() -> None:
     """What centring is for: raw cosines prefer the neighbours of an object to the object."""
     features = torch.ones(49, 8) + 0.01 * torch.randn(49, 8, generator=torch.Generator().manual_seed(0))
     features[24] = 6 * torch.eye(8)[0]  # in the middle of 7 x 7
-    scores = spatial_distinctiveness(centred(features), CellGrid.of(places(1, 7, 7)))
+    scores = spatial_distinctiveness(centred(features), cells_at(places(1, 7, 7)))
     assert int(scores.argmax()) == 24
 
 
@@ -89,7 +101,7 @@ def test_relative_scores_keep_what_is_far_above_the_rest_apart() -> None:
 
 
 def test_debiasing_takes_away_what_a_place_gets_in_every_frame() -> None:
-    grid = CellGrid.of(places(6, 4, 4))
+    grid = cells_at(places(6, 4, 4))
     content = torch.ones(6, 16)
     content[3, 5] = 4.0  # the one thing to see
     biased = content.clone()
@@ -103,4 +115,58 @@ def test_debiasing_takes_away_what_a_place_gets_in_every_frame() -> None:
 
 
 def test_debiasing_nothing_gives_nothing() -> None:
-    assert not debiased(torch.zeros(48), CellGrid.of(places(3, 4, 4)), 0.5).any()
+    assert not debiased(torch.zeros(48), cells_at(places(3, 4, 4)), 0.5).any()
+
+
+def other_units(num_cells: int, hidden: int = 12) -> Tensor:
+    features = torch.randn(num_cells, hidden, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.normalize(features, dim=-1)
+
+
+def quality_of(num_cells: int) -> Tensor:
+    return torch.rand(num_cells, generator=torch.Generator().manual_seed(1))
+
+
+def one_frame(num_cells: int) -> Tensor:
+    return torch.zeros(num_cells, dtype=torch.int64)
+
+
+def test_every_step_takes_the_cell_that_makes_the_determinant_largest() -> None:
+    quality, units, frames = quality_of(24), other_units(24), torch.arange(24) // 4
+    fading = 0.78 ** (frames[:, None] - frames).abs()
+    matrix = quality[:, None] * (units @ units.T).clamp(min=0) * fading * quality + 1e-3 * torch.eye(24)
+    chosen: list[int] = []
+    for _ in range(6):
+        rest = [cell for cell in range(24) if cell not in chosen]
+        gains = [float(torch.linalg.det(matrix[[*chosen, cell]][:, [*chosen, cell]].double())) for cell in rest]
+        chosen.append(rest[max(range(len(rest)), key=gains.__getitem__)])
+    assert diverse(quality, units, frames, 6).tolist() == chosen
+
+
+def test_a_copy_of_a_kept_cell_comes_after_everything_of_some_worth() -> None:
+    units = other_units(10)
+    units[1] = units[0]
+    quality = torch.full((10,), 0.5)
+    quality[[0, 1]] = 1.0
+    assert diverse(quality, units, one_frame(10), 10).tolist()[0] == 0
+    assert diverse(quality, units, one_frame(10), 10).tolist()[-1] == 1
+
+
+def test_of_two_copies_the_one_in_the_frame_farther_away_comes_first() -> None:
+    units = other_units(1).repeat(3, 1)
+    quality = torch.tensor([1.0, 0.5, 0.5])
+    assert diverse(quality, units, torch.tensor([3, 4, 0]), 2).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 16, 40])
+def test_cells_without_features_are_taken_by_quality(budget: int) -> None:
+    quality = quality_of(40)
+    order = quality.argsort(descending=True)
+    assert diverse(quality, torch.zeros(40, 12), one_frame(40), budget).tolist() == order[:budget].tolist()
+
+
+@pytest.mark.parametrize("quality", [torch.zeros(64), torch.ones(64), quality_of(64)])
+def test_no_cell_is_taken_twice_where_all_are_the_same(quality: Tensor) -> None:
+    same = other_units(1).repeat(64, 1)
+    chosen = diverse(quality, same, one_frame(64), 32).tolist()
+    assert len(chosen) == len(set(chosen)) == 32

@@ -1,0 +1,201 @@
+"""What a layer does to a step's rows: products with strips of weights, norms, attention against the rows' own caches.
+
+All of it is compiled without the interpreter's lock, and kept from one start to the next. The cache's new rows are
+written here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
+from vidspec_models.backends.cpu.tiles import (
+    MAX_ROWS,
+    copy_line,
+    exponentials,
+    largest,
+    score_tile,
+    strip_tile,
+    sum_of_squares,
+    turn,
+    value_tile,
+)
+
+FLOAT = 4  # bytes
+
+
+def compiled(function: Any) -> Any:
+    """Compiled without the interpreter's lock, and kept for the next start where there is a place to keep it."""
+    try:
+        kernel = njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # a read-only installation and no writable cache folder
+        return njit(nogil=True)(function)
+    forget_stale(Path(kernel.stats.cache_path))
+    return kernel
+
+
+@lru_cache
+def forget_stale(folder: Path, sources: Path = Path(__file__).parent) -> None:
+    """Remove what was compiled before any of the sources was last changed.
+
+    numba looks at the file of the kernel itself only, not at those of the tiles that it is made of. Another process
+    may do the same at the same time: what is missing is compiled again.
+    """
+    changed = max(source.stat().st_mtime for source in sources.glob("*.py"))
+    for kept in folder.glob("*.nb[ic]"):
+        with contextlib.suppress(OSError):
+            if kept.stat().st_mtime < changed:
+                kept.unlink()
+
+
+def operand(x: Array, strips: Array) -> Array:
+    """x [n, K] in the arithmetic that the strips are for."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(operand)
+def _operand(x: Any, strips: Any) -> Any:
+    def rounded(x: Any, strips: Any) -> Any:
+        out = np.empty(x.shape, np.uint16)
+        for row in range(x.shape[0]):
+            copy_line(out, x[row].ctypes.data, out[row].ctypes.data, x.shape[1] // LANES)
+        return out
+
+    def same(x: Any, strips: Any) -> Any:
+        return x
+
+    return rounded if strips.dtype == types.uint16 else same
+
+
+@compiled
+def product(x: Array, strips: Array, out: Array) -> None:
+    """out [n, N] += x [n, K] times strips [N / 32, K, 32], see `StepWeights`."""
+    x = operand(x, strips)
+    num_rows, inner, width = x.shape[0], strips.shape[1], strips.shape[2]
+    num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
+    x_stride, out_stride = x.shape[1], out.shape[1]
+    for strip in range(strips.shape[0]):
+        weights = strips[strip].ctypes.data
+        first = 0
+        for tile in range(num_tiles):
+            last = num_rows * (tile + 1) // num_tiles
+            lines = x.ctypes.data + first * x_stride * x.itemsize
+            place = out.ctypes.data + (first * out_stride + strip * STRIP) * FLOAT
+            strip_tile(x, strips, last - first, lines, x_stride, weights, width, place, out_stride, inner)
+            first = last
+
+
+@compiled
+def rms_norm(x: Array, weight: Array, eps: float, out: Array) -> None:
+    """out = x / sqrt(mean(x^2) + eps) * weight, row by row; [n, K]."""
+    width = x.shape[1]
+    for row in range(x.shape[0]):
+        squares = sum_of_squares(x[row].ctypes.data, width // LANES)
+        factor = np.float32(1.0 / math.sqrt(squares / width + eps))
+        for column in range(width):
+            out[row, column] = x[row, column] * factor * weight[column]
+
+
+@compiled
+def rotate(head: Array, table: Array) -> None:
+    """Rotary embedding in place: head [D], table [2, D] of cosines and signed sines (see `rotary_values`)."""
+    half = head.shape[0] // 2
+    for i in range(half):
+        low, high = head[i], head[i + half]
+        head[i] = low * table[0, i] + high * table[1, i]
+        head[i + half] = high * table[0, i + half] + low * table[1, i + half]
+
+
+@compiled
+def attend(
+    queries: Array, num_lines: int, group: int, keys: int, values: int, context: int, scale: float, scores: Array,
+    out: Array,
+) -> None:  # fmt: skip
+    """Successive rows' query heads, `group` a row, of one key/value head over the cached rows; [64, D] each, n used.
+
+    Queries have the type of keys and values, and so have the weights of values. The first row sees `context` cached
+    rows, each further one sees one more. Together they read keys once; what a row does not see weighs exactly nothing.
+    out is overwritten, scores [64, longest context in whole strips] are scratch.
+    """
+    width, stride = queries.shape[1], scores.shape[1]
+    longest = context + (num_lines - 1) // group
+    words = width * queries.itemsize // FLOAT  # of a line
+    turned = np.empty((words, STRIP), np.float32)
+    num_tiles = (num_lines + MAX_ROWS - 1) // MAX_ROWS
+    for key in range(0, longest, STRIP):
+        block = keys + key * width * queries.itemsize
+        turn(block, min(STRIP, longest - key), words // LANES, turned.ctypes.data)
+        for tile in range(num_tiles):
+            first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
+            lines, place = queries[first].ctypes.data, scores[first, key:].ctypes.data
+            score_tile(queries, last - first, lines, width, turned.ctypes.data, place, stride, words)
+    weights = np.empty((num_lines, stride), queries.dtype)
+    totals = np.empty(num_lines, np.float32)
+    for line in range(num_lines):
+        own = context + line // group
+        padded = (own + LANES - 1) // LANES * LANES
+        scores[line, own:padded] = -np.inf
+        numbers = scores[line].ctypes.data
+        most = np.float32(scale * largest(numbers, padded // LANES))
+        weighed = weights[line].ctypes.data
+        totals[line] = exponentials(queries, numbers, np.float32(scale), most, padded // LANES, weighed)
+        weights[line, own : longest + 1] = 0
+    for tile in range(num_tiles):
+        first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
+        for column in range(0, width, STRIP):
+            start, place = values + column * queries.itemsize, out[first, column:].ctypes.data
+            lines = weights[first].ctypes.data
+            value_tile(queries, last - first, lines, stride, start, width, place, width, longest)
+    for line in range(num_lines):
+        out[line] /= totals[line]
+
+
+@compiled
+def attend_segment(
+    heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
+    scale: float, queries: Array, scores: Array, mixed: Array,
+) -> None:  # fmt: skip
+    """Norm and turn a segment's heads [rows, H + 2 KV, D], write its keys and values, attend; mixed [rows, H, D].
+
+    queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
+    """
+    first, num_rows, start = segment[0], segment[1], segment[2]
+    keys, values, capacity = segment[3], segment[4], segment[5]
+    width = heads.shape[2]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    group = num_heads // num_kv_heads
+    line, num_vectors = width * queries.itemsize, width // LANES
+    layer_bytes = layer * num_kv_heads * capacity * line
+    for row in range(first, first + num_rows):
+        for head in range(num_heads + num_kv_heads):
+            if head_norm.shape[0]:
+                one = heads[row, head : head + 1]
+                rms_norm(one, head_norm[head], eps, one)
+            rotate(heads[row, head], tables[row])
+        for kv in range(num_kv_heads):
+            place = layer_bytes + (kv * capacity + start + row - first) * line
+            copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
+            copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
+    skipped = segment[6] if layer >= segment[7] else 0
+    at_once = MAX_LINES // group
+    out = np.empty((min(at_once, num_rows) * group, width), np.float32)
+    for kv in range(num_kv_heads):
+        place = layer_bytes + (kv * capacity + skipped) * line
+        chosen = slice(kv * group, (kv + 1) * group)
+        for row in range(first, first + num_rows, at_once):
+            count = min(at_once, first + num_rows - row)
+            for i in range(count * group):
+                head = heads[row + i // group, kv * group + i % group]
+                copy_line(queries, head.ctypes.data, queries[i].ctypes.data, num_vectors)
+            context = start + row - first + 1 - skipped
+            attend(queries, count * group, group, keys + place, values + place, context, scale, scores, out)
+            for i in range(count):
+                mixed[row + i, chosen] = out[i * group : (i + 1) * group]

@@ -1,0 +1,122 @@
+"""A model's weights as the kernels take them, in strips of columns, and which models they are for. Needs no compiler.
+
+In float32 arithmetic weights stay in the narrowest type that holds them exactly: a checkpoint stored in bfloat16 is
+streamed as such and widened in registers, which halves a step's time and changes no bit of its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.weights import fused_weights, query_key_norm, query_key_value_bias
+
+Array = NDArray[Any]
+
+LANES = 16  # of a vector
+STRIP = 2 * LANES  # columns of a strip
+MAX_LINES = 64  # rows' query heads that read keys together
+# Columns of a segment: first row, number of rows, cache rows before them, address of keys, of values, capacity,
+# cached rows at the front that are not attended to, and from which layer on (see `HiddenRows`).
+SEGMENT_FIELDS = 8
+
+_LOW_HALF = 0xFFFF
+
+
+class StepWeights(NamedTuple):
+    """A model of L layers for one step: H query heads, KV key/value heads of width D, hidden size E, MLP width M.
+
+    Products come in strips (see `product`), their columns padded to whole strips. Sizes below are those of float32;
+    a row of a strip may be 16 words of two bfloat16, and in bfloat16 arithmetic two rows are one of 64 (see
+    `strip_tile`).
+    """
+
+    attention_norm: Array  # [L, E]
+    qkv: Array  # [L, strips, E, 32]
+    qkv_bias: Array  # [L, strips * 32]
+    head_norm: Array  # [L, H + KV, D], or [L, 0, D] where heads are not normalised
+    output: Array  # [L, strips, H * D, 32]
+    mlp_norm: Array  # [L, E]
+    gate_up: Array  # [L, strips, E, 32]
+    down: Array  # [L, strips, M, 32]
+    final_norm: Array  # [E]
+    head: Array  # [strips, E, 32]
+
+
+def suits(language_model: Any) -> bool:
+    """Whether the kernels compute this model: on a CPU, in sizes of whole vectors, in an arithmetic they have."""
+    config, embedding = language_model.config, language_model.embed_tokens.weight
+    head_dim = language_model.layers[0].self_attn.head_dim
+    group = config.num_attention_heads // config.num_key_value_heads
+    fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
+    is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and multiplies_bfloat16())
+    return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
+
+
+def step_weights(language_model: Any, lm_head: Any, head_dim: int) -> StepWeights:
+    """All that a step reads, but for the embedding."""
+    layers = language_model.layers
+    stored: Callable[[NDArray[np.float32]], Array]
+    stored = paired if language_model.embed_tokens.weight.dtype is torch.bfloat16 else narrowed
+    qkv, output, gate_up, down = (
+        stored(_strips(weights)) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
+    )
+    head_norms = [query_key_norm(layer.self_attn) for layer in layers]
+    return StepWeights(
+        attention_norm=_stacked([layer.input_layernorm.weight for layer in layers]),
+        qkv=qkv,
+        qkv_bias=_stacked([_bias(layer.self_attn, qkv) for layer in layers]),
+        head_norm=_stacked([torch.empty(0, head_dim) if norm is None else norm for norm in head_norms]),
+        output=output,
+        mlp_norm=_stacked([layer.post_attention_layernorm.weight for layer in layers]),
+        gate_up=gate_up,
+        down=down,
+        final_norm=as_array(language_model.norm.weight),
+        head=stored(_strips([lm_head.weight.detach()]))[0],
+    )
+
+
+def _strips(weights: Sequence[Tensor]) -> NDArray[np.float32]:
+    """Linear weights [N, K] of every layer as [layers, N / 32, K, 32]."""
+    stacked = np.stack([as_array(weight) for weight in weights])
+    num_layers, columns, inner = stacked.shape
+    padded = np.zeros((num_layers, -(-columns // STRIP) * STRIP, inner), np.float32)
+    padded[:, :columns] = stacked
+    return np.ascontiguousarray(padded.reshape(num_layers, -1, STRIP, inner).transpose(0, 1, 3, 2))
+
+
+def narrowed(strips: NDArray[np.float32]) -> Array:
+    """Strips [..., 32] as `strip_tile` takes them: [..., 16] words of two bfloat16, unless that loses a bit."""
+    bits = strips.view(np.uint32)
+    if (bits & _LOW_HALF).any():
+        return strips
+    lower, upper = np.split(bits, 2, axis=-1)
+    return np.asarray(lower >> 16 | upper)
+
+
+def paired(strips: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Strips [..., K, 32] for bfloat16 arithmetic: [..., K / 2, 64], a column's two numbers side by side."""
+    numbers = torch.from_numpy(strips).bfloat16().view(torch.uint16).numpy()
+    rows = numbers.reshape(*strips.shape[:-2], -1, 2, STRIP).swapaxes(-1, -2)
+    return np.ascontiguousarray(rows).reshape(*rows.shape[:-2], -1)
+
+
+def _bias(attention: Any, qkv: Array) -> Tensor:
+    bias = query_key_value_bias(attention)
+    return torch.zeros(qkv.shape[1] * STRIP) if bias is None else bias
+
+
+def _stacked(vectors: Sequence[Tensor]) -> Array:
+    return np.stack([as_array(vector) for vector in vectors])
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Float32 in the order of memory."""
+    found: Array = tensor.detach().float().contiguous().numpy()
+    return found

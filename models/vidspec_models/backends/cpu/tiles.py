@@ -1,0 +1,274 @@
+"""Register tiles of products, up to twelve lines times 32 columns, and what is done to one line after another.
+
+A tile's operands are weights, or a cache's keys and values. Each of its sums is one chain of fused multiply-adds in
+ascending order, whatever the number of lines in the tile: that makes a step batch-invariant by construction, where
+libraries choose their order by shape.
+
+Operands are addresses as integers and strides in elements, so that a tile works on any slice of any array. Arrays
+named `like` are there for their type only: float32, uint16 (a bfloat16) or uint32 (two bfloat16 of a strip's row).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+
+from vidspec_models.backends.cpu.packing import LANES, STRIP
+from vidspec_models.backends.cpu.vectors import Emitter, index, splat
+
+MAX_ROWS = 12  # lines of a tile: 24 accumulators, of the 32 registers that AVX-512 has
+_LINE = 64  # bytes
+_AHEAD = 512 * _LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
+
+_Columns = Callable[[Any], list[Any]]  # of step k: two vectors
+
+
+@intrinsic
+def strip_tile(
+    _typing: Any, x_like: Any, w_like: Any, rows: Any, x: Any, x_stride: Any, w: Any, w_stride: Any,
+    out: Any, out_stride: Any, count: Any,
+) -> Any:  # fmt: skip
+    """out[r, :32] += sum over k < count of x[r, k] * w[k, :32] for r < rows <= MAX_ROWS; out is float32.
+
+    By the types of x and w:
+
+    * float32 with float32: as written;
+    * float32 with uint32: words of two bfloat16, columns c and c + 16;
+    * bfloat16 with bfloat16: k counts pairs; x[r, k] and each of w[k, :32] are two numbers, multiplied one by one.
+    """
+    is_halved = w_like.dtype == types.uint32
+    w_bytes = w_like.dtype.bitwidth // 8
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        _, _, rows, x, x_stride, w, w_stride, out, out_stride, count = arguments
+        emitter = Emitter(builder)
+
+        def columns(k: Any) -> list[Any]:
+            row = emitter.address(w, k, w_stride, w_bytes)
+            lines = [row] if is_halved else [row, emitter.beyond(row, _LINE)]
+            for line in lines:
+                emitter.prefetch(emitter.beyond(line, _AHEAD))
+            return emitter.load_halves(row) if is_halved else [emitter.load(line) for line in lines]
+
+        _sum_up(emitter, x_like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=True)
+        return context.get_dummy_value()
+
+    return types.none(x_like, w_like, rows, x, x_stride, w, w_stride, out, out_stride, count), generate
+
+
+@intrinsic
+def score_tile(
+    _typing: Any, like: Any, rows: Any, x: Any, x_stride: Any, keys: Any, out: Any, out_stride: Any, count: Any
+) -> Any:  # fmt: skip
+    """out[r, :32] = sum over k < count of x[r, k] * keys[k, :32] for r < rows <= MAX_ROWS; out is float32.
+
+    x and keys, as `turn` leaves them, are float32, or pairs of bfloat16 that k counts.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        _, rows, x, x_stride, keys, out, out_stride, count = arguments
+        emitter = Emitter(builder)
+
+        def columns(k: Any) -> list[Any]:
+            row = emitter.address(keys, k, index(STRIP), 4)
+            return [emitter.load(row), emitter.load(emitter.beyond(row, _LINE))]
+
+        _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=False)
+        return context.get_dummy_value()
+
+    return types.none(like, rows, x, x_stride, keys, out, out_stride, count), generate
+
+
+@intrinsic
+def value_tile(
+    _typing: Any, like: Any, rows: Any, x: Any, x_stride: Any, values: Any, stride: Any, out: Any, out_stride: Any,
+    count: Any,
+) -> Any:  # fmt: skip
+    """out[r, :32] = sum over k < count of x[r, k] * values[k, :32] for r < rows <= MAX_ROWS; out is float32.
+
+    x and values are float32, or bfloat16: then two rows are taken at once, and where count is odd x[r, count] must be
+    nought, which is multiplied with the last row.
+    """
+    is_paired = like.dtype == types.uint16
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        _, rows, x, x_stride, values, stride, out, out_stride, count = arguments
+        emitter = Emitter(builder)
+        last = builder.sub(count, index(1))
+        steps = builder.sdiv(builder.add(count, index(1)), index(2)) if is_paired else count
+
+        def columns(k: Any) -> list[Any]:
+            if not is_paired:
+                row = emitter.address(values, k, stride, 4)
+                emitter.prefetch(emitter.beyond(row, _AHEAD))
+                emitter.prefetch(emitter.beyond(row, _AHEAD + _LINE))
+                return [emitter.load(row), emitter.load(emitter.beyond(row, _LINE))]
+            first = builder.mul(k, index(2))
+            second = emitter.smaller_index(builder.add(first, index(1)), last)
+            lines = [emitter.address(values, number, stride, 2) for number in (first, second)]
+            for line in lines:
+                emitter.prefetch(emitter.beyond(line, _AHEAD))
+            return emitter.in_pairs(*(emitter.load(line) for line in lines))
+
+        _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), steps, is_added=False)
+        return context.get_dummy_value()
+
+    return types.none(like, rows, x, x_stride, values, stride, out, out_stride, count), generate
+
+
+@intrinsic
+def turn(_typing: Any, lines: Any, num_lines: Any, count: Any, out: Any) -> Any:
+    """out[k, j] = lines[j, k] for j < 32 and k < 16 * count, in words of 32 bits: lines' words become columns.
+
+    Where there are fewer than 32 lines the last one stands for those that are missing.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        lines, num_lines, count, out = arguments
+        emitter = Emitter(builder)
+        last = builder.sub(num_lines, index(1))
+        width = builder.mul(count, index(LANES))
+        numbers = [emitter.smaller_index(index(j), last) for j in range(STRIP)]
+        places = [emitter.address(lines, number, width, 4) for number in numbers]
+
+        def body(block: Any, _: list[Any]) -> list[Any]:
+            for half in range(0, STRIP, LANES):
+                here = [emitter.address(place, block, index(LANES), 4) for place in places[half : half + LANES]]
+                for place in here:
+                    emitter.prefetch(emitter.beyond(place, _AHEAD))
+                turned = emitter.transposed([emitter.load(place) for place in here])
+                for i, vector in enumerate(turned):
+                    row = builder.add(builder.mul(block, index(LANES)), index(i))
+                    emitter.store(vector, emitter.beyond(emitter.address(out, row, index(STRIP), 4), half * 4))
+            return []
+
+        emitter.loop(count, [], body)
+        return context.get_dummy_value()
+
+    return types.none(lines, num_lines, count, out), generate
+
+
+def _sum_up(
+    emitter: Emitter, like: Any, rows: Any, x: tuple[Any, Any], columns: _Columns, out: tuple[Any, Any], count: Any,
+    *, is_added: bool,
+) -> None:  # fmt: skip
+    """The code of a tile, once for each number of rows: words of x are spread and multiplied with the columns."""
+    multiplied = emitter.dot_pairs if like.dtype == types.uint16 else emitter.fma
+    x_bytes = like.dtype.bitwidth // 8
+
+    def emit(num_rows: int) -> None:
+        lines = [emitter.address(x[0], index(r), x[1], x_bytes) for r in range(num_rows)]
+        outs = [emitter.address(out[0], index(r), out[1], 4) for r in range(num_rows)]
+        places = [emitter.beyond(line, half * 4) for line in outs for half in range(0, STRIP, LANES)]
+
+        def body(k: Any, sums: list[Any]) -> list[Any]:
+            both = columns(k)
+            factors = [emitter.load_spread(emitter.address(line, k, index(1), 4)) for line in lines]
+            pairs = [(factor, column) for factor in factors for column in both]
+            return [multiplied(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
+
+        initial = [emitter.load(place) if is_added else splat(0.0) for place in places]
+        for place, total in zip(places, emitter.loop(count, initial, body), strict=True):
+            emitter.store(total, place)
+
+    emitter.select_rows(rows, MAX_ROWS, emit)
+
+
+@intrinsic
+def largest(_typing: Any, numbers: Any, count: Any) -> Any:
+    """Of count * 16 float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, most: list[Any]) -> list[Any]:
+            return [emitter.larger(most[0], emitter.load(emitter.address(numbers, k, index(LANES), 4)))]
+
+        return emitter.largest(emitter.loop(count, [splat(-math.inf)], body)[0])
+
+    return types.float32(numbers, count), generate
+
+
+@intrinsic
+def exponentials(_typing: Any, like: Any, numbers: Any, scale: Any, shift: Any, count: Any, out: Any) -> Any:
+    """out = exp(scale * x - shift) over count * 16 float32, to bfloat16 if `like` says so; returns their sum."""
+    is_rounded = like.dtype == types.uint16
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        _, numbers, scale, shift, count, out = arguments
+        emitter = Emitter(builder)
+        factor, most = emitter.spread(scale), emitter.spread(shift)
+
+        def body(k: Any, sums: list[Any]) -> list[Any]:
+            scaled = builder.fmul(emitter.load(emitter.address(numbers, k, index(LANES), 4)), factor)
+            value = emitter.exp(builder.fsub(scaled, most))
+            emitter.store_as(value, emitter.address(out, k, index(LANES), 2 if is_rounded else 4), is_rounded)
+            return [builder.fadd(sums[0], value)]
+
+        return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
+
+    return types.float32(like, numbers, types.float32, types.float32, count, out), generate
+
+
+@intrinsic
+def gated(_typing: Any, gate: Any, up: Any, count: Any) -> Any:
+    """In place gate = silu(gate) * up over count * 16 float32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        gate, up, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, _: list[Any]) -> list[Any]:
+            place = emitter.address(gate, k, index(LANES), 4)
+            value = emitter.load(place)
+            decay = emitter.exp(builder.fsub(splat(0.0), value))
+            activated = builder.fdiv(value, builder.fadd(splat(1.0), decay))
+            emitter.store(builder.fmul(activated, emitter.load(emitter.address(up, k, index(LANES), 4))), place)
+            return []
+
+        emitter.loop(count, [], body)
+        return context.get_dummy_value()
+
+    return types.none(gate, up, count), generate
+
+
+@intrinsic
+def sum_of_squares(_typing: Any, numbers: Any, count: Any) -> Any:
+    """Of count * 16 float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, sums: list[Any]) -> list[Any]:
+            part = emitter.load(emitter.address(numbers, k, index(LANES), 4))
+            return [emitter.fma(part, part, sums[0])]
+
+        return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
+
+    return types.float32(numbers, count), generate
+
+
+@intrinsic
+def copy_line(_typing: Any, like: Any, source: Any, target: Any, count: Any) -> Any:
+    """Copy count * 16 float32, to bfloat16 if `like` says so."""
+    is_rounded = like.dtype == types.uint16
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        _, source, target, count = arguments
+        emitter = Emitter(builder)
+
+        def body(k: Any, _: list[Any]) -> list[Any]:
+            value = emitter.load(emitter.address(source, k, index(LANES), 4))
+            emitter.store_as(value, emitter.address(target, k, index(LANES), 2 if is_rounded else 4), is_rounded)
+            return []
+
+        emitter.loop(count, [], body)
+        return context.get_dummy_value()
+
+    return types.none(like, source, target, count), generate

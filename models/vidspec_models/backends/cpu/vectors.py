@@ -1,0 +1,217 @@
+"""LLVM vectors for numba: the handful of instructions that the kernels' tiles are made of.
+
+LLVM maps the 16-lane vectors to what the machine has: one AVX-512 register, two of AVX2, four of NEON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from vidspec_models.backends.cpu.packing import LANES
+
+F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+VECTOR = ir.VectorType(F32, LANES)
+_INTEGERS = ir.VectorType(I32, LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+_LOG2_E = 1.4426950408889634
+# 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
+_EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
+_LEAST_EXPONENT, _MOST_EXPONENT = -126.0, 127.0
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no name for it
+    """LLVM's bfloat."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+_PAIRED_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+def index(value: int) -> Any:
+    """An int64 constant."""
+    return ir.Constant(I64, value)
+
+
+def splat(value: float) -> Any:
+    """A vector constant."""
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def _whole(value: int) -> Any:
+    """A vector constant of integers."""
+    return ir.Constant(_INTEGERS, [value] * LANES)
+
+
+class Emitter:
+    """Emits into one builder; addresses are int64, strides count elements."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def _call(self, name: str, result: Any, arguments: list[Any], **flags: Any) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments, **flags)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self._call("llvm.fma.v16f32", VECTOR, [a, b, c])
+
+    def dot_pairs(self, a: Any, b: Any, c: Any) -> Any:
+        """c + the products of a's and b's pairs of bfloat16, one a lane; x86 with AVX512_BF16 only."""
+        pairs = [self.builder.bitcast(vector, _PAIRS) for vector in (a, b)]
+        return self._call("llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, [c, *pairs])
+
+    def total(self, vector: Any) -> Any:
+        """Sum of the lanes, always by the same tree."""
+        arguments = [ir.Constant(F32, 0.0), vector]
+        return self._call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
+
+    def transposed(self, vectors: list[Any]) -> list[Any]:
+        """Of 16 vectors: lane j of vector i goes to lane i of vector j. Blocks of 1, 2, 4 and 8 lanes change places."""
+        lanes = range(LANES)
+        for width in (1, 2, 4, 8):
+            first = [lane if lane // width % 2 == 0 else LANES + lane - width for lane in lanes]
+            second = [lane + width if lane // width % 2 == 0 else LANES + lane for lane in lanes]
+            for i in (number for number in lanes if number // width % 2 == 0):
+                pair = vectors[i], vectors[i + width]
+                vectors[i], vectors[i + width] = self._picked(*pair, first), self._picked(*pair, second)
+        return vectors
+
+    def in_pairs(self, a: Any, b: Any) -> list[Any]:
+        """Two lines of 32 bfloat16 as 32 pairs of a's and b's, in two vectors."""
+        numbers = [self.builder.bitcast(line, _PAIRED_SHORTS) for line in (a, b)]
+        pairs = [lane + of for lane in range(2 * LANES) for of in (0, 2 * LANES)]
+        halves = (pairs[: 2 * LANES], pairs[2 * LANES :])
+        return [self.builder.bitcast(self._picked(numbers[0], numbers[1], half), VECTOR) for half in halves]
+
+    def _picked(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Lanes of a, and of b from 16 on."""
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+    def larger(self, a: Any, b: Any) -> Any:
+        return self._call("llvm.maxnum.v16f32", VECTOR, [a, b])
+
+    def largest(self, vector: Any) -> Any:
+        """Of the lanes."""
+        return self._call("llvm.vector.reduce.fmax.v16f32", F32, [vector])
+
+    def exp(self, x: Any) -> Any:
+        """e**x as 2**round(y) * 2**(y - round(y)) with y = x log2 e, held within what a float32 can be."""
+        builder = self.builder
+        power = builder.fmul(x, splat(_LOG2_E))
+        power = self.larger(power, splat(_LEAST_EXPONENT))
+        power = self._call("llvm.minnum.v16f32", VECTOR, [power, splat(_MOST_EXPONENT)])
+        whole = self._call("llvm.rint.v16f32", VECTOR, [power])
+        rest = builder.fsub(power, whole)
+        value = splat(_EXP2[-1])
+        for factor in reversed(_EXP2[:-1]):
+            value = self.fma(value, rest, splat(factor))
+        exponent = builder.add(builder.fptosi(whole, _INTEGERS), _whole(127))
+        scale = builder.bitcast(builder.shl(exponent, _whole(23)), VECTOR)
+        return builder.fmul(value, scale)
+
+    def address(self, base: Any, position: Any, stride: Any, size: int) -> Any:
+        """base + position * stride elements of `size` bytes."""
+        builder = self.builder
+        return builder.add(base, builder.mul(builder.mul(position, stride), index(size)))
+
+    def smaller_index(self, a: Any, b: Any) -> Any:
+        return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
+
+    def beyond(self, base: Any, num_bytes: int) -> Any:
+        return self.builder.add(base, index(num_bytes)) if num_bytes else base
+
+    def load(self, address: Any) -> Any:
+        """One vector."""
+        loaded = self.builder.load(self.builder.inttoptr(address, VECTOR.as_pointer()))
+        loaded.align = 4
+        return loaded
+
+    def load_halves(self, address: Any) -> list[Any]:
+        """Two vectors of bfloat16, one in the lower and one in the upper halves of 16 words, as float32."""
+        builder = self.builder
+        words = builder.load(builder.inttoptr(address, _INTEGERS.as_pointer()))
+        words.align = 4
+        lower = builder.shl(words, _whole(16))
+        upper = builder.and_(words, _whole(0xFFFF0000))
+        return [builder.bitcast(half, VECTOR) for half in (lower, upper)]
+
+    def rounded(self, vector: Any) -> Any:
+        """16 bfloat16: to nearest, ties to even. For finite numbers."""
+        builder, words = self.builder, self.builder.bitcast(vector, _INTEGERS)
+        is_odd = builder.and_(builder.lshr(words, _whole(16)), _whole(1))
+        nearest = builder.add(words, builder.add(is_odd, _whole(0x7FFF)))
+        return builder.trunc(builder.lshr(nearest, _whole(16)), _SHORTS)
+
+    def prefetch(self, address: Any) -> None:
+        """Ask for the line at an address that will be read; one that is nowhere does no harm.
+
+        Into the second level: the first has too few places for lines that are under way.
+        """
+        builder = self.builder
+        place = builder.inttoptr(address, ir.IntType(8).as_pointer())
+        how = [ir.Constant(I32, flag) for flag in (0, 2, 1)]  # to read, into the second cache, data
+        kind = ir.FunctionType(ir.VoidType(), [place.type, *(flag.type for flag in how)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *how])
+
+    def spread(self, scalar: Any) -> Any:
+        """One float32 in all lanes."""
+        one = self.builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(one, one, _whole(0))
+
+    def load_spread(self, address: Any) -> Any:
+        return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())))
+
+    def store(self, value: Any, address: Any) -> None:
+        stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
+        stored.align = 2  # as bfloat16 may lie
+
+    def store_as(self, value: Any, address: Any, is_rounded: bool) -> None:
+        """Float32, or rounded to bfloat16."""
+        self.store(self.rounded(value) if is_rounded else value, address)
+
+    def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+        """`for k in range(count)` with vectors carried in registers; count is at least 1."""
+        builder = self.builder
+        before, inside = builder.block, builder.append_basic_block("loop")
+        after = builder.append_basic_block("after")
+        builder.branch(inside)
+        builder.position_at_end(inside)
+        position = builder.phi(I64)
+        carried = [builder.phi(VECTOR) for _ in initial]
+        results = body(position, carried)
+        following = builder.add(position, index(1))
+        position.add_incoming(index(0), before)
+        latch = builder.block  # another than `inside` where the body has a loop of its own
+        position.add_incoming(following, latch)
+        for phi, first, result in zip(carried, initial, results, strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(result, latch)
+        builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+        builder.position_at_end(after)
+        return results
+
+    def select_rows(self, rows: Any, most: int, emit: Callable[[int], None]) -> None:
+        """Run the code emitted for the number of rows, 1..most; anything else does nothing."""
+        builder = self.builder
+        end = builder.append_basic_block("rows.end")
+        switch = builder.switch(rows, end)
+        for count in range(1, most + 1):
+            case = builder.append_basic_block(f"rows.{count}")
+            switch.add_case(index(count), case)
+            builder.position_at_end(case)
+            emit(count)
+            builder.branch(end)
+        builder.position_at_end(end)

@@ -1,0 +1,76 @@
+"""A transformers language model to a Decoder: its rule of batch invariance measured, its weights fused and placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vidspec_models.decoder.batch_invariant_ops import BatchInvariance
+from vidspec_models.decoder.decoder import Decoder, rotary_values
+from vidspec_models.decoder.kv_cache import CacheGeometry
+from vidspec_models.decoder.measure_invariance import StepShapes, measure_invariance
+from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.decoder.weights import DecoderWeights, fuse_all, fused_weights, require_supported
+
+
+def build_decoder(
+    language_model: Any,
+    lm_head: Any,
+    context_length: int,
+    *,
+    batch_invariance: BatchInvariance | None = None,
+    releases_layers: bool = False,
+    spans: Sequence[LayerSpan] = (),
+) -> Decoder:
+    """`batch_invariance` is measured where none is given. `releases_layers` takes each layer out of the language model
+    once it is fused: no weight is held twice. `spans` says where the layers go, if not to the embedding's device.
+    Raises ModelLoadError for what the decoder does not compute.
+    """
+    config, layers = language_model.config, language_model.layers
+    require_supported(config, language_model)
+    embedding, head = language_model.embed_tokens.weight.detach(), lm_head.weight.detach()
+    spans = tuple(spans) or (LayerSpan(embedding.device, range(len(layers))),)
+    attention, last = layers[0].self_attn, spans[-1].device
+    rule = batch_invariance or _measured(language_model, head, spans)
+    geometry = CacheGeometry(
+        num_layers=len(layers),
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        dtype=embedding.dtype,
+        device=embedding.device,
+        context_block=rule.context_block,
+        split=spans if len(spans) > 1 else (),
+    )
+    positions = torch.arange(context_length, device=embedding.device)[None]
+    weights = DecoderWeights(
+        embedding=embedding,
+        rotary=torch.stack(rotary_values(language_model.rotary_emb, embedding, positions), dim=1),
+        layers=list(fuse_all(layers, rule, spans, releases=releases_layers)),
+        final_norm=language_model.norm.weight.detach().to(last),
+        head=rule.product(head.to(last)),
+        eps=config.rms_norm_eps,
+    )
+    return Decoder(weights, geometry, rule, config.num_attention_heads, attention.scaling)
+
+
+def _measured(language_model: Any, head: Tensor, spans: Sequence[LayerSpan]) -> BatchInvariance:
+    """On every device; it holds only where all of them agree."""
+    devices = dict.fromkeys(span.device for span in spans)
+    rules = [measure_invariance(_step_shapes(language_model, head, device)) for device in devices]
+    return replace(rules[0], holds=rules[0].holds and rules.count(rules[0]) == len(rules))
+
+
+def _step_shapes(language_model: Any, head: Tensor, device: torch.device) -> StepShapes:
+    config, layers = language_model.config, language_model.layers
+    weights = [weight.to(device) for weight in fused_weights(layers[0])]
+    return StepShapes(
+        weights=(*weights, head.to(device)),
+        num_bytes=len(layers) * sum(weight.nbytes for weight in weights) + head.nbytes,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=layers[0].self_attn.head_dim,
+    )

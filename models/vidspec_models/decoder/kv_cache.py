@@ -1,0 +1,173 @@
+"""Keys and values: one cache per request, grown in blocks out of one budget. Rollback is moving one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vidspec_models.decoder.placement import LayerSpan
+
+_RESERVE = 256  # rows, of an answer still to come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGeometry:
+    """What a cache of one model looks like."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device  # of the first layer
+    context_block: int  # capacity and attended length are multiples of this (see `BatchInvariance`)
+    split: tuple[LayerSpan, ...] = ()  # where layers are on several devices; empty: all on `device`
+
+    @property
+    def spans(self) -> tuple[LayerSpan, ...]:
+        """All layers by device, in order."""
+        return self.split or (LayerSpan(self.device, range(self.num_layers)),)
+
+    @property
+    def device_names(self) -> str:
+        """As an operator lists them: "cuda:0,cuda:1"."""
+        return ",".join(str(span.device) for span in self.spans)
+
+    def bytes_per_token(self) -> int:
+        """Keys and values of one position over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def padded(self, num_tokens: int) -> int:
+        """Rounded up to whole blocks."""
+        return -(-num_tokens // self.context_block) * self.context_block
+
+
+@dataclass(slots=True)
+class HiddenRows:
+    """Rows that the later layers store and do not attend to: those layers keep them in their first `count` places.
+
+    `order` says which row lies in each of the first R places of those layers; from R on every row is in its own.
+    """
+
+    first_layer: int
+    count: int
+    order: Tensor  # int64 [R]
+    attention: Tensor  # float32 [candidates]: what the choice was made by
+
+
+class KVCache:
+    """Contiguous keys and values of one sequence: a pair of arrays on every device that has layers, of one capacity.
+
+    Rows at or beyond `length` are stale and masked by every reader; storage starts as zeros so that a masked row
+    can never bring in a NaN.
+    """
+
+    def __init__(self, geometry: CacheGeometry, num_tokens: int) -> None:
+        self._geometry = geometry
+        self._spans = geometry.spans
+        self.length = 0
+        self.hidden: HiddenRows | None = None
+        # For each span of layers [layers, 1, KV heads, capacity, head dim].
+        self.keys_by_span = [self._zeros(span, num_tokens) for span in self._spans]
+        self.values_by_span = [self._zeros(span, num_tokens) for span in self._spans]
+
+    def _zeros(self, span: LayerSpan, num_tokens: int) -> Tensor:
+        geometry = self._geometry
+        shape = (len(span.layers), 1, geometry.num_kv_heads, geometry.padded(num_tokens), geometry.head_dim)
+        return torch.zeros(shape, dtype=geometry.dtype, device=span.device)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit."""
+        return self.keys_by_span[0].shape[3]
+
+    @property
+    def keys(self) -> Tensor:
+        """Of all layers, where one device has them all; raises ValueError where they are split."""
+        (keys,) = self.keys_by_span
+        return keys
+
+    @property
+    def values(self) -> Tensor:
+        """As `keys`."""
+        (values,) = self.values_by_span
+        return values
+
+    def keys_of(self, layer: int) -> Tensor:
+        """[KV heads, capacity, head dim], on the layer's device."""
+        number = next(number for number, span in enumerate(self._spans) if layer in span.layers)
+        return self.keys_by_span[number][layer - self._spans[number].layers.start, 0]
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of {self.length} rows to {length}")
+        self.length = length
+        if self.hidden is not None and length < len(self.hidden.order):
+            if length:
+                raise ValueError(f"the first {len(self.hidden.order)} rows are out of order: only all can be forgotten")
+            self.hidden = None
+
+    def resize(self, num_tokens: int) -> None:
+        """Move to storage of another size, one array after the other; the rows up to `length` come along."""
+        if num_tokens < self.length:
+            raise ValueError(f"cannot resize a cache of {self.length} rows to {num_tokens}")
+        for number, span in enumerate(self._spans):
+            for stored in (self.keys_by_span, self.values_by_span):
+                fresh = self._zeros(span, num_tokens)
+                fresh[:, :, :, : self.length] = stored[number][:, :, :, : self.length]
+                stored[number] = fresh
+
+    def copy_rows(self, other: KVCache, num_rows: int) -> None:
+        """Begin an empty cache with the first rows of another one; raises ValueError without room for them."""
+        if self.length or num_rows > min(self.capacity, other.length):
+            raise ValueError(f"cannot begin a cache of {self.length} rows with {num_rows} rows of {other.length}")
+        mine, theirs = self.keys_by_span + self.values_by_span, other.keys_by_span + other.values_by_span
+        for to, source in zip(mine, theirs, strict=True):
+            to[:, :, :, :num_rows] = source[:, :, :, :num_rows]
+        self.length = num_rows
+
+
+class KVPool:
+    """The budget of tokens that all caches of a device share; counts capacity, not length."""
+
+    def __init__(self, geometry: CacheGeometry, num_tokens: int) -> None:
+        self.geometry = geometry
+        self.num_tokens = num_tokens // geometry.context_block * geometry.context_block
+        self.num_used = 0
+
+    def new_cache(self) -> KVCache:
+        """An empty cache, which takes nothing from the budget yet."""
+        return KVCache(self.geometry, 0)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a new cache of this size could be had now."""
+        return self.num_used + self.geometry.padded(num_tokens) <= self.num_tokens
+
+    def grow(self, cache: KVCache, num_tokens: int) -> bool:
+        """Make room for `num_tokens` rows in all; False if there is none. More than that where much is free: moving a
+        cache to other storage takes as long as a forward.
+        """
+        if num_tokens <= cache.capacity:
+            return True
+        block = self.geometry.context_block
+        for reserve, limit in ((_RESERVE, self.num_tokens // 2), (block, self.num_tokens), (0, self.num_tokens)):
+            wanted = num_tokens + reserve
+            more = self.geometry.padded(wanted) - cache.capacity
+            if self.num_used + more <= limit:
+                cache.resize(wanted)
+                self.num_used += more
+                return True
+        return False
+
+    def shrink(self, cache: KVCache, num_tokens: int) -> None:
+        """Keep the first rows and give back the rest."""
+        self.num_used -= cache.capacity
+        cache.truncate(num_tokens)
+        cache.resize(num_tokens)
+        self.num_used += cache.capacity
+
+    def release(self, cache: KVCache) -> None:
+        """Give back everything; the cache is empty afterwards."""
+        self.shrink(cache, 0)

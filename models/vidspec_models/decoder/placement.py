@@ -1,0 +1,131 @@
+"""Where a model goes: devices by name, the precision they compute in, and which of them holds which layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vidspec_models.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpan:
+    """Consecutive layers on one device."""
+
+    device: torch.device
+    layers: range
+
+
+def resolve_devices(names: str, role: str) -> tuple[torch.device, ...]:
+    """One device, or several of a kind, separated by commas, for consecutive layers.
+
+    "auto": the target takes the last CUDA device, the draft the first; CPU without CUDA. Raises ModelLoadError.
+    """
+    if names == "auto":
+        count = torch.cuda.device_count()
+        return (torch.device("cuda", count - 1 if role == "target" else 0) if count else torch.device("cpu"),)
+    devices = tuple(_existing(name) for name in names.split(","))
+    if len({device.type for device in devices}) > 1:
+        raise ModelLoadError(f"device {names!r}: layers lie on CUDA devices or on the CPU, not on both")
+    return devices
+
+
+def resolve_device(name: str, role: str) -> torch.device:
+    """For what runs on one device alone: transformers' own loop."""
+    first, *others = resolve_devices(name, role)
+    if others:
+        raise ModelLoadError(f"transformers' own `generate` runs on one device here, not on {name!r}")
+    return first
+
+
+def _existing(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelLoadError(f"device {name!r} is not one of cpu, cuda, cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelLoadError(f"device {name!r} does not exist; CUDA devices found: {torch.cuda.device_count()}")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """ "auto": bfloat16 where the device multiplies it, float32 elsewhere.
+
+    Measured on a CPU without the instruction, products in bfloat16 are emulated and several times slower than in
+    float32; on one with it prompts take two thirds of the time and nine rows of a step as well.
+    """
+    if name != "auto":
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16")
+        return dtype
+    has_bfloat16 = device.type == "cuda" or multiplies_bfloat16()
+    return torch.bfloat16 if has_bfloat16 else torch.float32
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has AVX512_BF16: torch's products need it to be fast in bfloat16, and ours to exist."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def layer_spans(
+    model: Any, language_model: Any, lm_head: Any, devices: Sequence[torch.device]
+) -> tuple[LayerSpan, ...]:
+    """A span for each device, in their order; a device named twice gets two.
+
+    All that a prompt is made of (tower, projector, embedding) lies with the first layers, since rows start there; final
+    norm and head lie with the last, where rows end up. Only at a span's end do rows move. Raises ModelLoadError for
+    more devices than layers.
+    """
+    layers = language_model.layers
+    if len(devices) > len(layers):
+        raise ModelLoadError(f"{len(devices)} devices for a model of {len(layers)} layers: name at most {len(layers)}")
+    is_tied = lm_head.weight is language_model.embed_tokens.weight
+    behind = _num_bytes(language_model.norm) + _num_bytes(lm_head)
+    before = _num_bytes(model) - _num_bytes(layers) - (_num_bytes(language_model.norm) if is_tied else behind)
+    spans, start = [], 0
+    for device, count in zip(
+        devices, share(len(layers), _num_bytes(layers[0]), before, behind, len(devices)), strict=True
+    ):
+        spans.append(LayerSpan(device, range(start, start + count)))
+        start += count
+    return tuple(spans)
+
+
+def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devices: int) -> list[int]:
+    """Layers of each device, one at least, such that the largest share of bytes is as small as can be.
+
+    `before` bytes lie with the first, `behind` with the last. Layers are all alike, so it is enough to give each to
+    the device that has least.
+    """
+    counts, held = [1] * num_devices, [layer_bytes] * num_devices
+    held[0] += before
+    held[-1] += behind
+    for _ in range(num_layers - num_devices):
+        least = held.index(min(held))
+        counts[least] += 1
+        held[least] += layer_bytes
+    return counts
+
+
+def move(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
+    """The model to its device; of several, to the first, without what the decoder will fetch piece by piece.
+
+    So no device ever holds more than its share, and a layer that is being fused.
+    """
+    if len(spans) == 1:
+        model.to(spans[0].device)
+        return
+    layers, head = language_model.layers, model.lm_head
+    language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
+    model.to(spans[0].device)
+    language_model.layers, model.lm_head = layers, head
+
+
+def _num_bytes(module: Any) -> int:
+    """Weights of a module, each once."""
+    return sum(parameter.nbytes for parameter in module.parameters())

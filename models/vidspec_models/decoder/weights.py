@@ -1,0 +1,115 @@
+"""A decoder's weights, fused for the matrix products of a step: query/key/value and gate/up as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, Product
+from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer of a Llama-shaped decoder with H query heads, KV key/value heads of width D."""
+
+    attention_norm: Tensor
+    qkv: Product  # [hidden, (H + 2 KV) * D]
+    qkv_bias: Tensor | None
+    query_key_norm: Tensor | None  # [H + KV, D]
+    norm_eps: float
+    output: Product  # [H * D, hidden]
+    mlp_norm: Tensor
+    gate_up: Product  # [hidden, 2 * intermediate]
+    down: Product  # [intermediate, hidden]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """A whole decoder. Embedding and rotary values lie on the first layer's device, norm and head on the last one's."""
+
+    embedding: Tensor  # [V, hidden]
+    rotary: Tensor  # cos and signed sin of every plain position, [positions, 2, 1, D]
+    layers: list[LayerWeights]
+    final_norm: Tensor
+    head: Product  # [hidden, V]
+    eps: float
+
+
+def fuse_all(
+    layers: Any, rule: BatchInvariance, spans: Sequence[LayerSpan], *, releases: bool
+) -> Iterator[LayerWeights]:
+    """Every layer fused on its device; with `releases` each one's own weights are let go before the next is fused."""
+    for span in spans:
+        for index in span.layers:
+            yield _fuse(layers[index], rule, span.device)
+            if releases:
+                layers[index] = nn.Identity()
+
+
+def _fuse(layer: Any, rule: BatchInvariance, device: torch.device) -> LayerWeights:
+    """The fused weights of a transformers decoder layer, on a device that may be another one."""
+    attention = layer.self_attn
+    qkv, output, gate_up, down = (rule.product(weight.to(device)) for weight in fused_weights(layer))
+    bias, head_norm = query_key_value_bias(attention), query_key_norm(attention)
+    return LayerWeights(
+        attention_norm=layer.input_layernorm.weight.detach().to(device),
+        qkv=qkv,
+        qkv_bias=None if bias is None else bias.to(device),
+        query_key_norm=None if head_norm is None else head_norm.to(device),
+        norm_eps=layer.input_layernorm.variance_epsilon,
+        output=output,
+        mlp_norm=layer.post_attention_layernorm.weight.detach().to(device),
+        gate_up=gate_up,
+        down=down,
+    )
+
+
+def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """query/key/value, output, gate/up and down weights of a transformers decoder layer, each [N, K]."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return (
+        torch.cat([projection.weight.detach() for projection in projections]),
+        attention.o_proj.weight.detach(),
+        torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
+        mlp.down_proj.weight.detach(),
+    )
+
+
+def query_key_value_bias(attention: Any) -> Tensor | None:
+    """[(H + 2 KV) * D], where the projections have one."""
+    biases = [projection.bias for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    return None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+
+
+def query_key_norm(attention: Any) -> Tensor | None:
+    """[H + KV, D], where heads are normalised before they are turned."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
+    norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+    return torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
+
+
+def require_supported(config: Any, language_model: Any) -> None:
+    """Raise ModelLoadError for what the decoder's walk does not compute."""
+    if config.hidden_act != "silu":
+        raise ModelLoadError(f"activation {config.hidden_act!r} is not supported; this decoder computes SwiGLU")
+    if not hasattr(language_model.layers[0].mlp, "gate_proj"):
+        raise ModelLoadError("mixture-of-experts language models are not supported; choose a dense checkpoint")
+    kinds = getattr(config, "layer_types", None)
+    slides = getattr(config, "sliding_window", None) is not None if not kinds else set(kinds) != {"full_attention"}
+    if slides:
+        raise ModelLoadError("sliding-window layers are not supported; choose a full-attention checkpoint")
+    if any(projection.bias is not None for projection in _unbiased(language_model.layers[0])):
+        raise ModelLoadError("biases outside the query, key and value projections are not supported")
+
+
+def _unbiased(layer: Any) -> tuple[Any, ...]:
+    return layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj

@@ -1,0 +1,1 @@
+"""Checkpoints to models ready to serve, and a readable line where that fails."""

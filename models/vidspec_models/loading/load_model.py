@@ -1,0 +1,134 @@
+"""ModelSpec to VideoLM on its devices: standard Hugging Face folders or hub ids, safetensors only."""
+
+from __future__ import annotations
+
+import io
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from tqdm import tqdm
+
+from vidspec_models.backends.select import make_decoder
+from vidspec_models.decoder.placement import layer_spans, move, resolve_devices, resolve_dtype
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.errors import require_template, require_weights, told
+from vidspec_models.loading.spec import BUNDLED, ModelSpec, find_family, model_path
+from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
+from vidspec_models.synthetic.recipe import Recipe, find_recipe
+from vidspec_models.video_lm import VideoLM
+
+OnProgress = Callable[[str, float | None], None]  # what is going on; the share that is done, None if nobody knows
+
+
+def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None) -> VideoLM:
+    """Load, fuse, measure batch invariance; `tell` hears how far it is. Raises ModelLoadError naming the remedy."""
+    path = model_path(spec)
+    devices = resolve_devices(spec.device, spec.role)
+    dtype = resolve_dtype(spec.dtype, devices[0])
+    if (recipe := find_recipe(path)) is not None:
+        return _load_random(recipe, devices, dtype)
+    if spec.path == BUNDLED and not Path(path).exists():
+        raise ModelLoadError(
+            f"the bundled {spec.role} is missing from this installation; train it with: vidspec train-bundled"
+        )
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
+    with told(spec, path), load_bars(tell) as bar:
+        config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
+        family = find_family(config.model_type)
+        processor = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
+        require_template(processor)
+        tokenizer_file(spec)
+        model, report = transformers.AutoModelForImageTextToText.from_pretrained(
+            path,
+            revision=spec.revision,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # so that the report names them
+            output_loading_info=True,
+            tqdm_class=bar,
+        )
+        require_weights(report)
+        model = model.eval().requires_grad_(False)
+        tell("compiling and measuring", None)
+        language_model, head = family.language_model(model), model.lm_head
+        spans = layer_spans(model, language_model, head, devices)
+        move(model, language_model, spans)
+        decoder, step = make_decoder(language_model, head, config, spans)
+    language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
+    return VideoLM(model, processor, family, decoder, _stop_ids(model), step)
+
+
+def _load_random(recipe: Recipe, devices: Sequence[torch.device], dtype: torch.dtype) -> VideoLM:
+    """The target with its own logits, the draft with its oracle's choice if it has one.
+
+    All of it is made on the first device, as its peer is, and spread from there.
+    """
+    family = RandomFamily(recipe)
+    model = random_language_model(recipe.shape, recipe.seed, devices[0], dtype)
+    spans = layer_spans(model, model.model, model.lm_head, devices)
+    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans)
+    model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
+    if recipe.oracle is not None:
+        return OracleDraft(model, family, decoder, recipe, recipe.oracle, step)
+    return VideoLM(model, None, family, decoder, frozenset(), step)
+
+
+def _stop_ids(model: Any) -> frozenset[int]:
+    configured = model.generation_config.eos_token_id
+    if configured is None:
+        return frozenset()
+    return frozenset([configured] if isinstance(configured, int) else configured)
+
+
+def tokenizer_file(spec: ModelSpec) -> str:
+    """The local path of the model's `tokenizer.json`, for processes that only detokenise."""
+    path = transformers.utils.cached_file(model_path(spec), "tokenizer.json", revision=spec.revision)
+    if path is None:
+        raise ModelLoadError(f"{spec.role} model {spec.path!r} has no tokenizer.json (fast tokenizer)")
+    return str(path)
+
+
+def library_versions() -> dict[str, str]:
+    """What the numbers of this process were made with."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+
+
+@contextmanager
+def load_bars(tell: OnProgress) -> Iterator[type[tqdm]]:
+    """Inside, transformers' bars are told; the class is for downloads, which take one."""
+    bar = told_bar(tell)
+    previous = transformers.utils.logging.set_tqdm_hook(lambda _, args, kwargs: bar(*args, **kwargs))
+    try:
+        yield bar
+    finally:
+        transformers.utils.logging.set_tqdm_hook(previous)
+
+
+def told_bar(tell: OnProgress) -> type[tqdm]:
+    """A bar that calls `tell` a few times a second where another would draw itself, from any thread."""
+
+    class ToldBar(tqdm):  # type: ignore[misc]  # tqdm has no types
+        monitor_interval = 0  # no thread that wakes bars which stand still
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+            if self.total:
+                tell(str(self.desc).rstrip(": ").lower(), min(self.n / self.total, 1.0))
+            return True
+
+    return ToldBar

@@ -1,0 +1,53 @@
+"""What is to be loaded: a model, where its files are, which family its architecture belongs to. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
+from vidspec_models.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from vidspec_models.families.base import Family
+
+BUNDLED = "bundled"
+_FAMILIES = {
+    "internvl": ("vidspec_models.families.internvl", "InternVL"),
+    "llava_next_video": ("vidspec_models.families.llava_next_video", "LlavaNextVideo"),
+    "llava_onevision": ("vidspec_models.families.llava_onevision", "LlavaOnevision"),
+    "qwen2_5_vl": ("vidspec_models.families.qwen_vl", "Qwen25VL"),
+    "qwen2_vl": ("vidspec_models.families.qwen_vl", "Qwen2VL"),
+    "qwen3_vl": ("vidspec_models.families.qwen_vl", "Qwen3VL"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A Hugging Face folder or hub id and how to load it. "auto" is resolved by `placement`."""
+
+    path: str  # local folder, hub id, or "bundled"
+    role: str  # "target" | "draft": picks the half of the bundled pair
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+
+
+def model_path(spec: ModelSpec) -> str:
+    """Where the files are: the bundled half for the role, or the path or hub id as given."""
+    if spec.path != BUNDLED:
+        return spec.path
+    return str(BUNDLED_TARGET if spec.role == "target" else BUNDLED_DRAFT)
+
+
+def find_family(model_type: str) -> Family:
+    """The family of a transformers `model_type`; raises ModelLoadError for one we do not list."""
+    if model_type not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
+        raise ModelLoadError(
+            f"model type {model_type!r} is not supported; supported: {known} (docs/models.md names checkpoints)"
+        )
+    module, name = _FAMILIES[model_type]
+    family: Family = getattr(import_module(module), name)()
+    return family

@@ -1,0 +1,101 @@
+"""What HIPPO is compared with: strategies of other papers, and the simple ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vidspec_models.compression.merging import compared_with
+from vidspec_models.preservation.scores import (
+    Candidates,
+    best,
+    centred,
+    neighbours,
+    ranks,
+    spaced,
+    spatial_distinctiveness,
+    with_even,
+)
+
+_TOP_P = 0.4  # SpecVLM's lambda
+
+
+def specvlm(cells: Candidates) -> Tensor:
+    """SpecVLM (arXiv 2508.16201), both stages: the smallest set that holds lambda = 0.4 of the attention (top-P), then
+    evenly spaced ones of the rest.
+    """
+    if cells.relevance is None:
+        return uniform(cells)
+    order = best(cells.relevance, cells.num_cells)
+    reached = cells.relevance[order].cumsum(0)
+    num_top = min(int((reached < _TOP_P * reached[-1]).sum()) + 1, cells.budget)
+    return with_even(order[:num_top], cells.num_cells, cells.budget)
+
+
+def attention(cells: Candidates) -> Tensor:
+    """The cells with most attention, as it is; evenly spaced ones while it is not known."""
+    return uniform(cells) if cells.relevance is None else best(cells.relevance, cells.budget)
+
+
+def unbiased(cells: Candidates) -> Tensor:
+    """In the spirit of ParallelVLM (arXiv 2603.19610): no attention, none of its bias; novelty and distinctiveness."""
+    units = centred(cells.features)
+    scores = ranks(temporal_novelty(units, cells)) + ranks(spatial_distinctiveness(units, cells))
+    return best(scores, cells.budget)
+
+
+def uniform(cells: Candidates) -> Tensor:
+    """Evenly spaced in reading order, both ends included."""
+    return spaced(cells.num_cells, cells.budget, cells.frames.device)
+
+
+def random(cells: Candidates) -> Tensor:
+    """Drawn without replacement; the seed decides."""
+    drawn = np.random.default_rng(cells.seed).permutation(cells.num_cells)[: cells.budget]
+    return torch.from_numpy(drawn).to(cells.frames.device)
+
+
+def temporal_merging(cells: Candidates) -> Tensor:
+    """DyCoke's first stage (arXiv 2411.15024) on the draft, under a budget: first frames of windows stay whole, and of
+    the others the cells least like their counterparts. First frames alone may be too many: they are thinned out evenly.
+    """
+    frames = torch.arange(cells.num_frames, device=cells.frames.device)
+    earlier = frames.new_tensor([compared_with(frame) for frame in range(cells.num_frames)])
+    is_whole = (earlier == frames)[cells.frames]
+    whole = is_whole.nonzero()[:, 0]
+    if len(whole) >= cells.budget:
+        return whole[spaced(len(whole), cells.budget, whole.device)]
+    dense = cells.dense(functional.normalize(cells.features.float(), dim=-1))
+    change = cells.gathered(1.0 - torch.linalg.vecdot(dense, dense[earlier]))
+    return best(change.masked_fill(is_whole, torch.inf), cells.budget)
+
+
+def everything(cells: Candidates) -> Tensor:
+    """No pruning."""
+    return torch.arange(cells.num_cells, device=cells.frames.device)
+
+
+def nothing(cells: Candidates) -> Tensor:
+    """A draft that sees no cell at all: what text alone is worth."""
+    return cells.frames.new_zeros(0)
+
+
+def temporal_novelty(units: Tensor, cells: Candidates) -> Tensor:
+    """float32 [C]: 1 - the largest cosine with the 3 x 3 cells around the same place one frame earlier.
+
+    `units` [C, hidden] from `centred`. What has nothing earlier to be compared with gets the mean of the others, so
+    that a first frame is neither preferred nor passed over.
+    """
+    dense, is_cell = cells.dense(units), cells.dense(torch.ones_like(units[:, 0]))
+    closest = torch.full_like(is_cell, -torch.inf)
+    if cells.num_frames > 1:
+        near = zip(neighbours(dense[:-1], with_self=True), neighbours(is_cell[:-1], with_self=True), strict=True)
+        for earlier, is_there in near:
+            cosine = torch.linalg.vecdot(dense[1:], earlier)
+            closest[1:] = torch.maximum(closest[1:], cosine.masked_fill(is_there == 0, -torch.inf))
+    novelty = 1.0 - cells.gathered(closest)
+    is_known = novelty.isfinite()
+    neutral = novelty[is_known].mean() if is_known.any() else 0.0
+    return novelty.masked_fill(~is_known, float(neutral))

@@ -1,0 +1,1 @@
+"""What the engine is compared with: stock transformers, and what a device can do at best."""

@@ -1,0 +1,150 @@
+"""`python -m vidspec_models.reference.measure`: what a device does with real shapes, with torch and transformers alone.
+
+Forward times of target and draft, their share of the memory's bandwidth, the target's tokens per second against stock
+`generate`, peak memory; as JSON on stdout. The engine's modes are the business of `vidspec bench speed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.loading.load_model import library_versions, load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.stock import GREEDY, load_stock
+from vidspec_models.request import Turn
+from vidspec_models.sampling.coupled import CoupledSampler
+from vidspec_models.synthetic.recipe import SHAPES, Recipe, prompt_text
+from vidspec_models.video_lm import StepRows, VideoLM
+
+_ROWS = {"target": (1, 2, 4, 9, 17), "draft": (1,)}
+_WARM_UP, _CHUNK = 5, 512
+_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**26}
+_ASKED = (Turn(role="user", text=prompt_text(0)),)
+
+
+def main(arguments: Sequence[str]) -> dict[str, Any]:
+    """Everything, one model on the device at a time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="llava-onevision-7b+0.5b")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=60)
+    args = parser.parse_args(arguments)
+    with TemporaryDirectory(prefix="vidspec-random-") as folder:
+        specs = {role: _spec(Path(folder) / role, args, role) for role in _ROWS}
+        stock = _stock(specs["target"], args.max_tokens)
+        found = {role: _model(spec, args, role) for role, spec in specs.items()}
+    ids, expected = found["target"].pop("ids"), stock.pop("ids")
+    found["draft"].pop("ids")
+    return {
+        "shape": args.shape,
+        "versions": library_versions(),
+        "generate": stock,
+        **found,
+        "off_over_generate": found["target"]["tokens_per_s"] / stock["tokens_per_s"],
+        "first_difference": next((i for i, (a, b) in enumerate(zip(ids, expected, strict=True)) if a != b), None),
+    }
+
+
+def _spec(folder: Path, args: argparse.Namespace, role: str) -> ModelSpec:
+    Recipe(pair=args.shape, role=role).write(folder)
+    return ModelSpec(path=str(folder), role=role, device=args.device, dtype=args.dtype)
+
+
+def _stock(spec: ModelSpec, max_tokens: int) -> dict[str, Any]:
+    generator = load_stock(spec)
+    generator.answer(_ASKED, (), 8, GREEDY)
+    answer = generator.answer(_ASKED, (), max_tokens, GREEDY)
+    return {"tokens_per_s": _rate(answer.token_times), "ids": answer.ids}
+
+
+def _model(spec: ModelSpec, args: argparse.Namespace, role: str) -> dict[str, Any]:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    model = load_model(spec)
+    shape, geometry = Recipe(pair=args.shape, role=role).shape, model.decoder.geometry
+    ids, token_times, cache = _answer(model, args.max_tokens)
+    context = cache.length - max(_ROWS[role])
+    steps = {num_rows: _step_s(model, cache, context, num_rows, args.repeats) for num_rows in _ROWS[role]}
+    on_cuda = geometry.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(geometry.device) if on_cuda else None
+    bandwidth = _bandwidth(geometry.device)
+    num_bytes = shape.step_bytes(context, geometry.dtype.itemsize)
+    held = shape.parameters() * geometry.dtype.itemsize + cache.keys.nbytes + cache.values.nbytes
+    return {
+        "source": shape.source,
+        "device": torch.cuda.get_device_name(geometry.device) if on_cuda else "cpu",
+        "rows_are_invariant": model.decoder.batch_invariance.holds,
+        "row_buckets": model.decoder.batch_invariance.row_buckets,
+        "context": context,
+        "step_s": steps,
+        "bandwidth_bytes_per_s": bandwidth,
+        "roofline_fraction": num_bytes / bandwidth / steps[1],
+        "over_weight_read_time": steps[1] * bandwidth / shape.step_bytes(0, geometry.dtype.itemsize),
+        "tokens_per_s": _rate(token_times),
+        "peak_over_weights_and_cache": peak / held if peak is not None else None,
+        "ids": ids,
+    }
+
+
+def _answer(model: VideoLM, max_tokens: int) -> tuple[list[int], list[float], KVCache]:
+    """Greedy decoding, one row a step, as the engine does it in mode `off`."""
+    prompt, sampler = model.prepare(_ASKED, ()), CoupledSampler(GREEDY)
+    cache = KVCache(model.decoder.geometry, prompt.num_tokens + max_tokens)
+    logits = None
+    while logits is None:
+        logits = model.prefill(prompt, cache, _CHUNK)
+    ids, times = sampler.choose(logits[None], 0), [time.monotonic()]
+    while len(ids) < max_tokens:
+        rows = StepRows(cache=cache, ids=ids[-1:], position=prompt.next_position + len(ids) - 1)
+        ids += sampler.choose(model.step([rows])[0], len(ids))
+        times.append(time.monotonic())
+    return ids, times, cache
+
+
+def _step_s(model: VideoLM, cache: KVCache, context: int, num_rows: int, repeats: int) -> float:
+    """Median seconds of a step, the choice of its tokens included."""
+    sampler, times = CoupledSampler(GREEDY), []
+    for _ in range(_WARM_UP + repeats):
+        cache.length = context
+        started = time.perf_counter()
+        (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=context)])
+        sampler.choose(logits, 0)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[_WARM_UP:])
+
+
+def _bandwidth(device: torch.device) -> float:
+    """Bytes per second that a large copy reads and writes."""
+    num_bytes = _COPIED_BYTES[device.type]
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    copy, times = torch.empty_like(source), []
+    for _ in range(_WARM_UP + 10):
+        started = time.perf_counter()
+        copy.copy_(source)
+        copy[0].item()
+        times.append(time.perf_counter() - started)
+    return 2 * num_bytes / min(times[1:])
+
+
+def _rate(token_times: Sequence[float]) -> float:
+    return (len(token_times) - 1) / (token_times[-1] - token_times[0])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1:]), indent=2) + "\n")

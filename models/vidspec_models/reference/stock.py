@@ -1,0 +1,147 @@
+"""Stock transformers `generate` on one model: the reference that our ids must equal and the peer that benches time.
+
+Nothing of our engine is used: transformers' modules, its cache, its loop. Only conversations and video metadata are
+put into words as for the engine, so that both see the same prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from vidspec_models.decoder.placement import resolve_device, resolve_dtype
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.families.base import conversation, metadata
+from vidspec_models.loading.spec import ModelSpec, find_family, model_path
+from vidspec_models.request import SamplingParams, Turn, Video
+from vidspec_models.synthetic.model import random_language_model, random_prompt
+from vidspec_models.synthetic.recipe import Recipe, find_recipe, prompt_index
+
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockAnswer:
+    """One generation; times are of the monotonic clock, one per token."""
+
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    token_times: tuple[float, ...]
+
+
+class Stopwatch:
+    """A streamer, as `generate` calls it: first with the prompt, be it empty, then with each token."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, _: Tensor) -> None:
+        self.times.append(time.monotonic())
+
+    def end(self) -> None:
+        pass
+
+
+class StockGenerator:
+    """One model on one device, loaded by `from_pretrained` with the device and dtype that the engine would take."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        path = model_path(spec)
+        self.device = resolve_device(spec.device, spec.role)
+        self.dtype = resolve_dtype(spec.dtype, self.device)
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            self._processor: Any = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision)
+            model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
+                path, revision=spec.revision, dtype=self.dtype, use_safetensors=True
+            )
+        except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+            raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
+        self._model = model.to(self.device).eval()
+        self._family = find_family(model.config.model_type)
+
+    def ids(
+        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> tuple[int, ...]:
+        """The answer's token ids, the end token included."""
+        return self.answer(turns, videos, max_tokens, sampling).ids
+
+    @torch.inference_mode()
+    def answer(
+        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> StockAnswer:
+        """Generate once. Sampling follows transformers' own generator: same law as the engine's, other tokens."""
+        inputs = self._inputs(turns, videos)
+        stopwatch = Stopwatch()
+        out = self._model.generate(**inputs, max_new_tokens=max_tokens, streamer=stopwatch, **_arguments(sampling))
+        prompt_tokens = inputs["input_ids"].shape[1]
+        return StockAnswer(
+            ids=tuple(out[0, prompt_tokens:].tolist()),
+            prompt_tokens=prompt_tokens,
+            token_times=tuple(stopwatch.times[1:]),
+        )
+
+    def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
+        messages = conversation(self._processor, turns)
+        text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = self._processor(
+            text=text,
+            videos=[video.frames for video in videos] or None,
+            video_metadata=[metadata(video) for video in videos] or None,
+            do_sample_frames=False,
+            return_tensors="pt",
+            **(self._family.video_arguments(self._processor) if videos else {}),
+        )
+        return inputs.to(self.device, self.dtype)  # casts the pixels only
+
+
+def _arguments(sampling: SamplingParams) -> dict[str, Any]:
+    if sampling.temperature == 0.0:
+        return {"do_sample": False}
+    torch.manual_seed(sampling.seed)
+    return {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+
+
+class RandomStock:
+    """The same on a random model: the weights and the prompts of the engine's, prompts as embeddings."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
+        self._recipe = recipe
+        self._model = random_language_model(recipe.shape, recipe.seed, device, dtype)
+        self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+
+    @torch.inference_mode()
+    def answer(
+        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams
+    ) -> StockAnswer:
+        """Generate once, greedily; raises ValueError for another sampling. Videos are not looked at."""
+        if sampling.temperature > 0:
+            raise ValueError("random models are compared greedily")
+        embedding = self._model.get_input_embeddings().weight
+        index = prompt_index(turns[-1].text)
+        prompt = random_prompt(self._recipe.pair_shape, self._recipe.shape, index, embedding)[1]
+        stopwatch = Stopwatch()
+        out = self._model.generate(
+            inputs_embeds=prompt[None],
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=prompt.device),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            streamer=stopwatch,
+        )
+        ids = tuple(out[0].tolist())
+        return StockAnswer(ids=ids, prompt_tokens=len(prompt), token_times=tuple(stopwatch.times[-len(ids) :]))
+
+
+def load_stock(spec: ModelSpec) -> StockGenerator | RandomStock:
+    """The peer for a checkpoint or a recipe. Raises ModelLoadError."""
+    recipe = find_recipe(model_path(spec))
+    if recipe is None:
+        return StockGenerator(spec)
+    device = resolve_device(spec.device, spec.role)
+    return RandomStock(recipe, device, resolve_dtype(spec.dtype, device))

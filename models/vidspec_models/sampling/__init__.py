@@ -1,0 +1,1 @@
+"""Logits to tokens: coupled sampling, with noise that draft and target share."""

@@ -1,0 +1,186 @@
+"""Random models as the engine drives them: their weights, their prompts, and a draft that is told what to propose.
+
+A prompt is drawn by its number, whatever frames come with it; there is no tower.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from vidspec_models.backends.select import StepLogits
+from vidspec_models.decoder.decoder import Decoder, QueryObserver
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
+from vidspec_models.families.base import Family, cells
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import Turn, Video
+from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index
+from vidspec_models.video_lm import StepRows, VideoLM
+
+_SPREAD = 0.02  # of embeddings and weights, as transformers initialises them
+
+
+def random_language_model(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """transformers' own class, no number of it ever in another place or precision. Changes torch's global seed.
+
+    Rows of the head beyond the tokens are zero: as in a trained model they never win.
+    """
+    config = Qwen2Config(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.context_length,
+        tie_word_embeddings=shape.is_tied,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=_SPREAD,
+    )
+    torch.manual_seed(seed)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model: Any = Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa")
+    finally:
+        torch.set_default_dtype(before)
+    model.lm_head.weight.data[shape.num_tokens :].zero_()
+    return model.eval().requires_grad_(False)
+
+
+def random_prompt(pair: PairShape, shape: Shape, index: int, embedding: Tensor) -> tuple[Tensor, Tensor]:
+    """Prompt `index`: token ids [P] on CPU, and embeddings [P, hidden size] like `embedding`, video tokens in front."""
+    ids = torch.randint(pair.target.num_tokens, (pair.prompt_tokens,), generator=torch.Generator().manual_seed(index))
+    generator = torch.Generator(embedding.device).manual_seed(index)
+    video = torch.empty(pair.video_tokens, shape.hidden_size, dtype=embedding.dtype, device=embedding.device)
+    video.normal_(0.0, _SPREAD, generator=generator)
+    text = embedding.index_select(0, ids[pair.video_tokens :].to(embedding.device))
+    return ids, torch.cat((video, text))
+
+
+class RandomFamily(Family):
+    """One recipe's family; the `processor` that all families are handed is None."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    def language_model(self, model: Any) -> Any:
+        return model.model
+
+    def default_num_frames(self, processor: Any) -> int:
+        return self._recipe.pair_shape.num_frames
+
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        return self._recipe.pair_shape.video_tokens
+
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        """Nothing of it: there is no tower, and a prompt's number says all."""
+        return EncodedVideo(words="", features=torch.empty(0), grid=torch.empty(0, 3, dtype=torch.int64))
+
+    def prepare(
+        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
+    ) -> Prompt:
+        pair, index = self._recipe.pair_shape, prompt_index(turns[-1].text)
+        ids, embeddings = random_prompt(pair, self._recipe.shape, index, decoder.embedding)
+        decoder.require_room(len(ids))
+        side = math.isqrt(pair.frame_tokens)
+        is_video = torch.arange(len(ids), device=embeddings.device) < pair.video_tokens
+        return Prompt(
+            ids=tuple(ids.tolist()),
+            embeddings=embeddings,
+            rotary=decoder.prompt_rotary(len(ids)),
+            is_video=is_video,
+            next_position=len(ids),
+            grid=cells(pair.num_frames, side, side).to(embeddings.device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What to propose at every output position of one request, and where the positions begin in its cache."""
+
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+
+
+def told_tokens(reference: Sequence[int], acceptance: float, seed: int, index: int, num_tokens: int) -> tuple[int, ...]:
+    """The reference with a share of 1 - acceptance replaced by other tokens; a function of (seed, prompt index).
+
+    A reference token that the draft does not have is replaced, too.
+    """
+    random = np.random.default_rng((seed, index))
+    is_right = random.random(len(reference)) < acceptance
+    others = random.integers(1, num_tokens, len(reference))  # how far off a wrong one is, at least 1
+    return tuple(
+        token if right and token < num_tokens else (token + int(other)) % num_tokens
+        for token, right, other in zip(reference, is_right, others, strict=True)
+    )
+
+
+class OracleDraft(VideoLM):
+    """A draft that computes all it would compute, and is then told what to propose.
+
+    Acceptance is a property of trained models. Here it is imposed: with a given probability the proposed token is the
+    one that the target chose when it was alone, else it is another one. What is measured is the machinery, at that
+    acceptance. A position beyond the reference keeps the draft's own choice.
+    """
+
+    def __init__(
+        self, model: Any, family: Family, decoder: Decoder, recipe: Recipe, oracle: Oracle, step: StepLogits | None
+    ) -> None:
+        super().__init__(model, None, family, decoder, frozenset(), step)
+        self._run_ahead = None  # the oracle has its say after every step
+        self._oracle = oracle
+        self._recipe = recipe
+        self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index
+        self._told: WeakKeyDictionary[KVCache, _Told] = WeakKeyDictionary()
+
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:
+        """As any model; remembers which prompt this is."""
+        prompt = super().prepare(turns, videos, encoded)
+        self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
+        return prompt
+
+    def prefill(
+        self, prompt: Prompt, cache: KVCache, num_rows: int, observer: QueryObserver | None = None
+    ) -> Tensor | None:
+        """As any model; with the first chunk the oracle learns what this cache's request will be told."""
+        if cache.length == 0 or cache not in self._told:
+            self._told[cache] = self._learn(prompt)
+        return super().prefill(prompt, cache, num_rows, observer)
+
+    @torch.inference_mode()
+    def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
+        """The true forward; then the told token's logit is raised above all."""
+        logits = super().step(batch)
+        for rows, scores in zip(batch, logits, strict=True):
+            told = self._told.get(rows.cache)
+            position = rows.cache.length - told.prompt_tokens if told is not None else -1
+            if told is not None and 0 <= position < len(told.tokens):
+                scores[-1, told.tokens[position]] = float("inf")
+        return logits
+
+    def _words(self, prompt: Prompt) -> tuple[int, ...]:
+        return prompt.ids[-self._recipe.pair_shape.text_tokens :]
+
+    def _learn(self, prompt: Prompt) -> _Told:
+        oracle, index = self._oracle, self._indices[self._words(prompt)]
+        references = json.loads(Path(oracle.references).read_text(encoding="utf-8"))
+        reference = references.get(str(index), [])
+        num_tokens = self._recipe.shape.num_tokens
+        tokens = told_tokens(reference, oracle.acceptance, oracle.seed, index, num_tokens)
+        return _Told(prompt_tokens=prompt.num_tokens, tokens=tokens)

@@ -1,0 +1,90 @@
+"""A prompt's compiled attention against torch's: as near to exact, wherever the rows begin and however shared."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.models.random_models import FAMILIES, build
+from vidspec_models.backends.cpu.prompt_attention import PromptAttention
+from vidspec_models.decoder.batch_invariant_ops import attend_causally
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.preservation.text_queries import using_threads
+
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16"),
+]
+
+
+def drawn(num_rows: int, context: int, heads: tuple[int, int], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [n, H, D], keys and values [1, KV, context, D] that lie in a cache with more rows, which are not read."""
+    generator = torch.Generator().manual_seed(num_rows)
+    queries = torch.randn(num_rows, heads[0] + 3, width, generator=generator).bfloat16()[:, 1 : heads[0] + 1]
+    cache = torch.randn(2, 1, heads[1], context + 40, width, generator=generator).bfloat16()
+    cache[:, :, :, context:] = torch.nan
+    return queries, cache[0, :, :, :context], cache[1, :, :, :context]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("num_rows", "context", "heads", "width"),
+    [(1, 1, (1, 1), 32), (2, 2, (8, 2), 64), (100, 100, (3, 1), 64), (77, 300, (8, 2), 64), (1500, 1531, (8, 2), 32)],
+)
+def test_it_is_as_near_to_the_exact_one_as_torchs(
+    num_rows: int, context: int, heads: tuple[int, int], width: int, num_threads: int
+) -> None:
+    queries, keys, values = drawn(num_rows, context, heads, width)
+    exact = attend_causally(queries.double(), keys.double(), values.double(), 0.2)
+    with using_threads(num_threads):
+        found = PromptAttention()(queries, keys, values, 0.2)
+    torchs = attend_causally(queries, keys, values, 0.2)
+    assert found.dtype is torch.bfloat16
+    assert (found - exact).abs().max() <= 1.5 * (torchs - exact).abs().max() + 1e-6
+
+
+class CountingPool(ThreadPoolExecutor):
+    """How many tasks it was given: that many threads may work at once."""
+
+    num_tasks = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_tasks += 1
+        return super().submit(*args, **kwargs)
+
+
+def test_a_long_prompt_takes_no_more_threads_than_torch_may_use() -> None:
+    attention = PromptAttention()
+    attention._pool = pool = CountingPool()
+    with using_threads(2), pool:
+        attention(*drawn(1500, 1531, (8, 2), 32), 0.2)
+    assert pool.num_tasks == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_in_chunks_is_as_near_the_reference_as_its_own_bfloat16(family: str) -> None:
+    model = build(family, hidden_size=128).bfloat16()
+    ids = torch.randint(0, 97, (230,), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        rounded = model(ids[None]).logits[0].float()
+        rule = replace(PREFILL_ONLY, attend_chunk=PromptAttention())
+        decoder = build_decoder(model.model, model.lm_head, 512, batch_invariance=rule)
+        cache = KVCache(decoder.geometry, 230)
+        pieces = []
+        for chunk in ids.split(100):  # the last one has few enough rows to be a step's
+            rotary = decoder.rotary(torch.arange(cache.length, cache.length + len(chunk)))
+            hidden = decoder.forward(decoder.embed(chunk), rotary, [Segment(cache, cache.length, len(chunk))])
+            pieces.append(decoder.logits(hidden))
+            cache.length += len(chunk)
+        reference = model.float()(ids[None]).logits[0]
+    found = torch.cat(pieces).float()
+    assert (found - reference).abs().max() <= 1.2 * (rounded - reference).abs().max()

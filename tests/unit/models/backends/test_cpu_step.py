@@ -1,0 +1,197 @@
+"""The compiled step against transformers' modules and against itself: same logits, and bits that no company changes."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.models import random_models
+from tests.unit.models.random_models import FAMILIES
+from vidspec_models.backends.cpu.layers import forget_stale, product
+from vidspec_models.backends.cpu.packing import STRIP, narrowed, paired, suits
+from vidspec_models.backends.cpu.step import CpuStep
+from vidspec_models.backends.cpu.tiles import MAX_ROWS
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import Segment
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.decoder.placement import multiplies_bfloat16
+
+pytestmark = pytest.mark.unit
+
+CONTEXT = 512
+build = partial(random_models.build, hidden_size=128, max_position_embeddings=CONTEXT)
+in_bfloat16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16")
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=in_bfloat16)]
+
+
+class Stepper:
+    """A model whose every row goes through the compiled step."""
+
+    def __init__(self, model: Any) -> None:
+        with torch.inference_mode():
+            self.decoder = build_decoder(model.model, model.lm_head, CONTEXT, batch_invariance=PREFILL_ONLY)
+        self.step = CpuStep(model.model, model.lm_head, self.decoder)
+
+    def cache(self) -> KVCache:
+        return KVCache(self.decoder.geometry, CONTEXT)
+
+    def run(self, *batch: tuple[KVCache, list[int]]) -> Tensor:
+        segments = [Segment(cache, cache.length, len(ids)) for cache, ids in batch]
+        positions = [segment.start + i for segment in segments for i in range(segment.num_rows)]
+        logits = self.step([token for _, ids in batch for token in ids], positions, segments)
+        for cache, ids in batch:
+            cache.length += len(ids)
+        return logits
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    found: list[int] = torch.randint(0, 97, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pace", [1, 7, 30])
+def test_logits_equal_the_reference(family: str, pace: int) -> None:
+    model = build(family)
+    stepper = Stepper(model)
+    ids = tokens(90, 1)
+    with torch.inference_mode():
+        reference = model(torch.tensor([ids])).logits[0]
+    cache = stepper.cache()
+    pieces = torch.cat([stepper.run((cache, ids[at : at + pace])) for at in range(0, 90, pace)])
+    assert torch.allclose(pieces, reference, atol=5e-4)
+
+
+@in_bfloat16
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_logits_are_as_near_the_reference_as_its_own_bfloat16(family: str) -> None:
+    model = build(family).bfloat16()
+    ids = tokens(90, 1)
+    with torch.inference_mode():
+        rounded = model(torch.tensor([ids])).logits[0].float()
+        stepper = Stepper(model)
+        reference = model.float()(torch.tensor([ids])).logits[0]
+    found = stepper.run((stepper.cache(), ids))
+    assert (found - reference).abs().max() <= (rounded - reference).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 5e-4), pytest.param(torch.bfloat16, 0.05, marks=in_bfloat16)]
+)
+def test_the_decoder_and_the_step_share_a_cache(dtype: torch.dtype, tolerance: float) -> None:
+    model = build("qwen2").to(dtype)
+    stepper = Stepper(model)
+    ids = tokens(60, 2)
+    cache = stepper.cache()
+    decoder = stepper.decoder
+    with torch.inference_mode():
+        reference = model(torch.tensor([ids])).logits[0]
+        first = torch.tensor(ids[:40])
+        decoder.forward(decoder.embed(first), decoder.rotary(torch.arange(40)), [Segment(cache, 0, 40)])
+    cache.length = 40
+    assert torch.allclose(stepper.run((cache, ids[40:])), reference[40:].float(), atol=tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_scored_together_have_the_bits_they_have_alone(family: str, dtype: torch.dtype) -> None:
+    stepper = Stepper(build(family).to(dtype))
+    prompt, text = tokens(250, 3), tokens(2 * MAX_ROWS + 5, 4)
+    cache = stepper.cache()
+    stepper.run((cache, prompt))
+    alone = torch.cat([stepper.run((cache, [token])) for token in text])
+    for count in range(1, len(text) + 1):
+        cache.truncate(250)
+        assert torch.equal(stepper.run((cache, text[:count])), alone[:count]), f"{count} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone(dtype: torch.dtype) -> None:
+    stepper = Stepper(build("qwen2").to(dtype))
+    prompts = [tokens(count, 5) for count in (5, 200, 61)]
+    rows = [tokens(count, 6) for count in (4, 2, 9)]
+    caches = [[stepper.cache() for _ in prompts] for _ in range(2)]
+    for copies in caches:
+        for cache, prompt in zip(copies, prompts, strict=True):
+            stepper.run((cache, prompt))
+    alone = torch.cat([stepper.run(pair) for pair in zip(caches[0], rows, strict=True)])
+    assert torch.equal(stepper.run(*zip(caches[1], rows, strict=True)), alone)
+
+
+def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
+    generator = np.random.default_rng(7)
+    bits = generator.standard_normal((3, 128, STRIP)).astype(np.float32).view(np.uint32) >> 16
+    wide = (bits << 16).view(np.float32)
+    narrow = narrowed(wide)
+    rows = generator.standard_normal((9, 128)).astype(np.float32)
+    first, second = (np.zeros((9, 3 * STRIP), np.float32) for _ in range(2))
+    product(rows, narrow, first)
+    product(rows, wide, second)
+    assert np.array_equal(first, second)
+    flat = wide.transpose(1, 0, 2).reshape(128, -1)
+    assert np.allclose(first, rows @ flat, atol=1e-4)
+
+
+@in_bfloat16
+def test_a_product_in_bfloat16_is_that_of_the_rounded_numbers() -> None:
+    generator = torch.Generator().manual_seed(7)
+    rows, weight = torch.randn(9, 128, generator=generator), torch.randn(3 * STRIP, 128, generator=generator)
+    strips = weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous()
+    out = np.zeros((9, 3 * STRIP), np.float32)
+    product(rows.numpy(), paired(strips.numpy()), out)
+    assert np.allclose(out, rows.bfloat16().float() @ weight.bfloat16().float().T, atol=1e-4)
+
+
+def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
+    model = build("llama")
+    wide = Stepper(model).step.num_bytes
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    assert Stepper(model).step.num_bytes * 2 == wide
+
+
+def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
+    assert suits(build("llama").model)
+    assert not suits(build("llama", hidden_size=64).model)  # heads of 16
+    assert not suits(build("llama").half().model)
+    assert suits(build("llama").bfloat16().model) == multiplies_bfloat16()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_noisy", [False, True])
+def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: torch.dtype, is_noisy: bool) -> None:
+    """Tokens, margins and cache are those of single steps, after one row as after several."""
+    stepper = Stepper(build("qwen2").to(dtype))
+    start, count, sharpness = [3, 1, 4, 1, 5], 6, 0.5
+    noise = torch.randn(count, 97, generator=torch.Generator().manual_seed(2)) * (1.0 if is_noisy else 0.0)
+    alone = stepper.cache()
+    tokens, margins, given = [], [], start
+    for row in noise:
+        best = (sharpness * stepper.run((alone, given))[-1] + row).topk(2)
+        tokens.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+        given = tokens[-1:]
+    cache = stepper.cache()
+    found = stepper.step.run_ahead(start, 0, Segment(cache, 0, len(start)), noise, sharpness)
+    assert found[0] == tokens
+    assert found[1] == pytest.approx(margins, abs=1e-5)
+    assert torch.equal(cache.keys[..., : alone.length, :], alone.keys[..., : alone.length, :])
+
+
+def test_what_was_compiled_before_a_source_changed_is_forgotten(tmp_path: Path) -> None:
+    sources, kept = tmp_path / "sources", tmp_path / "kept"
+    for folder in (sources, kept):
+        folder.mkdir()
+    times = {sources / "tile.py": 20, sources / "kernel.py": 10, kept / "kernel.nbi": 15, kept / "kernel.1.nbc": 15}
+    times |= {kept / "newer.nbi": 25, kept / "kernel.pyc": 5}
+    for path, time in times.items():
+        path.touch()
+        os.utime(path, (time, time))
+    forget_stale(kept, sources)
+    assert {path.name for path in kept.iterdir()} == {"newer.nbi", "kernel.pyc"}

@@ -1,0 +1,28 @@
+"""Rollback is a length; capacity is padded; misuse is an error."""
+
+import pytest
+import torch
+
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
+
+GEOMETRY = CacheGeometry(
+    num_layers=2, num_kv_heads=1, head_dim=4, dtype=torch.float32, device=torch.device("cpu"), context_block=64
+)
+
+
+def test_capacity_is_a_multiple_of_the_context_block() -> None:
+    assert KVCache(GEOMETRY, 65).capacity == 128
+    assert KVCache(GEOMETRY, 64).capacity == 64
+
+
+def test_truncation_only_moves_the_length_back() -> None:
+    cache = KVCache(GEOMETRY, 10)
+    cache.length = 7
+    cache.truncate(3)
+    assert cache.length == 3
+    with pytest.raises(ValueError, match="cannot truncate"):
+        cache.truncate(4)
+
+
+def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
+    assert GEOMETRY.bytes_per_token() == 2 * 2 * 1 * 4 * 4

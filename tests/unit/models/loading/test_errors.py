@@ -1,0 +1,167 @@
+"""A checkpoint that does not load says in one line which file is at fault and what to do; nothing is ever made up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+
+WEIGHTS = "model.safetensors"
+STORED, UP = (f"{model}.layers.1.mlp.up_proj.weight" for model in ("language_model.model", "model.language_model"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("whole")
+    save("llava_onevision", folder)
+    return folder
+
+
+@pytest.fixture
+def broken(whole: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(whole, tmp_path / "broken"))
+
+
+def refusal(path: str | Path) -> str:
+    """What `vidspec serve` prints."""
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(ModelSpec(path=str(path), role="draft", device="cpu", dtype="float32"))
+    text = str(caught.value)
+    assert text.startswith(f"draft model {str(path)!r}")
+    assert "\n" not in text
+    return text
+
+
+def configure(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def shard(folder: Path) -> None:
+    """Two weight files and their index, of which the second has not arrived."""
+    weights = load_file(folder / WEIGHTS)
+    names = sorted(weights)
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+    files = {name: f"model-0000{1 + (i > 9)}-of-00002.safetensors" for i, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def cut(folder: Path) -> None:
+    file = folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def pickle(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "half a configuration": (lambda folder: (folder / "config.json").write_text("{"), "not JSON with a model_type"),
+    "another family": (lambda folder: configure(folder, model_type="gemma3"), "'gemma3' is not supported; supported: "),
+    "a family of the future": (lambda folder: configure(folder, model_type="qwen9_vl"), "'qwen9_vl' is not supported"),
+    "a shard missing": (shard, "in part: model-00002-of-00002.safetensors is missing (in all 1 of 2)"),
+    "a file cut short": (cut, "downloaded in part: model.safetensors"),
+    "an empty file": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "downloaded in part: model.safetensors"),
+    "a pointer": (lambda folder: (folder / WEIGHTS).write_bytes(b"version https://git-lfs.gi\n"), "run: git lfs pull"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "needs *.safetensors"),
+    "pickles": (pickle, "pickles, which are never read"),
+    "a tensor missing": (
+        lambda folder: change_weights(folder, lambda weights: weights.pop(STORED)),
+        f"tensor '{UP}' is in none of its files (missing in all: 1); fetch it again",
+    ),
+    "a tensor of another shape": (
+        lambda folder: change_weights(folder, lambda weights: weights.update({STORED: torch.zeros(7, 3)})),
+        f"tensor '{UP}' has shape [7, 3], config.json wants [96, 64]",
+    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+    "no processor": (lambda folder: (folder / "processor_config.json").unlink(), "none of processor_config.json"),
+    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_folder_is_told_by_its_first_flaw(broken: Path, name: str) -> None:
+    damage, expected = BREAKS[name]
+    damage(broken)
+    assert expected in refusal(broken)
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "../nothing/here", "nothing", "a/b/c"])
+def test_what_can_be_no_model_is_refused_without_asking_the_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", None)
+    assert "is no folder" in refusal(path)
+
+
+def test_a_file_is_answered_with_its_folder(whole: Path) -> None:
+    assert "name the folder" in refusal(whole / "config.json")
+
+
+def test_a_hub_id_that_cannot_be_had_says_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect.\nMore about that.")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    assert "hf download some/model --local-dir FOLDER" in refusal("some/model")
+
+
+def test_a_pinned_revision_is_asked_for_everywhere_and_nothing_is_run(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configuration, processor and weights of one commit, safetensors only, no code of the checkpoint's own."""
+    asked: dict[object, dict[str, object]] = {}
+    for kind in (transformers.AutoConfig, transformers.AutoProcessor, transformers.AutoModelForImageTextToText):
+        real = kind.from_pretrained
+
+        def noted(path: str, kind: object = kind, real: Callable[..., object] = real, **options: object) -> object:
+            asked.setdefault(kind, options)  # later calls are transformers' own
+            return real(path, **options)
+
+        monkeypatch.setattr(kind, "from_pretrained", noted)
+    load_model(ModelSpec(path=str(whole), role="target", revision="abc123", device="cpu", dtype="float32"))
+    assert len(asked) == 3
+    for options in asked.values():
+        assert (options["revision"], options["trust_remote_code"]) == ("abc123", False)
+    assert asked[transformers.AutoModelForImageTextToText]["use_safetensors"] is True
+
+
+@pytest.mark.parametrize("file", ["config.json", "processor_config.json"])
+def test_code_that_a_checkpoint_brings_is_not_run(broken: Path, tmp_path: Path, file: str) -> None:
+    ran = tmp_path / "ran"
+    kind = "AutoConfig" if file == "config.json" else "AutoProcessor"
+    (broken / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    settings = json.loads((broken / file).read_text())
+    settings.update(auto_map={kind: "own.Own"}, processor_class="Own")
+    (broken / file).write_text(json.dumps(settings))
+    if file == "config.json":  # transformers has the class itself, and takes that one
+        load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32"))
+    else:
+        assert "its own code, which is never run" in refusal(broken)
+    assert not ran.exists()
+
+
+def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("vidspec_models.loading.move", full)
+    assert "several devices" in refusal(whole)

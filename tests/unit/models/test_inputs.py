@@ -1,0 +1,73 @@
+"""A pruned prompt: fewer video rows, everything else as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vidspec_models.inputs import NO_CELL, Prompt, cell_rows, grid_checksum, pruned
+from vidspec_models.preservation.strategies import STRATEGIES, find_strategy, kept_of_prompt
+
+
+@pytest.fixture
+def prompt() -> Prompt:
+    """Three text rows, 4 frames of 4 x 4 cells and a newline, five text rows."""
+    num_rows = 3 + 65 + 5
+    is_video = torch.zeros(num_rows, dtype=torch.bool)
+    is_video[3:68] = True
+    places = torch.cartesian_prod(torch.arange(4), torch.arange(4), torch.arange(4))
+    rows = torch.arange(float(num_rows))
+    return Prompt(
+        ids=tuple(range(100, 100 + num_rows)),
+        embeddings=rows[:, None] + torch.randn(num_rows, 6, generator=torch.Generator().manual_seed(0)),
+        rotary=(rows.view(-1, 1, 1), -rows.view(-1, 1, 1)),
+        is_video=is_video,
+        next_position=num_rows + 7,
+        grid=torch.cat((places, torch.full((1, 3), NO_CELL))),
+        layer_additions=rows.expand(2, -1)[..., None],
+    )
+
+
+def test_rows_that_stay_keep_everything_they_had(prompt: Prompt) -> None:
+    kept = torch.tensor([0, 7, 40, 64])
+    less = pruned(prompt, kept)
+    rows = [0, 1, 2, 3, 10, 43, 67, 68, 69, 70, 71, 72]
+    assert less.ids == tuple(100 + row for row in rows)
+    assert torch.equal(less.embeddings, prompt.embeddings[rows])
+    assert torch.equal(less.rotary[0].flatten(), torch.tensor(rows, dtype=torch.float32))
+    assert torch.equal(less.rotary[1], -less.rotary[0])
+    assert less.layer_additions is not None
+    assert torch.equal(less.layer_additions[1].flatten(), torch.tensor(rows, dtype=torch.float32))
+    assert less.is_video.nonzero().flatten().tolist() == [3, 4, 5, 6]
+    assert less.num_video_tokens == 4
+    assert less.next_position == prompt.next_position
+    assert less.grid is not None
+    assert less.grid.tolist() == [[0, 0, 0], [0, 1, 3], [2, 2, 0], [NO_CELL] * 3]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_at_ratio_0_the_prompt_is_the_same_object(prompt: Prompt, name: str) -> None:
+    less = pruned(prompt, kept_of_prompt(find_strategy(name), 0.0, prompt))
+    assert (less is prompt) == (name != "blind")
+
+
+def test_none_is_the_same_object_at_every_ratio(prompt: Prompt) -> None:
+    assert pruned(prompt, kept_of_prompt(find_strategy("none"), 0.95, prompt)) is prompt
+
+
+def test_blind_leaves_no_cell(prompt: Prompt) -> None:
+    blind = pruned(prompt, kept_of_prompt(find_strategy("blind"), 0.5, prompt))
+    assert blind.grid is not None
+    assert blind.grid.tolist() == [[NO_CELL] * 3]
+    assert len(cell_rows(blind)) == 0
+
+
+def test_grids_of_the_same_cells_have_the_same_checksum_whatever_lies_between(prompt: Prompt) -> None:
+    assert prompt.grid is not None
+    without_newline = replace(prompt, grid=prompt.grid[:-1])
+    assert grid_checksum(prompt) == grid_checksum(without_newline)
+    turned = replace(prompt, grid=prompt.grid[:, [0, 2, 1]])
+    fewer = replace(prompt, grid=prompt.grid[1:])
+    assert len({grid_checksum(each) for each in (prompt, turned, fewer)}) == 3
