@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vidspec_models.compression.dycoke import DyCoke as DyCoke  # settings make one, and import no model code
+from vidspec_models.compression import DyCoke as DyCoke
 from vidspec_models.request import SpeculationMode
 
 

@@ -51,7 +51,7 @@ def _serve(channel: Channel, config: Configure) -> int:
     import torch
 
     from vidspec_models.errors import ModelLoadError
-    from vidspec_models.loading import library_versions, load_model, tokenizer_file
+    from vidspec_models.loading.load_model import library_versions, load_model, tokenizer_file
     from vidspec_service.engine.draft.loop import DraftLoop
     from vidspec_service.engine.speculation.plan import measure_costs
     from vidspec_service.engine.target.loop import TargetLoop
@@ -77,7 +77,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             device=geometry.device_names,
             dtype=str(geometry.dtype).removeprefix("torch."),
             tokenizer_file=tokenizer_file(config.spec),
-            is_batch_invariant=model.decoder.row_rule.holds,
+            is_batch_invariant=model.decoder.batch_invariance.holds,
             versions=library_versions(),
         )
     )

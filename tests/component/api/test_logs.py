@@ -15,8 +15,8 @@ import pytest
 
 _TIMEOUT_S = 120.0
 _BOTH = {
-    "vidspec_service.engine.draft_link",
-    "vidspec_service.engine.supervisor",
+    "vidspec_service.engine.target.draft_gate",
+    "vidspec_service.engine.frontend.supervisor",
 }  # of the target's process, of the API's
 
 

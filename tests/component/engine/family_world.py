@@ -12,9 +12,9 @@ from typing import Any
 from tests.component.engine.harness import Answer, EngineHarness, collect
 from tests.unit.models.families.test_exactness import SIZES, clip
 from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.stock import GREEDY, StockAnswer, StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
-from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import GREEDY, StockAnswer, StockGenerator
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.client import EngineClient
 from vidspec_service.engine.ipc.messages import Trace

@@ -9,7 +9,7 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
-from vidspec_models.compression.dycoke import REFRESH_TOKENS
+from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_service.engine.types import TextDelta
 

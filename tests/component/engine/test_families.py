@@ -8,9 +8,9 @@ import pytest
 
 from tests.component.engine.family_world import LIMITS, LONG, FamilyWorld, TracedHarness, conversations, request
 from tests.unit.models.families.tiny_checkpoints import FAMILIES
-from vidspec_models.loading import load_model
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import SpeculationMode
-from vidspec_models.spec import ModelSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
-from vidspec_models.processor import multiplies_bfloat16
+from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
-from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import StockGenerator
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import FinishReason
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.component.engine.harness import EngineHarness, ask, scene_video
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
-from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import StockGenerator
 
 pytestmark = [pytest.mark.component, pytest.mark.slow, pytest.mark.timeout(1800)]
 

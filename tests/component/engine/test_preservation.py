@@ -13,9 +13,9 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
-from vidspec_models.loading import load_model
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import SamplingParams, SpeculationMode
-from vidspec_models.spec import ModelSpec
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.engine.draft.loop import DraftLoop

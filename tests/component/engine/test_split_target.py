@@ -12,9 +12,9 @@ from tests.component.engine.family_world import video
 from tests.component.engine.harness import EngineHarness, ask
 from tests.unit.models.families.test_exactness import SIZES
 from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
-from vidspec_models.spec import ModelSpec
-from vidspec_models.stock import StockGenerator
 from vidspec_service.engine.config import DyCoke, EngineConfig, WorkerConfig
 
 pytestmark = pytest.mark.slow  # two workers that load, and stock transformers

@@ -10,7 +10,7 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import ask, scene_video
-from vidspec_models.loading import load_model
+from vidspec_models.loading.load_model import load_model
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable

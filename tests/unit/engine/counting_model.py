@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.request import GenerationRequest, Turn, Video
-from vidspec_models.token_sampling import CoupledSampler, Guess
+from vidspec_models.sampling.coupled import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.draft.loop import DraftLoop
@@ -43,7 +43,7 @@ class CountingModel:
         embedding = torch.zeros(1)
         scale = 1.0
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
         ids = (0,) * CELLS + tuple(turns[-1].text.encode())
         rows = torch.arange(float(len(ids))).view(-1, 1, 1)
         return Prompt(

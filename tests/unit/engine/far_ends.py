@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tests.unit.engine.recording_model import RecordingModel
-from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Turn
 from vidspec_service.engine.ipc.channel import Channel, ChannelFull, wait_readable
@@ -72,4 +72,4 @@ def introduce(api: Channel, *, is_full: bool = False) -> Far:
 
 def prompt_of(name: str) -> Prompt:
     """What the model makes of a request of that name."""
-    return RecordingModel().prepare([Turn(role="user", text=name)], [], EncodedVideos(0))
+    return RecordingModel().prepare([Turn(role="user", text=name)], [], EncoderCache(0))

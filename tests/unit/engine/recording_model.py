@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from tests.unit.engine.counting_model import CELLS, CountingModel
-from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
 from vidspec_models.request import SamplingParams, Turn, Video
-from vidspec_models.token_sampling import CoupledSampler, Guess
+from vidspec_models.sampling.coupled import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows
 
 VIDEO = -1  # the id of a prompt row that stands for a frame
@@ -67,7 +67,7 @@ class RecordingModel(CountingModel):
         self.gates = {name: Gate() for name in ("prepare", "prefill", "step")}
         self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
         self.gates["prepare"].enter()
         prompt = super().prepare(turns, videos, encoded)
         # Positions of an answer do not go on where the rows end, as in families with several axes.

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVPool
-from vidspec_models.preservation import find_strategy
-from vidspec_models.token_sampling import CoupledSampler, Guess
+from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.sampling.coupled import CoupledSampler, Guess
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.preservation import Strategy, cell_rows, grid_checksum, kept_of_prompt, pruned
-from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.inputs import Prompt, cell_rows, grid_checksum, pruned
+from vidspec_models.preservation.strategies import Strategy, kept_of_prompt
+from vidspec_models.sampling.coupled import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Verdict
 from vidspec_service.engine.ipc.payload import CellScores

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Configure, Ready
 from vidspec_service.engine.types import EngineInfo

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.types import Accepted
 

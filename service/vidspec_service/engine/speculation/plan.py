@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import nlargest
 
-from vidspec_models.kv_cache import KVCache
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.request import SpeculationMode
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.speculation.proposals import ProposalChain

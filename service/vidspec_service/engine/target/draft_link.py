@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vidspec_models.decoder import QueryObserver
-from vidspec_models.preservation import TextQueries, cell_rows, find_strategy, grid_checksum
-from vidspec_models.processor import using_threads
+from vidspec_models.decoder.decoder import QueryObserver
+from vidspec_models.inputs import cell_rows, grid_checksum
+from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.preservation.text_queries import TextQueries, using_threads
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull

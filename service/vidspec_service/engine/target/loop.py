@@ -15,11 +15,11 @@ from functools import partial
 
 import torch
 
-from vidspec_models.compression.dycoke import REFRESH_TOKENS
+from vidspec_models.compression import REFRESH_TOKENS
+from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVPool
-from vidspec_models.token_sampling import CoupledSampler, choose_all
+from vidspec_models.sampling.coupled import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Rejected, Tokens

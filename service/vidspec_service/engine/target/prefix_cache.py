@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vidspec_models.decoder.kv_cache import KVCache, KVPool
 from vidspec_models.inputs import Prompt, PromptIdentity
-from vidspec_models.kv_cache import KVCache, KVPool
 
 
 @dataclass(frozen=True, slots=True)

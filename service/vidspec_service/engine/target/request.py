@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from vidspec_models.compression.dycoke import DyCoke
+from vidspec_models.compression import DyCoke
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.preservation import TextQueries
+from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.request import Compression, GenerationRequest
-from vidspec_models.token_sampling import CoupledSampler
+from vidspec_models.sampling.coupled import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import CellScores

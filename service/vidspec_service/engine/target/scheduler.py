@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from vidspec_models.kv_cache import KVPool
+from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_service.engine.target.prefix_cache import PrefixCache
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import Input

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest
@@ -52,7 +52,7 @@ class InputProcessor:
 
     def __init__(self, model: VideoLM, encoded_bytes: int, compress: Compress = lambda _, prompt: prompt) -> None:
         """`encoded_bytes` of features stay for further questions about their videos."""
-        self._encoder_cache = EncodedVideos(encoded_bytes)
+        self._encoder_cache = EncoderCache(encoded_bytes)
         self._model = model
         self._compress = compress
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")

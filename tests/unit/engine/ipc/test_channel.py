@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from vidspec_models.compression.dycoke import DyCoke
-from vidspec_models.spec import ModelSpec
+from vidspec_models.compression import DyCoke
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import (

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from tests.unit.engine.counting_model import CELLS, CountingModel
 from tests.unit.engine.recording_model import RecordingModel, answer_rows, prompt_rows, rows_of
-from vidspec_models.encoded_videos import EncodedVideos
-from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.preservation import Strategy, grid_checksum
-from vidspec_models.preservation.strategies import Candidates
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.inputs import Prompt, grid_checksum
+from vidspec_models.preservation.scores import Candidates
+from vidspec_models.preservation.strategies import Strategy
 from vidspec_models.request import SamplingParams, SpeculationMode, Turn
-from vidspec_models.token_sampling import CoupledSampler, choose_all
+from vidspec_models.sampling.coupled import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
@@ -49,7 +49,7 @@ ALL = 1000  # messages
 
 @cache
 def prompt() -> Prompt:
-    return RecordingModel().prepare([Turn(role="user", text="what?")], [], EncodedVideos(0))
+    return RecordingModel().prepare([Turn(role="user", text="what?")], [], EncoderCache(0))
 
 
 def new_cache() -> KVCache:

@@ -10,9 +10,9 @@ import torch
 
 from tests.unit.engine.requests import request_of, target_request
 from tests.unit.models.compression.prompts import video_prompt
-from vidspec_models.compression.dycoke import REFRESH_TOKENS, DyCoke
+from vidspec_models.compression import REFRESH_TOKENS, DyCoke
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import PromptIdentity
-from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.engine.speculation.plan import Plan
 from vidspec_service.engine.target.request import TargetRequest, compressed, pruner_of

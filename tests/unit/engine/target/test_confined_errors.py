@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tests.unit.engine.counting_model import CELLS, CountingModel, Running, configure, submit
 from tests.unit.engine.requests import request_of
-from vidspec_models.encoded_videos import EncodedVideos
-from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.preservation import STRATEGIES, Strategy, grid_checksum
-from vidspec_models.preservation.strategies import Candidates
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.inputs import Prompt, grid_checksum
+from vidspec_models.preservation.scores import Candidates
+from vidspec_models.preservation.strategies import STRATEGIES, Strategy
 from vidspec_models.preservation.text_queries import RelevanceLaw
 from vidspec_models.request import Turn, Video
 from vidspec_models.video_lm import VideoLM
@@ -82,7 +82,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
     target, far_target = Channel.pair()
     model = CountingModel()
     loop = DraftLoop(cast("VideoLM", model), far_api, configure("draft"))
-    checksum = grid_checksum(model.prepare([Turn(role="user", text="x")], [], EncodedVideos(0)))
+    checksum = grid_checksum(model.prepare([Turn(role="user", text="x")], [], EncoderCache(0)))
 
     with Running(loop, api) as draft:
         api.send(Peer(), (far_target.fileno(),))
@@ -134,7 +134,7 @@ def test_what_a_target_released_as_it_died_is_released(ends: tuple[Channel, Chan
 class Failing(CountingModel):
     """A model that makes something wrong of one prompt, and cannot read another."""
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
         prompt = super().prepare(turns, videos, encoded)
         return replace(prompt, next_position=cast("int", None)) if turns[-1].text == "misfit" else prompt
 

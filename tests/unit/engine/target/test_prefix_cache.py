@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vidspec_models.decoder.kv_cache import CacheGeometry, HiddenRows, KVCache, KVPool
 from vidspec_models.inputs import Prompt, PromptIdentity
-from vidspec_models.kv_cache import CacheGeometry, HiddenRows, KVCache, KVPool
 from vidspec_service.engine.target.prefix_cache import PrefixCache
 
 pytestmark = pytest.mark.unit

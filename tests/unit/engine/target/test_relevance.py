@@ -12,8 +12,8 @@ import torch
 
 from tests.unit.engine.counting_model import configure
 from tests.unit.engine.requests import target_request
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import CacheGeometry, KVCache
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.ipc.channel import Channel

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.requests import target_request
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVPool
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import CacheGeometry, KVPool
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.target.scheduler import Scheduler
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.unit.engine.requests import request_of
-from vidspec_models.encoded_videos import EncodedVideos
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Turn, Video
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 class Picky:
     """A model that fails in the ways that its own code, or a library below it, may fail."""
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncodedVideos) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
         text = turns[-1].text
         if text == "poison":
             raise RuntimeError("the size of tensor a must match the size of tensor b")

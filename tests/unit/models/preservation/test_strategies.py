@@ -13,7 +13,7 @@ from torch import Tensor
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.preservation.scores import with_even
 from vidspec_models.preservation.strategies import LEAST_KEPT, STRATEGIES, find_strategy, kept_rows, num_kept
-from vidspec_service.engine.types import Preservation
+from vidspec_service.engine.config import Preservation
 
 PRUNING = [name for name, strategy in STRATEGIES.items() if not strategy.ignores_ratio]
 NAMES = st.sampled_from(list(STRATEGIES))
