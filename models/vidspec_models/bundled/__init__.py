@@ -1,17 +1,25 @@
-"""The bundled target and draft: a rendered domain, its texts, and where the trained pair lies.
+"""The bundled target and draft: the rendered domain they know, its texts, and where their weights lie.
 
-Importing this package needs numpy alone; training and evaluation import torch in their own modules.
+Importing this package needs numpy alone; how the pair is trained and measured is in `vidspec_models.training`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .attributes import FRAME_SIZE, NUM_SLOTS, SCENE_DURATION_S
-from .captions import caption, parse_caption
-from .questions import Question, questions
-from .render import render, slot_times
-from .scene import TEST_SEEDS, TRAIN_SEEDS, VALIDATION_SEEDS, Scene, sample_scene
+from vidspec_models.bundled.captions import caption, parse_caption
+from vidspec_models.bundled.questions import Question, questions
+from vidspec_models.bundled.render import render, slot_times
+from vidspec_models.bundled.scene import (
+    FRAME_SIZE,
+    NUM_SLOTS,
+    SCENE_DURATION_S,
+    TEST_SEEDS,
+    TRAIN_SEEDS,
+    VALIDATION_SEEDS,
+    Scene,
+    sample_scene,
+)
 
 BUNDLED_TARGET = Path(__file__).parent / "weights" / "target"
 BUNDLED_DRAFT = Path(__file__).parent / "weights" / "draft"

@@ -7,88 +7,84 @@ Every sentence has two or three phrasings. Which one is used depends on an attri
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from .attributes import (
-    BACKGROUND_NAMES,
-    COLOUR_NAMES,
-    CORNERS,
-    DIRECTIONS,
-    LETTERS,
-    NUMBERS,
-    REGIONS,
-    SHAPES,
-    SIZES,
-    TEXTURES,
-    TIMINGS,
-    WINDOWS,
-)
-from .scene import Scene, Sign, Thing
+from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, TIMINGS, WINDOWS, WORDS, Scene, Sign, Thing
 
 _ATTRIBUTE_PHRASING_SHARE = 0.8
 Facts = dict[str, object]
 
-_TIMING_PHRASES = (
-    dict(zip(TIMINGS, ("the whole time", "after appearing halfway", "before vanishing halfway"), strict=True)),
-    dict(zip(TIMINGS, ("always visible", "visible from halfway on", "visible until halfway"), strict=True)),
-    dict(zip(TIMINGS, ("present throughout", "entering midway", "leaving midway"), strict=True)),
+_BACKGROUND = (
+    "The background is {texture} {background}",
+    "Everything happens on a {texture} {background} background",
 )
+_COUNT = ("There {verb} {count} {noun}", "We see {count} {noun}")
+# Each phrasing of a thing that rests, and of one that moves. Its last colour is stated always: a word to look up is
+# learned, whether to go on is not.
+_THING = (
+    (
+        "A {size} {colour} {shape} stays still at the {start} {timing} and ends {last}",
+        "A {size} {colour} {shape} moves {direction} from the {start} to the {end} {timing} and ends {last}",
+    ),
+    (
+        "There is a {size} {shape} in {colour}, {timing}, that rests at the {start} and is {last} at last",
+        "There is a {size} {shape} in {colour}, {timing}, that travels {direction} from the {start} to the {end} "
+        "and is {last} at last",
+    ),
+    (
+        "The {start} holds a {colour} {shape} of {size} size that never moves, {timing}, and ends {last}",
+        "The {start} holds a {colour} {shape} of {size} size that heads {direction} and ends at the {end}, {timing}, "
+        "and ends {last}",
+    ),
+)
+_TIMING = (  # in each phrasing of a thing
+    ("the whole time", "after appearing halfway", "before vanishing halfway"),
+    ("always visible", "visible from halfway on", "visible until halfway"),
+    ("present throughout", "entering midway", "leaving midway"),
+)
+_SIGN = (
+    "The letter {letter} shows at the {corner} near the {window}",
+    "A sign {letter} flashes near the {window} at the {corner}",
+)
+_NO_SIGN = "No letter appears"
 
 
 def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHARE) -> str:
     """The caption of a scene; same scene, same text. At share 1 no phrasing is left to chance."""
     rng = np.random.default_rng([scene.seed, 11])
 
-    def phrasing(attribute: int, count: int) -> int:
+    def phrasing(name: str, word: str, count: int) -> int:
         by_attribute = rng.random() < by_attribute_share
         chance = int(rng.integers(count))
-        return attribute % count if by_attribute else chance
+        return WORDS[name].index(word) % count if by_attribute else chance
 
-    background = phrasing(BACKGROUND_NAMES.index(scene.background), 2)
+    facts = scene_facts(scene)
     sentences = [
-        (
-            f"The background is {scene.texture} {scene.background}.",
-            f"Everything happens on a {scene.texture} {scene.background} background.",
-        )[background],
-        _count_sentence(len(scene.things), phrasing(TEXTURES.index(scene.texture), 2)),
+        _BACKGROUND[phrasing("background", scene.background, 2)].format(**facts),
+        _count_sentence(len(scene.things), phrasing("texture", scene.texture, 2)),
     ]
-    sentences += [_thing_sentence(thing, phrasing(SHAPES.index(thing.shape), 3)) for thing in scene.things]
-    sentences += [_sign_sentence(sign, phrasing(LETTERS.index(sign.letter), 2)) for sign in scene.signs]
-    if not scene.signs:
-        sentences.append("No letter appears.")
-    return " ".join(sentences)
+    sentences += [_thing_sentence(thing, phrasing("shape", thing.shape, 3)) for thing in scene.things]
+    sentences += [_sign_sentence(sign, phrasing("letter", sign.letter, 2)) for sign in scene.signs]
+    return " ".join(f"{sentence}." for sentence in sentences + ([] if scene.signs else [_NO_SIGN]))
 
 
 def _count_sentence(count: int, phrasing: int) -> str:
-    noun = "object" if count == 1 else "objects"
-    start = f"There {'is' if count == 1 else 'are'}" if phrasing == 0 else "We see"
-    return f"{start} {NUMBERS[count]} {noun}."
+    verb, noun = ("is", "object") if count == 1 else ("are", "objects")
+    return _COUNT[phrasing].format(verb=verb, count=NUMBERS[count], noun=noun)
 
 
 def _thing_sentence(thing: Thing, phrasing: int) -> str:
-    start, end = REGIONS[thing.start], REGIONS[thing.end]
-    rests = thing.direction == "nowhere"
-    timing = _TIMING_PHRASES[phrasing][thing.timing]
-    last = thing.new_colour or thing.colour  # stated always: a word to look up is learned, whether to go on is not
-    if phrasing == 0:
-        motion = f"stays still at the {start}" if rests else f"moves {thing.direction} from the {start} to the {end}"
-        return f"A {thing.size} {thing.colour} {thing.shape} {motion} {timing} and ends {last}."
-    if phrasing == 1:
-        motion = f"rests at the {start}" if rests else f"travels {thing.direction} from the {start} to the {end}"
-        return (
-            f"There is a {thing.size} {thing.shape} in {thing.colour}, {timing}, that {motion} and is {last} at last."
-        )
-    motion = "never moves" if rests else f"heads {thing.direction} and ends at the {end}"
-    what = f"{thing.colour} {thing.shape} of {thing.size} size"
-    return f"The {start} holds a {what} that {motion}, {timing}, and ends {last}."
+    facts = _thing_facts(thing)
+    timing = _TIMING[phrasing][TIMINGS.index(thing.timing)]
+    last = thing.new_colour or thing.colour
+    return _THING[phrasing][thing.direction != "nowhere"].format(**facts | {"timing": timing, "last": last})
 
 
 def _sign_sentence(sign: Sign, phrasing: int) -> str:
-    corner, window = CORNERS[sign.corner], WINDOWS[sign.window]
-    if phrasing == 0:
-        return f"The letter {sign.letter} shows at the {corner} near the {window}."
-    return f"A sign {sign.letter} flashes near the {window} at the {corner}."
+    return _SIGN[phrasing].format(letter=sign.letter, corner=CORNERS[sign.corner], window=WINDOWS[sign.window])
 
 
 def scene_facts(scene: Scene) -> Facts:
@@ -97,106 +93,79 @@ def scene_facts(scene: Scene) -> Facts:
         "background": scene.background,
         "texture": scene.texture,
         "count": len(scene.things),
-        "things": tuple(
-            {
-                "size": thing.size,
-                "colour": thing.colour,
-                "shape": thing.shape,
-                "start": REGIONS[thing.start],
-                "end": REGIONS[thing.end],
-                "direction": thing.direction,
-                "timing": thing.timing,
-                "new_colour": thing.new_colour,
-            }
-            for thing in scene.things
-        ),
+        "things": tuple(_thing_facts(thing) for thing in scene.things),
         "signs": tuple((sign.letter, CORNERS[sign.corner], WINDOWS[sign.window]) for sign in scene.signs),
     }
 
 
-def _any(name: str, words: tuple[str, ...]) -> str:
-    return f"(?P<{name}>{'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})"
-
-
-def _thing_patterns() -> tuple[re.Pattern[str], ...]:
-    kind = {"size": _any("size", SIZES), "colour": _any("colour", COLOUR_NAMES), "shape": _any("shape", SHAPES)}
-    start, end, way = _any("start", REGIONS), _any("end", REGIONS), _any("direction", DIRECTIONS)
-    rest = _any("rest", REGIONS)
-    last = _any("last_colour", COLOUR_NAMES)
-    timing = [_any("timing", tuple(phrases.values())) for phrases in _TIMING_PHRASES]
-    return (
-        re.compile(
-            f"A {kind['size']} {kind['colour']} {kind['shape']} "
-            f"(?:stays still at the {rest}|moves {way} from the {start} to the {end}) {timing[0]} and ends {last}"
-        ),
-        re.compile(
-            f"There is a {kind['size']} {kind['shape']} in {kind['colour']}, {timing[1]}, "
-            f"that (?:rests at the {rest}|travels {way} from the {start} to the {end}) and is {last} at last"
-        ),
-        re.compile(
-            f"The {start} holds a {kind['colour']} {kind['shape']} of {kind['size']} size that "
-            f"(?:never moves|heads {way} and ends at the {end}), {timing[2]}, and ends {last}"
-        ),
-    )
-
-
-_THINGS = _thing_patterns()
-_BACKGROUND = re.compile(
-    f"(?:The background is|Everything happens on a) {_any('texture', TEXTURES)} "
-    f"{_any('background', BACKGROUND_NAMES)}(?: background)?"
-)
-_COUNT = re.compile(rf"(?:There (?:is|are)|We see) {_any('count', NUMBERS)} objects?")
-_SIGNS = (
-    re.compile(
-        f"The letter {_any('letter', LETTERS)} shows at the {_any('corner', CORNERS)} "
-        f"near the {_any('window', WINDOWS)}"
-    ),
-    re.compile(
-        f"A sign {_any('letter', LETTERS)} flashes near the {_any('window', WINDOWS)} at the {_any('corner', CORNERS)}"
-    ),
-)
+def _thing_facts(thing: Thing) -> dict[str, str | None]:
+    return {
+        "size": thing.size,
+        "colour": thing.colour,
+        "shape": thing.shape,
+        "start": REGIONS[thing.start],
+        "end": REGIONS[thing.end],
+        "direction": thing.direction,
+        "timing": thing.timing,
+        "new_colour": thing.new_colour,
+    }
 
 
 def parse_caption(text: str) -> Facts | None:
     """The facts a caption states; None where a sentence is none of ours (then it is not all right)."""
-    background: str | None = None
-    texture: str | None = None
-    count: int | None = None
+    facts: dict[str, Any] = {"background": None, "texture": None, "count": None}
     things: list[dict[str, str | None]] = []
     signs: list[tuple[str, str, str]] = []
     for sentence in filter(None, (part.strip() for part in text.strip().split("."))):
-        if match := _BACKGROUND.fullmatch(sentence):
-            background, texture = match["background"], match["texture"]
-        elif match := _COUNT.fullmatch(sentence):
-            count = NUMBERS.index(match["count"])
-        elif thing := _parse_thing(sentence):
-            things.append(thing)
-        elif match := next(filter(None, (p.fullmatch(sentence) for p in _SIGNS)), None):
-            signs.append((match["letter"], match["corner"], match["window"]))
-        elif sentence != "No letter appears":
+        kind, found = _read(sentence)
+        if kind == "background":
+            facts |= found
+        elif kind == "count":
+            facts["count"] = NUMBERS.index(found["count"])
+        elif kind == "thing":
+            things.append(_stated(found))
+        elif kind == "sign":
+            signs.append((found["letter"], found["corner"], found["window"]))
+        elif sentence != _NO_SIGN:
             return None
-    return {
-        "background": background,
-        "texture": texture,
-        "count": count,
-        "things": tuple(things),
-        "signs": tuple(signs),
-    }
+    return {**facts, "things": tuple(things), "signs": tuple(signs)}
 
 
-def _parse_thing(sentence: str) -> dict[str, str | None] | None:
-    for phrases, pattern in zip(_TIMING_PHRASES, _THINGS, strict=True):
+def _patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Every phrasing, as what reads it; the words of a field are those it is written with."""
+    regions, colours = WORDS["region"], WORDS["colour"]
+    words = {**WORDS, "verb": ("is", "are"), "noun": ("object", "objects")}
+    words |= {"start": regions, "end": regions, "corner": CORNERS, "last": colours}
+    kinds = [("background", _BACKGROUND, words), ("count", _COUNT, words), ("sign", _SIGN, words)]
+    kinds += [("thing", _THING[number], {**words, "timing": _TIMING[number]}) for number in range(len(_THING))]
+    for kind, phrasings, known in kinds:
+        groups = {
+            name: f"(?P<{name}>{'|'.join(sorted(map(re.escape, known[name]), key=len, reverse=True))})"
+            for name in known
+        }
+        yield from ((kind, re.compile(phrasing.format(**groups))) for phrasing in phrasings)
+
+
+_PATTERNS = tuple(_patterns())
+
+
+def _read(sentence: str) -> tuple[str | None, dict[str, str]]:
+    """What a sentence is about, and the words in its fields."""
+    for kind, pattern in _PATTERNS:
         if match := pattern.fullmatch(sentence):
-            found = match.groupdict()
-            start = found["start"] or found.get("rest")
-            return {
-                "size": found["size"],
-                "colour": found["colour"],
-                "shape": found["shape"],
-                "start": start,
-                "end": found["end"] or start,
-                "direction": found["direction"] or "nowhere",
-                "timing": next(name for name, phrase in phrases.items() if phrase == found["timing"]),
-                "new_colour": found["last_colour"] if found["last_colour"] != found["colour"] else None,
-            }
-    return None
+            return kind, match.groupdict()
+    return None, {}
+
+
+def _stated(found: dict[str, str]) -> dict[str, str | None]:
+    timing = next(phrases.index(found["timing"]) for phrases in _TIMING if found["timing"] in phrases)
+    return {
+        "size": found["size"],
+        "colour": found["colour"],
+        "shape": found["shape"],
+        "start": found["start"],
+        "end": found.get("end", found["start"]),
+        "direction": found.get("direction", "nowhere"),
+        "timing": TIMINGS[timing],
+        "new_colour": found["last"] if found["last"] != found["colour"] else None,
+    }

@@ -7,15 +7,27 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .attributes import BACKGROUNDS, CELL_PX, COLOURS, FRAME_SIZE, NUM_SLOTS, RADIUS_PX
-from .glyphs import glyph_plate
-from .scene import Scene
+from vidspec_models.bundled.scene import BACKGROUNDS, CELL_PX, COLOURS, FRAME_SIZE, NUM_SLOTS, RADIUS_PX, Scene
 
 Pixels = NDArray[np.uint8]
 OWNER_SIGN = 10  # owner map: 0 background, 1.. things, OWNER_SIGN.. signs
 _STRIPE_PX = 8
 _DOT_PX = 12
 _PAD = 8
+_GLYPHS = {  # 5x7, doubled when drawn
+    "A": "01110 10001 10001 11111 10001 10001 10001",
+    "C": "01111 10000 10000 10000 10000 10000 01111",
+    "E": "11111 10000 10000 11110 10000 10000 11111",
+    "F": "11111 10000 10000 11110 10000 10000 10000",
+    "H": "10001 10001 10001 11111 10001 10001 10001",
+    "K": "10001 10010 10100 11000 10100 10010 10001",
+    "L": "10000 10000 10000 10000 10000 10000 11111",
+    "M": "10001 11011 10101 10101 10001 10001 10001",
+    "P": "11110 10001 10001 11110 10000 10000 10000",
+    "T": "11111 00100 00100 00100 00100 00100 00100",
+    "U": "10001 10001 10001 10001 10001 10001 01110",
+    "X": "10001 10001 01010 00100 01010 10001 10001",
+}
 
 
 def slot_times() -> NDArray[np.float64]:
@@ -53,7 +65,7 @@ def _draw_things(scene: Scene, time: float, shift: tuple[int, int], frame: Pixel
         if not thing.is_visible(time):
             continue
         x, y = thing.centre_at(time)
-        alpha = shape_mask(thing.shape, thing.size)
+        alpha = _shape_mask(thing.shape, thing.size)
         r = alpha.shape[0] // 2
         x0, y0 = x + shift[0] - r, y + shift[1] - r
         window = np.s_[max(y0, 0) : y0 + 2 * r, max(x0, 0) : x0 + 2 * r]
@@ -71,7 +83,7 @@ def _draw_signs(scene: Scene, time: float, frame: Pixels, owner: NDArray[np.uint
         x0 = (sign.corner % 2) * (FRAME_SIZE - CELL_PX)
         y0 = (sign.corner // 2) * (FRAME_SIZE - CELL_PX)
         window = np.s_[y0 : y0 + CELL_PX, x0 : x0 + CELL_PX]
-        frame[window] = glyph_plate(sign.letter)[..., None]
+        frame[window] = _plate(sign.letter)[..., None]
         owner[window] = OWNER_SIGN + index
 
 
@@ -91,7 +103,7 @@ def _background(colour: str, texture: str) -> Pixels:
 
 
 @lru_cache(maxsize=16)
-def shape_mask(shape: str, size: str) -> NDArray[np.float32]:
+def _shape_mask(shape: str, size: str) -> NDArray[np.float32]:
     """Anti-aliased coverage in [0, 1] of a shape on its own square window (4x supersampled)."""
     radius = RADIUS_PX[size]
     half = radius + 1
@@ -108,3 +120,12 @@ def shape_mask(shape: str, size: str) -> NDArray[np.float32]:
     }[shape]
     mask: NDArray[np.float32] = inside.reshape(half * 2, 4, half * 2, 4).mean(axis=(1, 3)).astype(np.float32)
     return mask
+
+
+@lru_cache(maxsize=len(_GLYPHS))
+def _plate(letter: str) -> NDArray[np.uint8]:
+    """Gray values [16, 16] of one letter, black on white: exactly one visual token."""
+    bits = np.array([[int(bit) for bit in row] for row in _GLYPHS[letter].split()], np.uint8)
+    plate = np.full((CELL_PX, CELL_PX), 250, np.uint8)
+    plate[1:15, 3:13] -= bits.repeat(2, axis=0).repeat(2, axis=1) * 240
+    return plate

@@ -1,4 +1,7 @@
-"""What happens in a clip: frozen scene facts, sampled from a seed alone (no pixels, no text)."""
+"""What a clip can show, and what happens in it: a closed vocabulary, and frozen scenes sampled from a seed alone.
+
+No pixels and no text: `render` and `captions` make those of a scene.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,64 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .attributes import (
-    BACKGROUND_NAMES,
-    COLOUR_NAMES,
-    CORNERS,
-    DIRECTIONS,
-    FRAME_SIZE,
-    GRID_STEP_PX,
-    LETTERS,
-    NUM_SLOTS,
-    RADIUS_PX,
-    SHAPES,
-    SIZES,
-    TEXTURES,
-)
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (220, 40, 40),
+    "green": (40, 180, 60),
+    "blue": (50, 90, 235),
+    "yellow": (240, 222, 50),
+    "orange": (250, 140, 20),
+    "purple": (150, 60, 200),
+    "cyan": (60, 212, 222),
+    "pink": (250, 130, 190),
+}
+COLOUR_NAMES = tuple(COLOURS)
+SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
+SIZES = ("small", "large")
+RADIUS_PX = {"small": 8, "large": 13}
+
+BACKGROUNDS: dict[str, tuple[int, int, int]] = {
+    "black": (14, 14, 14),
+    "gray": (120, 120, 120),
+    "white": (242, 242, 242),
+    "brown": (112, 70, 38),
+    "navy": (18, 26, 92),
+    "teal": (16, 98, 98),
+}
+BACKGROUND_NAMES = tuple(BACKGROUNDS)
+TEXTURES = ("plain", "striped", "dotted")
+
+# Row-major 3x3 grid; hyphenated so that the tokenizer keeps each as one token.
+REGIONS = (
+    "top-left", "top", "top-right",
+    "left", "centre", "right",
+    "bottom-left", "bottom", "bottom-right",
+)  # fmt: skip
+# Index (sign of row step + 1) * 3 + (sign of column step + 1); the middle entry is "does not move".
+DIRECTIONS = ("up-left", "up", "up-right", "left", "nowhere", "right", "down-left", "down", "down-right")
+
+TIMINGS = ("throughout", "second-half", "first-half")  # always visible, appears halfway, vanishes halfway
+LETTERS = ("A", "C", "E", "F", "H", "K", "L", "M", "P", "T", "U", "X")
+CORNERS = ("top-left", "top-right", "bottom-left", "bottom-right")
+WINDOWS = ("start", "middle", "end")
+NUMBERS = ("zero", "one", "two", "three")
+WORDS = {  # every word that names a fact, by what it names
+    "colour": COLOUR_NAMES, "shape": SHAPES, "size": SIZES, "background": BACKGROUND_NAMES, "texture": TEXTURES,
+    "region": REGIONS, "direction": DIRECTIONS, "timing": TIMINGS, "letter": LETTERS, "window": WINDOWS,
+    "count": NUMBERS,
+}  # fmt: skip
+
+FRAME_SIZE = 128
+GRID_STEP_PX = 4  # centres snap to this grid: few sub-patch phases make fine shape learnable
+CELL_PX = 16  # what one visual token shows: 2x2 patches of 8 px
+CELL_SIDE = FRAME_SIZE // CELL_PX
+NUM_SLOTS = 8  # the canonical sampling: one frame in the middle of each eighth of the clip
+SCENE_DURATION_S = 4.0
 
 TEST_SEEDS = range(100_000)
 VALIDATION_SEEDS = range(500_000, 600_000)
 TRAIN_SEEDS = range(1_000_000, 2**40)
 
-_CELL_CENTRES = (32, 64, 96)
+_REGION_CENTRES_PX = (32, 64, 96)
 _HALF_TIMES = (3 / 8, 4 / 8, 5 / 8)  # slot borders, so that jittered samples never straddle an event
 _WINDOW_SLOTS = ((0, 1, 2), (3, 4), (5, 6, 7))
 _DWELL = 0.15  # share of the visible time spent at rest at either end: both ends are truly seen
@@ -51,7 +92,7 @@ class Thing:
 
     @property
     def direction(self) -> str:
-        """Where it heads, from grid cell to grid cell; "nowhere" for an object that rests."""
+        """Where it heads, from region to region; "nowhere" for an object that rests."""
         row = int(np.sign(self.end // 3 - self.start // 3))
         col = int(np.sign(self.end % 3 - self.start % 3))
         return DIRECTIONS[(row + 1) * 3 + col + 1]
@@ -100,7 +141,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Everything a clip shows; things are in reading order of their start cells."""
+    """Everything a clip shows; things are in reading order of the regions they start in."""
 
     seed: int
     background: str
@@ -145,11 +186,11 @@ def _sample_things(rng: np.random.Generator) -> tuple[Thing, ...]:
 
 
 def _sample_thing(rng: np.random.Generator, shape: str, colours: tuple[str, str]) -> Thing:
-    start = int(rng.integers(9))
+    start = int(rng.integers(len(REGIONS)))
     rests = rng.random() < 0.4
-    end = start if rests else int(rng.choice([cell for cell in range(9) if cell != start]))
-    start_px = _cell_pixel(rng, start)
-    end_px = start_px if rests else _cell_pixel(rng, end)
+    end = start if rests else int(rng.choice([region for region in range(len(REGIONS)) if region != start]))
+    start_px = _region_pixel(rng, start)
+    end_px = start_px if rests else _region_pixel(rng, end)
     bend = (0, 0) if rests else (int(rng.integers(-12, 13)), int(rng.integers(-12, 13)))
     timing = rng.random()
     half = float(rng.choice(_HALF_TIMES))
@@ -172,13 +213,13 @@ def _sample_thing(rng: np.random.Generator, shape: str, colours: tuple[str, str]
     )
 
 
-def _cell_pixel(rng: np.random.Generator, cell: int) -> tuple[int, int]:
+def _region_pixel(rng: np.random.Generator, region: int) -> tuple[int, int]:
     jitter = rng.integers(-2, 3, size=2) * GRID_STEP_PX
-    return _CELL_CENTRES[cell % 3] + int(jitter[0]), _CELL_CENTRES[cell // 3] + int(jitter[1])
+    return _REGION_CENTRES_PX[region % 3] + int(jitter[0]), _REGION_CENTRES_PX[region // 3] + int(jitter[1])
 
 
 def _apart(one: Thing, other: Thing) -> bool:
-    if one.start == other.start:  # captions order the objects by start cell
+    if one.start == other.start:  # captions order the objects by it
         return False
     for time in (np.arange(32) + 0.5) / 32:
         if one.is_visible(time) and other.is_visible(time):

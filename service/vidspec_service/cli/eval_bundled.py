@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in (target, draft):
         if not (folder / "config.json").exists():
             raise ConfigError(f"{folder} holds no model; `vidspec train-bundled` makes one")
-    from vidspec_models.bundled.evaluation import evaluate, format_table, gates
+    from vidspec_models.training.evaluation import evaluate, format_table, gates
 
     result = evaluate(target, draft, num_clips=args.clips, device=args.device)
     found = gates(result)

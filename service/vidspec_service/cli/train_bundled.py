@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
-from vidspec_models.bundled.options import STAGES, TrainOptions
+from vidspec_models.training.options import STAGES, TrainOptions
 from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import configure_logging
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and export."""
-    from vidspec_models.bundled.training import train
+    from vidspec_models.training.stages import train
 
     configure_logging("info", "text")
     given = {**vars(args), "stages": tuple(args.stages)}
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _reopen_shipped(options: TrainOptions) -> None:
     """Raises ConfigError where it would mean to throw a run's checkpoints away, or for a stage that cannot go on."""
-    from vidspec_models.bundled.reopening import reopen
+    from vidspec_models.training.export import reopen
 
     if not set(options.stages) <= {"harden", "distil"}:
         raise ConfigError("--from-shipped goes with --stages harden distil: the other stages need their optimisers")

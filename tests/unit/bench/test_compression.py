@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.bundled import caption, sample_scene
-from vidspec_models.bundled.attributes import BACKGROUND_NAMES
+from vidspec_models.bundled.scene import BACKGROUND_NAMES
 from vidspec_service.bench.compression.measuring import peak_rss_bytes, scene_clip
 from vidspec_service.bench.compression.messages import Described
 from vidspec_service.bench.compression.options import CompressionOptions, Configuration, Method

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from vidspec_models.bundled.gates import Gate
-from vidspec_models.bundled.options import TrainOptions
+from vidspec_models.training.gates import Gate
+from vidspec_models.training.options import TrainOptions
 from vidspec_service.cli import eval_bundled
 from vidspec_service.cli.parsing import parse
 from vidspec_service.errors import ConfigError
@@ -24,14 +24,14 @@ def _run(*argv: str) -> int:
 
 def test_training_without_flags_has_the_defaults_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[TrainOptions] = []
-    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.training", SimpleNamespace(train=given.append))
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
     assert _run("train-bundled", "--output-dir", "out") == 0
     assert given == [TrainOptions(work_dir=Path("build/train"), output_dir=Path("out"))]
 
 
 def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[TrainOptions] = []
-    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.training", SimpleNamespace(train=given.append))
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
     flags = "--output-dir out --work-dir w --joint-minutes 3 --stages joint distil --device cuda:1 --seed 9 --no-resume"
     assert _run("train-bundled", *flags.split(), "--no-compile") == 0
     assert given == [
@@ -51,7 +51,7 @@ def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_ships_is_reopened_for_the_last_stages_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The weights of the joint stage become its checkpoint; a second time it would replace a run's own."""
     given: list[TrainOptions] = []
-    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.training", SimpleNamespace(train=given.append))
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
     flags = ["train-bundled", "--output-dir", str(tmp_path / "out"), "--work-dir", str(tmp_path), "--from-shipped"]
     with pytest.raises(ConfigError, match="--stages harden distil"):
         _run(*flags)
@@ -92,7 +92,7 @@ def test_evaluation_prints_its_tables_and_writes_figures_and_gates(
 ) -> None:
     pair, report = _pair(tmp_path), tmp_path / "report.json"
     evaluation = _Evaluation(Gate("acceptance all", 0.95, 0.92, True))
-    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.evaluation", evaluation)
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", evaluation)
     assert _run("eval-bundled", "--pair", str(pair), "--clips", "5", "--json", str(report)) == 0
     assert evaluation.asked == [(pair / "target", pair / "draft", 5, "cpu")]
     assert capsys.readouterr() == ("| 5 |\n", "")
@@ -106,14 +106,14 @@ def test_a_missed_gate_is_named_and_makes_the_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = _Evaluation(Gate("acceptance all", 0.9, 0.92, False), Gate("captions", 0.6, 0.5, True))
-    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.evaluation", evaluation)
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", evaluation)
     assert _run("eval-bundled", "--pair", str(_pair(tmp_path))) == 1
     assert capsys.readouterr().err == "vidspec eval-bundled: missed acceptance all\n"
 
 
 def test_without_a_folder_the_shipped_pair_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     evaluation = _Evaluation()
-    monkeypatch.setitem(sys.modules, "vidspec_models.bundled.evaluation", evaluation)
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", evaluation)
     pair = _pair(tmp_path)
     monkeypatch.setattr(eval_bundled, "BUNDLED_TARGET", pair / "target")
     monkeypatch.setattr(eval_bundled, "BUNDLED_DRAFT", pair / "draft")

@@ -1,0 +1,202 @@
+"""Training data of the language stages: freshly rendered clips, each with its caption and questions packed behind it.
+
+An example is a prompt about the clip and its answer. Each sees the video and itself, nothing of the other examples, and
+its positions start right after the video: the model is trained exactly as on chats of a single question, but pays for
+the long visual prefix once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
+from vidspec_models.bundled.render import OWNER_SIGN, render_with_owners
+from vidspec_models.bundled.scene import NUM_SLOTS, TRAIN_SEEDS, Scene, sample_scene
+from vidspec_models.training.architecture import VIDEO_TOKENS
+from vidspec_models.training.labels import IGNORE, STORY_HEADS, Labels, find_cells, story_labels
+from vidspec_models.training.tokenizer import END, START, attribute_words
+
+# How often a type of question is drawn, relative to the others: more often what is hard to learn.
+_QUESTION_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 2.0, "letter": 2.0}
+_FACT_WEIGHT = 2.0  # words that name a fact, within captions
+_ANSWER_WEIGHT = 3.0  # the one word of a short answer
+_END_WEIGHT = 0.3
+_TIME_JITTER = 1 / 8  # of the time between two frames
+_CLIPS_PER_RUN = 100_000_000
+_FIRST_CLIP = 50_000_000  # those before are the tower stage's
+_LETTER_WORTH = 8.0  # few cells show a letter, and nothing else tells of it
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One prompt about a clip and its answer, as token ids: all that stands between the video and the end."""
+
+    prompt: list[int]
+    answer: list[int]
+    is_caption: bool = False
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedText:
+    """The text parts of packed sequences, each tensor [C, L]; `labels[:, i]` is the token after position i."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    segments: torch.Tensor  # 1.. per example, -1 padding
+    labels: torch.Tensor  # IGNORE where no answer is
+    weights: torch.Tensor
+    is_caption: torch.Tensor
+
+    def to(self, device: torch.device | str) -> PackedText:
+        return PackedText(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def part(self, clips: slice) -> PackedText:
+        """The same of some of the clips."""
+        return PackedText(*(getattr(self, field.name)[clips] for field in fields(self)))
+
+
+class ExamplePacker:
+    """Encodes and packs; holds the tokenizer and what it needs of it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._start = tokenizer.convert_tokens_to_ids(START)
+        self._end = tokenizer.convert_tokens_to_ids(END)
+        self.prefix = [self._start, *self._encode("user ")]
+        self._assistant = self._encode("assistant\n")
+        self._facts = {self._encode(prefix + word)[0] for word in attribute_words() for prefix in ("", " ")}
+        weights = np.array([_QUESTION_WEIGHTS.get(kind, 1.0) for kind in QUESTION_TYPES])
+        self._chances = weights / weights.sum()
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Everything between the video and the answer."""
+        return [*self._encode("\n" + prompt), self._end, self._start, *self._assistant]
+
+    def example(self, prompt: str, answer: str, *, is_caption: bool = False) -> Example:
+        return Example(self.prompt_ids(prompt), [*self._encode(answer), self._end], is_caption)
+
+    def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
+        """The caption, then as many weighted random questions as fit.
+
+        `greedy_text` takes the likeliest phrasings, which are what a trained target says.
+        """
+        prompt = CAPTION_PROMPTS[int(rng.integers(len(CAPTION_PROMPTS)))]
+        text = caption(scene, by_attribute_share=1.0) if greedy_text else caption(scene)
+        told = self.example(prompt, text, is_caption=True)
+        found = [told] if len(told) <= length else []
+        room, misses = length - sum(map(len, found)), 0
+        while misses < 6:
+            kind = QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=self._chances))]
+            question = ask(scene, kind, rng)
+            example = None if question is None else self.example(question.text, question.answer)
+            if example is None or len(example) > room:
+                misses += 1
+            else:
+                found.append(example)
+                room -= len(example)
+        return found
+
+    def pack(self, clips: list[list[Example]], length: int) -> PackedText:
+        """Every clip's examples one after the other; together they are at most `length` tokens."""
+        shape = (len(clips), length)
+        packed = PackedText(
+            ids=torch.full(shape, self._end),
+            positions=torch.zeros(shape, dtype=torch.long),
+            segments=torch.full(shape, -1),
+            labels=torch.full(shape, IGNORE),
+            weights=torch.zeros(shape),
+            is_caption=torch.zeros(shape, dtype=torch.bool),
+        )
+        for row, examples in enumerate(clips):
+            at = 0
+            for segment, example in enumerate(examples, 1):
+                end = at + len(example)
+                packed.ids[row, at:end] = torch.tensor(example.prompt + example.answer)
+                packed.positions[row, at:end] = len(self.prefix) + VIDEO_TOKENS + torch.arange(end - at)
+                packed.segments[row, at:end] = segment
+                answering = slice(at + len(example.prompt) - 1, end - 1)
+                packed.labels[row, answering] = torch.tensor(example.answer)
+                packed.is_caption[row, answering] = example.is_caption
+                packed.weights[row, answering] = torch.tensor(self._weights(example))
+                at = end
+        return packed
+
+    def _weights(self, example: Example) -> list[float]:
+        if example.is_caption:
+            return [_FACT_WEIGHT if token in self._facts else 1.0 for token in example.answer]
+        return [_ANSWER_WEIGHT] * (len(example.answer) - 1) + [_END_WEIGHT]
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class ClipBatch:
+    """C clips of T frames, mostly 8; visual tokens are counted in frame order, without the newline."""
+
+    frames: torch.Tensor  # [C * T, 128, 128, 3] uint8
+    content: torch.Tensor  # [C, T * 64] bool: a thing or letter touches the cell
+    worth: torch.Tensor  # [C, T * 64] float: 1 where a cell shows a thing, more where it shows a letter
+    story: dict[str, torch.Tensor]  # [C, T * 64] labels
+    text: PackedText
+
+    def to(self, device: torch.device) -> ClipBatch:
+        """All but the frames, which the tower moves itself."""
+        return ClipBatch(
+            frames=self.frames,
+            content=self.content.to(device),
+            worth=self.worth.to(device),
+            story={name: values.to(device) for name, values in self.story.items()},
+            text=self.text.to(device),
+        )
+
+
+def make_clip_batch(
+    packer: ExamplePacker, seed: int, clips: range, text_len: int, *, greedy_text: bool = False,
+    num_frames: int = NUM_SLOTS,
+) -> ClipBatch:  # fmt: skip
+    """The training clips of these numbers; deterministic."""
+    frames, content, worth, drawn = [], [], [], []
+    story: dict[str, list[Labels]] = {name: [] for name in STORY_HEADS}
+    for index in clips:
+        scene = training_scene(seed, _FIRST_CLIP + index)
+        rng = np.random.default_rng([scene.seed, 19])
+        times = (np.arange(num_frames) + 0.5 + rng.uniform(-_TIME_JITTER, _TIME_JITTER, num_frames)) / num_frames
+        pixels, owners = render_with_owners(scene, times)
+        cells = find_cells(owners)
+        frames.append(pixels)
+        content.append(~cells.is_clear.reshape(-1))
+        shown = cells.owner.reshape(-1)
+        worth.append(np.where(shown >= OWNER_SIGN, _LETTER_WORTH, shown > 0).astype(np.float32))
+        for name, values in story_labels(scene, times, cells).items():
+            story[name].append(values.reshape(-1))
+        drawn.append(packer.draw(scene, text_len, rng, greedy_text=greedy_text))
+    return ClipBatch(
+        frames=torch.from_numpy(np.concatenate(frames)),
+        content=torch.from_numpy(np.stack(content)),
+        worth=torch.from_numpy(np.stack(worth)),
+        story={name: torch.from_numpy(np.stack(values)) for name, values in story.items()},
+        text=packer.pack(drawn, text_len),
+    )
+
+
+def training_scene(seed: int, number: int) -> Scene:
+    """What a clip of the run with this seed shows."""
+    return sample_scene(TRAIN_SEEDS.start + seed * _CLIPS_PER_RUN + number)
+
+
+def choose_tokens(content: torch.Tensor, num_kept: int, generator: torch.Generator) -> torch.Tensor:
+    """Numbers [C, K] of `num_kept` visual tokens per clip, ascending: those with content first, then random others."""
+    if num_kept >= content.shape[1]:
+        return torch.arange(content.shape[1]).expand(content.shape[0], -1)
+    rank = torch.rand(content.shape, generator=generator) + content.float()
+    return rank.topk(num_kept, dim=1).indices.sort(dim=1).values

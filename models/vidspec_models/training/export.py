@@ -1,0 +1,92 @@
+"""The pair as two ordinary Hugging Face folders: written from a run's checkpoints, and opened as checkpoints again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessor,
+    LlavaOnevisionProcessor,
+    LlavaOnevisionVideoProcessor,
+    PreTrainedTokenizerFast,
+)
+
+from vidspec_models.bundled.scene import FRAME_SIZE, NUM_SLOTS
+from vidspec_models.training.architecture import PATCH_SIDE, SIZES, Learner, Role
+from vidspec_models.training.forward import build_learner
+from vidspec_models.training.options import Stage, TrainOptions
+from vidspec_models.training.stage_run import finished_target, load_part
+from vidspec_models.training.tokenizer import CHAT_TEMPLATE, END, PAD, build_tokenizer
+
+
+def export_pair(options: TrainOptions) -> tuple[Path, Path]:
+    """Write target/ and draft/ under the output folder from the newest checkpoints; returns both paths."""
+    tokenizer = build_tokenizer()
+    has_distilled = (options.work_dir / "distil.pt").exists()
+    target = _export("target", finished_target(options.work_dir), tokenizer, options)
+    draft = _export("draft", "distil" if has_distilled else "joint", tokenizer, options)
+    return target, draft
+
+
+def _export(role: Role, stage: Stage, tokenizer: PreTrainedTokenizerFast, options: TrainOptions) -> Path:
+    model, learner = build_learner(SIZES[role], tokenizer.get_vocab(), options.seed)
+    learner.load_state_dict(load_part(options.work_dir, stage, role))
+    if role == "target":
+        # Layers that the run has not grown yet are shipped as identities: the same function, the full depth.
+        learner.grow(load_part(options.work_dir, "joint", "growth")["used"])
+    model.model.image_newline.data.copy_(learner.newline.data)
+    model.model.vision_tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
+    model.set_attn_implementation("sdpa")
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.convert_tokens_to_ids(END),
+        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+        do_sample=False,
+        max_new_tokens=192,
+    )
+    folder = options.output_dir / role
+    shutil.rmtree(folder, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    _build_processor(tokenizer).save_pretrained(folder)
+    return folder
+
+
+def _build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaOnevisionProcessor:
+    """Frames of any size become 128 px squares in [-1, 1]."""
+    pixels = {"size": {"height": FRAME_SIZE, "width": FRAME_SIZE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return LlavaOnevisionProcessor(
+        image_processor=LlavaOnevisionImageProcessor(image_grid_pinpoints=[[FRAME_SIZE, FRAME_SIZE]], **pixels),
+        video_processor=LlavaOnevisionVideoProcessor(num_frames=NUM_SLOTS, **pixels),  # the frames to sample
+        tokenizer=tokenizer,
+        num_image_tokens=PATCH_SIDE * PATCH_SIDE,
+        vision_feature_select_strategy="full",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
+    """Write what the stages "tower" and "joint" would have left, but for optimisers: only later stages can go on.
+
+    Weights are the exported ones, in bfloat16's precision. Raises FileExistsError where a run has its own checkpoints.
+    """
+    models = {
+        role: LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        for role, folder in (("target", target), ("draft", draft))
+    }
+    learners = {role: Learner(model).state_dict() for role, model in models.items()}
+    growth = {"used": list(range(SIZES["target"].layers))}
+    _write(options, "tower", {"tower": models["target"].model.vision_tower.state_dict()})
+    _write(options, "joint", {**learners, "growth": growth})
+
+
+def _write(options: TrainOptions, stage: Stage, parts: dict[str, Any]) -> None:
+    path = options.work_dir / f"{stage}.pt"
+    if path.exists():
+        raise FileExistsError(f"{path} is there already; choose another work folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"parts": parts}, path)

@@ -1,0 +1,63 @@
+"""The bounds that a pair must keep before its weights are shipped, and the tables that show what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_QUESTION_MARGIN = 0.1
+_QUESTION_CEILING = 0.95  # enough, however common the commonest answer is
+_CAPTIONS_ALL_RIGHT = 0.5
+_ACCEPTANCE_ALL = 0.92
+_ACCEPTANCE_NONE = 0.78
+_NEAR_SHARE = 0.25  # "near": within this share of what vision gains in all
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One figure against its bound."""
+
+    name: str
+    value: float
+    bound: float
+    passed: bool
+
+
+def gates(result: dict[str, Any]) -> list[Gate]:
+    """Every gate, in the order of the result."""
+    rates = result["acceptance"]
+    slack = _NEAR_SHARE * (rates["all"] - rates["none"])
+    return [
+        *(
+            _at_least(f"question {kind}", row["accuracy"], min(row["majority"] + _QUESTION_MARGIN, _QUESTION_CEILING))
+            for kind, row in result["questions"].items()
+        ),
+        _at_least("captions all right", result["captions_all_right"], _CAPTIONS_ALL_RIGHT),
+        _at_least("acceptance all", rates["all"], _ACCEPTANCE_ALL),
+        _at_most("acceptance none", rates["none"], _ACCEPTANCE_NONE),
+        _at_most("acceptance background10", rates["background10"], rates["none"] + slack),
+        _at_least("acceptance objects10", rates["objects10"], rates["all"] - slack),
+    ]
+
+
+def _at_least(name: str, value: float, bound: float) -> Gate:
+    return Gate(name, value, bound, value >= bound)
+
+
+def _at_most(name: str, value: float, bound: float) -> Gate:
+    return Gate(f"{name}, at most", value, bound, value <= bound)
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """The result as Markdown tables."""
+    lines = ["| question | n | majority | target | draft |", "|---|---|---|---|---|"]
+    for kind, row in result["questions"].items():
+        draft = result["draft_questions"][kind]["accuracy"]
+        lines.append(f"| {kind} | {row['n']} | {row['majority']:.2f} | {row['accuracy']:.2f} | {draft:.2f} |")
+    lines += ["", "| captions | share right |", "|---|---|", f"| everything | {result['captions_all_right']:.3f} |"]
+    lines += [f"| {name} | {value:.3f} |" for name, value in result["caption_facts"].items()]
+    lines += ["", "| draft sees | acceptance |", "|---|---|"]
+    lines += [f"| {view} | {value:.3f} |" for view, value in result["acceptance"].items()]
+    lines += ["", "| gate | value | bound | passed |", "|---|---|---|---|"]
+    lines += [f"| {g.name} | {g.value:.3f} | {g.bound:.3f} | {'yes' if g.passed else 'NO'} |" for g in gates(result)]
+    return "\n".join(lines)

@@ -1,0 +1,249 @@
+"""The stage *harden*: the target alone learns to be served compressed; it is drawn to what it was, seeing everything.
+
+Large models read a fact from several tokens that say the same; this one was trained on whole clips of 8 frames and
+reads it from particular ones, so it loses facts with them. Here tokens are merged and hidden as the service does it:
+selection is the service's own (`compression`), only its bookkeeping differs. There rows come one by one and lie in a
+cache, here all rows of a packed sequence are there at once and the rest is a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
+
+from vidspec_models.bundled.scene import NUM_SLOTS
+from vidspec_models.compression.dycoke import REFRESH_TOKENS, num_left
+from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.selection import hidden_by, still_stands
+from vidspec_models.training.architecture import CELLS, NUM_VISUAL
+from vidspec_models.training.examples import ClipBatch, choose_tokens, make_clip_batch
+from vidspec_models.training.forward import (
+    BLOCKED,
+    Layout,
+    Rotary,
+    answer_accuracy,
+    answer_loss,
+    block_mask,
+    distillation_loss,
+    embed,
+    in_bfloat16,
+    make_layout,
+    text_logits,
+)
+from vidspec_models.training.language_stage import LanguageStage, Phase
+from vidspec_models.training.options import TrainOptions
+
+_TEACHER_TOKENS = 104  # as the teacher was trained: all content, some background
+_TRUTH_WEIGHT = 2.0
+_NEGLECT_WEIGHT = 0.3
+_LONG_SHARE = 0.4
+_MERGE_RATIOS = (0.3, 0.4, 0.5, 0.5, 0.5, 0.6, 0.7)
+_SERVED_LAYER = 3
+_THIN = 320  # visual tokens of a clip of 16 frames, mostly: all would cost three times as much
+_MARGIN = 0.3  # in log attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One way of seeing a clip; the default is all of it at 8 frames."""
+
+    num_frames: int = NUM_SLOTS
+    merge_ratio: float = 0.0  # K
+    hide_ratio: float = 0.0  # P
+    layer: int = _SERVED_LAYER  # L
+    most_tokens: int | None = None  # what is left of the rest by chance, content first
+    is_noisy: bool = True  # frames and features as in the other stages, or as rendered
+
+    @property
+    def label(self) -> str:
+        """Which figures belong together in the log."""
+        name = "dycoke" if self.hide_ratio else "ttm" if self.merge_ratio else "none"
+        return f"{name}{self.num_frames}"
+
+
+def draw_view(generator: torch.Generator, long_share: float) -> View:
+    """Mostly merged, mostly hidden, around what is served; `long_share` of the views have 16 frames."""
+    chance: list[float] = torch.rand(6, generator=generator).tolist()
+    is_long = chance[0] < long_share
+    merges = chance[1] < 0.7
+    hides = chance[2] < (0.7 if merges else 0.3)
+    number = int(torch.randint(len(_MERGE_RATIOS), (1,), generator=generator))
+    most = None
+    if is_long and chance[5] < 0.8:
+        most = _THIN
+    elif not merges and not hides and chance[5] < 0.5:
+        most = NUM_SLOTS * 16
+    return View(
+        num_frames=2 * NUM_SLOTS if is_long else NUM_SLOTS,
+        merge_ratio=_MERGE_RATIOS[number] if merges else 0.0,
+        hide_ratio=0.5 + 0.3 * chance[3] if hides else 0.0,
+        layer=_SERVED_LAYER + int(torch.randint(-1, 2, (1,), generator=generator) if chance[4] < 0.3 else 0),
+        most_tokens=most,
+        is_noisy=bool(torch.rand(1, generator=generator) < 0.35),
+    )
+
+
+class HardenStage(LanguageStage):
+    """Each unit of a few clips has one view of them; the teacher is the target as the stage began."""
+
+    name = "harden"
+    phases = (Phase(0.0, 12, NUM_VISUAL, 168),)
+    first_clip = 60_000_000
+    learning_rates = (6e-4, 3e-4)
+    decay_from = 0.3
+
+    def __init__(self, options: TrainOptions) -> None:
+        super().__init__(options)
+        self._teacher, self._teacher_layers = self.load_learner("target")
+        self._teacher.requires_grad_(False)
+        self.target, self._layers = self.load_learner("target")
+        self.target.story_head.requires_grad_(False)
+        self.trained = self.target
+        self.parts = {"target": self.target}
+
+    def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
+        view = draw_view(generator, _LONG_SHARE)
+        batch = make_clip_batch(
+            self.packer, self.options.seed, clips, phase.text_len, greedy_text=True, num_frames=view.num_frames
+        ).to(self.device)
+        with in_bfloat16(self.device):
+            features = self.tower(batch.frames, generator, is_noisy=view.is_noisy)
+            wanted = self._taught(batch, features, view, generator)
+            logits, neglect = self.seen(batch, features, view, generator)
+        logits = logits.float()
+        divergence = distillation_loss(logits, wanted, batch.text)
+        truth = answer_loss(logits, batch.text)
+        figures = {"kl": float(divergence.detach()), "neglect": float(neglect.detach())}
+        figures |= answer_accuracy(wanted, batch.text, "t_") | answer_accuracy(logits, batch.text, f"{view.label}_")
+        return divergence + _TRUTH_WEIGHT * truth + _NEGLECT_WEIGHT * neglect, figures
+
+    @torch.no_grad()
+    def _taught(self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator) -> torch.Tensor:
+        """The teacher's logits; of longer clips it sees as many frames as it knows."""
+        stride = view.num_frames // NUM_SLOTS
+        phase = int(torch.randint(stride, (1,), generator=generator))
+        shown = features.unflatten(0, (len(batch.content), -1))[:, phase::stride].flatten(0, 1)
+        content = batch.content.unflatten(1, (-1, CELLS))[:, phase::stride].flatten(1)
+        keep = choose_tokens(content.cpu(), _TEACHER_TOKENS, generator).to(content.device)
+        layout = self.forward.layout(batch.text, keep)
+        everything = torch.ones_like(keep, dtype=torch.bool)
+        logits, _ = self.forward(self._teacher, self._teacher_layers, shown, keep, layout, everything)
+        return logits.float()
+
+    def seen(
+        self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the target that sees the view, and its neglect of what is worth seeing."""
+        num_cells = view.num_frames * CELLS
+        everything = torch.arange(num_cells, device=features.device).expand(len(batch.content), -1)
+        tokens = self.target.project(features, everything)
+        keep = _merged(tokens, view.merge_ratio) if view.merge_ratio else everything
+        num_seen = num_left(keep.shape[1], view.hide_ratio)
+        if view.most_tokens is not None:
+            content = batch.content.gather(1, keep)
+            keep = keep.gather(1, choose_tokens(content.cpu(), view.most_tokens, generator).to(keep.device))
+        text = replace(batch.text, positions=batch.text.positions + num_cells - NUM_VISUAL)
+        layout = make_layout(self.forward.prefix, keep, num_cells, text)
+        embeds = embed(self.target, layout, tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2])))
+        mask = block_mask(layout, torch.ones_like(keep, dtype=torch.bool))
+        hiding = None
+        if view.hide_ratio:
+            hiding = Hiding(layout, text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
+        hidden, neglect = self._run(embeds, mask, layout.positions, hiding)
+        return text_logits(self.target, hidden, layout), neglect
+
+    def _run(
+        self, embeds: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, hiding: Hiding | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised hidden states; from the layer after the hiding's on under its mask."""
+        lm = self.target.lm
+        rotary = lm.rotary_emb(embeds, positions)
+        hidden, neglect = embeds, embeds.new_zeros(())
+        for index, layer in enumerate(self._layers):
+            before = mask
+            if hiding is not None and index + 1 == hiding.layer:
+                attention = hiding.attention(layer, hidden, mask, rotary)
+                neglect = hiding.neglect(attention)
+                mask = hiding.close(mask, attention)
+            hidden = self.forward.layer(layer, hidden, before, rotary)
+        return lm.norm(hidden), neglect
+
+
+def _merged(tokens: torch.Tensor, merge_ratio: float) -> torch.Tensor:
+    """Numbers [C, K] of the tokens that merging leaves, ascending, for projected tokens [C, T * 64, H]."""
+    frames = tokens.detach().unflatten(1, (-1, CELLS))
+    return torch.stack([merge_frames(clip, merge_ratio).flatten().nonzero()[:, 0] for clip in frames])
+
+
+class Hiding:
+    """DyCoke's second stage within one packed batch: rows of an answer that the service decodes lose visual columns.
+
+    Only captions are long enough to have such rows; the first word of an answer is read off the complete prompt.
+    """
+
+    def __init__(self, layout: Layout, is_caption: torch.Tensor, worth: torch.Tensor, layer: int, num_seen: int):
+        """`is_caption` [C, L] marks the rows that predict the caption, `worth` [C, K] what tokens show;
+        `num_seen` tokens stay seen."""
+        self.layer = layer
+        self._layout = layout
+        self._num_hidden = max(layout.num_visual - max(1, num_seen), 0)
+        self._worth = worth
+        start = layout.text.start
+        first = is_caption.int().argmax(1) + 1
+        count = is_caption.sum(1)
+        periods = -(-int(count.max()) // REFRESH_TOKENS)
+        size = layout.segments.shape[1]
+        row = torch.arange(size, device=is_caption.device) - start - first[:, None]  # 0: the answer's first token
+        self._period = torch.where((row >= 0) & (row < count[:, None]), row // REFRESH_TOKENS, -1)  # [C, S]
+        opening = REFRESH_TOKENS * torch.arange(periods, device=is_caption.device)
+        self._is_opened = opening < count[:, None]
+        self._openers = (start + first[:, None] + opening).clamp_max(size - 1)  # [C, R]
+
+    def attention(self, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        """What the opening rows pay to each visual token in this layer, mean over heads: [C, R, K]."""
+        attend = layer.self_attn
+        normed = layer.input_layernorm(hidden)
+        at = self._openers[:, :, None]
+        rows = normed.gather(1, at.expand(-1, -1, normed.shape[2]))
+        cos, sin = rotary
+        queries = _heads(attend.q_proj(rows), attend.head_dim)
+        keys = _heads(attend.k_proj(normed), attend.head_dim)
+        row_cos, row_sin = (wave.gather(1, at.expand(-1, -1, wave.shape[2])) for wave in (cos, sin))
+        queries, _ = apply_rotary_pos_emb(queries, queries, row_cos, row_sin)
+        keys, _ = apply_rotary_pos_emb(keys, keys, cos, sin)
+        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+        scores = (queries @ keys.transpose(2, 3)).float() * attend.scaling
+        scores = scores + mask.gather(2, at[:, None].expand(-1, -1, -1, mask.shape[3]))
+        paid: torch.Tensor = scores.softmax(-1).mean(1)[:, :, self._layout.visual]
+        return paid
+
+    def close(self, mask: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+        """The mask [C, 1, S, S] without what each row's period hides."""
+        columns = torch.zeros(*attention.shape[:2], mask.shape[3], dtype=torch.bool, device=mask.device)
+        visual = columns[:, :, self._layout.visual]
+        for clip, rows in enumerate(attention.detach()):
+            standing = rows[0]
+            for period, row in enumerate(rows):
+                if period == 0 or not still_stands(row, standing):
+                    standing = row
+                visual[clip, period, hidden_by(standing, self._num_hidden)] = True
+        closed = columns.gather(1, self._period.clamp_min(0)[:, :, None].expand(-1, -1, columns.shape[2]))
+        return mask.masked_fill((closed & (self._period >= 0)[:, :, None])[:, None], BLOCKED)
+
+    def neglect(self, attention: torch.Tensor) -> torch.Tensor:
+        """How far tokens of worth lie below what is just seen, in log attention: the choice itself has no gradient."""
+        if self._num_hidden == 0:
+            return attention.new_zeros(())
+        wanted = self._worth[:, None] * self._is_opened[:, :, None]
+        logs = attention.clamp_min(1e-9).log()
+        bound = attention.detach().kthvalue(self._num_hidden, dim=2, keepdim=True).values.clamp_min(1e-9).log()
+        return (F.relu(bound + _MARGIN - logs) * wanted).sum() / wanted.sum().clamp_min(1)
+
+
+def _heads(rows: torch.Tensor, size: int) -> torch.Tensor:
+    heads: torch.Tensor = rows.unflatten(-1, (-1, size)).transpose(1, 2)
+    return heads

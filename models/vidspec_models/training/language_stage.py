@@ -1,0 +1,109 @@
+"""What the stages of the language models share: a stage says what is trained and on which loss, `run_stage` steps it.
+
+Every step is cut into units of a few clips, which workers take.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from vidspec_models.training.architecture import SIZES, Learner, Role
+from vidspec_models.training.examples import ExamplePacker
+from vidspec_models.training.forward import PackedForward, build_learner
+from vidspec_models.training.optimiser import GradientSum, MuonWithAdamW, Workers
+from vidspec_models.training.options import Stage, TrainOptions
+from vidspec_models.training.stage_run import DECAY_FROM, StageRun, load_part
+from vidspec_models.training.tokenizer import build_tokenizer
+from vidspec_models.training.tower import FrozenTower
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """From `begins` (share of the stage) on: so many clips a step, each with so many visual and text tokens."""
+
+    begins: float
+    num_clips: int
+    num_visual: int
+    text_len: int
+    layer_step: int = 1  # every how many layers of the target are in use
+
+
+class LanguageStage(ABC):
+    """A stage of the language models: what is trained, how fast, and on which loss."""
+
+    name: ClassVar[Stage]
+    phases: ClassVar[tuple[Phase, ...]]
+    first_clip: ClassVar[int] = 0  # the stages train on different clips
+    learning_rates: ClassVar[tuple[float, float]]  # of matrices, of all else
+    decay_from: ClassVar[float] = DECAY_FROM
+
+    trained: nn.Module
+    parts: dict[str, Any]  # what the checkpoint holds beside the optimiser
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.options = options
+        self.device = torch.device(options.device)
+        self.tokenizer = build_tokenizer()
+        self.packer = ExamplePacker(self.tokenizer)
+        self.tower = FrozenTower(options)
+        self.forward = PackedForward(self.packer.prefix, options.device, compile_layers=options.compile_models)
+
+    def load_learner(self, role: Role, stage: Stage = "joint") -> tuple[Learner, list[nn.Module]]:
+        """The target or the draft out of a stage's checkpoint, and the layers it uses."""
+        size, work_dir = SIZES[role], self.options.work_dir
+        _, learner = build_learner(size, self.tokenizer.get_vocab(), self.options.seed)
+        learner.load_state_dict(load_part(work_dir, stage, role))
+        used = load_part(work_dir, "joint", "growth")["used"] if role == "target" else range(size.layers)
+        return learner.to(self.device), [learner.lm.layers[index] for index in used]
+
+    def begin_step(self, phase: Phase, progress: float) -> None:
+        """Called before the units of every step; `progress` is the share of the stage that has passed."""
+        self.progress = progress
+
+    @abstractmethod
+    def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss on some of a step's clips, and figures to report; NaN, and skipped, where nothing was measured."""
+
+
+def run_stage(make: Callable[[TrainOptions], LanguageStage], options: TrainOptions) -> None:
+    """Run or resume a stage; the results are the parts of its checkpoint."""
+    workers = Workers(options.device, options.workers)
+    stage = make(options)
+    matrix_lr, other_lr = stage.learning_rates
+    optimiser = MuonWithAdamW(stage.trained, matrix_lr=matrix_lr, other_lr=other_lr, workers=workers)
+    gradients = GradientSum(optimiser.params)
+    run = StageRun(stage.name, options, {**stage.parts, "optimiser": optimiser}, decay_from=stage.decay_from)
+    for _ in run.steps():
+        phase = [phase for phase in stage.phases if phase.begins <= run.progress][-1]
+        stage.begin_step(phase, run.progress)
+        first = stage.first_clip + run.clips_seen
+        units = workers.units(range(first, first + phase.num_clips))
+        found = workers.map(partial(_run_unit, stage, phase, gradients, options.seed), units, key=phase)
+        run.clips_seen += phase.num_clips
+        norm = optimiser.step(run.lr_scale)
+        run.report(norm=norm, **_mean_figures(found))
+
+
+def _run_unit(stage: LanguageStage, phase: Phase, gradients: GradientSum, seed: int, clips: range) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + clips.start)
+    loss, figures = stage.loss(clips, phase, generator)
+    gradients.add(loss * (len(clips) / phase.num_clips))
+    return figures
+
+
+def _mean_figures(found: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of every figure over the units that have it."""
+    means = {}
+    for name in sorted({name for figures in found for name in figures}):
+        known = [figures[name] for figures in found if not math.isnan(figures.get(name, math.nan))]
+        if known:
+            means[name] = sum(known) / len(known)
+    return means

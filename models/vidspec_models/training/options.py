@@ -1,0 +1,32 @@
+"""What a training run may be told: folders, minutes per stage, device, seed. Without torch: the flags read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Stage = Literal["tower", "joint", "harden", "distil"]
+STAGES: tuple[Stage, ...] = ("tower", "joint", "harden", "distil")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """One training run; minutes are of wall clock and count over resumed runs."""
+
+    work_dir: Path  # checkpoints; a run with `resume` goes on from the newest
+    output_dir: Path  # receives target/ and draft/
+    tower_minutes: float = 14.5
+    joint_minutes: float = 260.0
+    harden_minutes: float = 45.0
+    distil_minutes: float = 15.0
+    stages: tuple[Stage, ...] = STAGES
+    device: str = "cpu"
+    seed: int = 0
+    resume: bool = True
+    compile_models: bool = True
+    workers: int = 2  # threads on a CPU, see optimiser.py; a GPU uses none
+
+    def minutes(self, stage: Stage) -> float:
+        minutes: float = getattr(self, f"{stage}_minutes")
+        return minutes

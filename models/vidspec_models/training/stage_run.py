@@ -1,0 +1,116 @@
+"""A training stage as it runs: wall-clock schedule, progress bar, resumable checkpoints. And what others left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from vidspec_models.training.options import Stage, TrainOptions
+
+logger = logging.getLogger(__name__)
+_CHECKPOINT_EVERY_S = 180.0
+_LOG_EVERY_S = 30.0
+_WARM_UP_STEPS = 20
+DECAY_FROM = 0.6  # share of a stage's time
+
+
+class StageRun:
+    """Counts the wall clock of one stage across resumptions; the learning rate follows that clock, not the steps."""
+
+    def __init__(
+        self, stage: Stage, options: TrainOptions, parts: dict[str, Any], *, decay_from: float = DECAY_FROM
+    ) -> None:
+        self.stage = stage
+        self.step = 0
+        self.clips_seen = 0
+        self._parts = parts  # everything with state_dict/load_state_dict that a resumption needs
+        self._path = options.work_dir / f"{stage}.pt"
+        self._total_s = options.minutes(stage) * 60
+        self._elapsed_s = 0.0
+        self._decay_from = decay_from
+        self._first_step = 0
+        self._averages: dict[str, float] = {}
+        if options.resume and self._path.exists():
+            self._load()
+        self._first_step = self.step
+
+    @property
+    def progress(self) -> float:
+        return min(self._elapsed_s / self._total_s, 1.0)
+
+    @property
+    def lr_scale(self) -> float:
+        """Warm-up (again after a resumption), flat, then linearly down to almost nothing."""
+        warm = min((self.step - self._first_step + 1) / _WARM_UP_STEPS, 1.0)
+        if self.progress <= self._decay_from:
+            return warm
+        return warm * max((1 - self.progress) / (1 - self._decay_from), 0.01)
+
+    def steps(self) -> Iterator[int]:
+        """Step numbers until the minutes are used up; saves on the way and at the end."""
+        last_saved = last_logged = last = time.monotonic()
+        bar = tqdm(total=round(self._total_s), initial=round(self._elapsed_s), desc=self.stage, unit="s", mininterval=5)
+        try:
+            while self._elapsed_s < self._total_s:
+                yield self.step
+                self.step += 1
+                now = time.monotonic()
+                self._elapsed_s += now - last
+                last = now
+                bar.n = min(round(self._elapsed_s), bar.total)
+                bar.set_postfix_str(self._summary(), refresh=True)
+                if now - last_logged > _LOG_EVERY_S:
+                    minutes = self._elapsed_s / 60
+                    logger.info("%s step %d at %.1f min: %s", self.stage, self.step, minutes, self._summary())
+                    last_logged = now
+                if now - last_saved > _CHECKPOINT_EVERY_S:
+                    self.save()
+                    last_saved = now
+        finally:
+            bar.close()
+        self.save()
+
+    def report(self, **values: float) -> None:
+        """Feed the running averages shown by the bar and the log."""
+        for name, value in values.items():
+            self._averages[name] = value if name not in self._averages else 0.95 * self._averages[name] + 0.05 * value
+
+    def save(self) -> None:
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        counters = {"step": self.step, "elapsed_s": self._elapsed_s, "clips_seen": self.clips_seen}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        torch.save({"parts": state, "counters": counters, "averages": self._averages}, temporary)
+        os.replace(temporary, self._path)
+
+    def _load(self) -> None:
+        saved = torch.load(self._path, map_location="cpu", weights_only=True)
+        for name, part in self._parts.items():
+            part.load_state_dict(saved["parts"][name])
+        self.step = saved["counters"]["step"]
+        self.clips_seen = saved["counters"]["clips_seen"]
+        self._elapsed_s = saved["counters"]["elapsed_s"]
+        self._averages = saved["averages"]
+        logger.info("%s resumes at step %d, %.1f min", self.stage, self.step, self._elapsed_s / 60)
+
+    def _summary(self) -> str:
+        return " ".join(f"{name}={value:.3f}" for name, value in self._averages.items())
+
+
+def load_part(work_dir: Path, stage: Stage, part: str) -> dict[str, Any]:
+    """One saved part of a finished (or running) stage."""
+    saved = torch.load(work_dir / f"{stage}.pt", map_location="cpu", weights_only=True)
+    loaded: dict[str, Any] = saved["parts"][part]
+    return loaded
+
+
+def finished_target(work_dir: Path) -> Stage:
+    """The stage whose target is the newest: hardened where that was done."""
+    return "harden" if (work_dir / "harden.pt").exists() else "joint"

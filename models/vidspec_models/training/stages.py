@@ -1,0 +1,218 @@
+"""The stages in order, and two of them: *joint*, where target and draft learn to talk, and *distil*, the draft alone.
+
+Time is saved in the early phases of either without changing the task: only part of the visual tokens is present (those
+with content first), and the target starts the joint stage with every second layer. New layers enter as identities, so
+growing loses nothing. The last phase sees every token. The tower is frozen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vidspec_models.training.architecture import DRAFT_SIZE, NUM_VISUAL, TARGET_SIZE
+from vidspec_models.training.examples import choose_tokens, make_clip_batch
+from vidspec_models.training.export import export_pair
+from vidspec_models.training.forward import answer_accuracy, answer_loss, build_learner, distillation_loss, in_bfloat16
+from vidspec_models.training.harden import HardenStage
+from vidspec_models.training.labels import IGNORE
+from vidspec_models.training.language_stage import LanguageStage, Phase, run_stage
+from vidspec_models.training.options import Stage, TrainOptions
+from vidspec_models.training.stage_run import finished_target
+from vidspec_models.training.tower import train_tower
+
+logger = logging.getLogger(__name__)
+
+
+def train(options: TrainOptions) -> None:
+    """Run the chosen stages in order and export the pair; a finished stage is skipped when resuming.
+
+    On CPUs set `THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184
+    MALLOC_ARENA_MAX=1 OMP_WAIT_POLICY=PASSIVE` before starting: page faults otherwise take half of the time.
+    """
+    torch.manual_seed(options.seed)
+    runs: dict[Stage, Callable[[TrainOptions], None]] = {
+        "tower": train_tower,
+        "joint": partial(run_stage, JointStage),
+        "harden": partial(run_stage, HardenStage),
+        "distil": partial(run_stage, DistilStage),
+    }
+    for stage in options.stages:
+        logger.info("stage %s: %.1f minutes", stage, options.minutes(stage))
+        runs[stage](options)
+    target, draft = export_pair(options)
+    logger.info("exported %s and %s", target, draft)
+
+
+class JointStage(LanguageStage):
+    """Target and draft learn from the true texts, the draft the more from the target the better that one is."""
+
+    name = "joint"
+    phases = (
+        Phase(0.0, 8, 96, 176, layer_step=2),
+        Phase(0.5, 12, 104, 192),
+        Phase(0.96, 8, NUM_VISUAL, 160),
+    )
+    learning_rates = (2.5e-3, 2.5e-3)
+    _STORY_WEIGHT = 0.3
+    _DRAFT_FULL_SHARE = 0.45
+
+    def __init__(self, options: TrainOptions) -> None:
+        super().__init__(options)
+        _, self.target = build_learner(TARGET_SIZE, self.tokenizer.get_vocab(), options.seed + 1)
+        _, self.draft = build_learner(DRAFT_SIZE, self.tokenizer.get_vocab(), options.seed + 2)
+        self._calibrate()
+        self._growth = Growth(list(range(0, TARGET_SIZE.layers, self.phases[0].layer_step)))
+        self.trained = nn.ModuleList([self.target, self.draft])
+        self.parts = {"target": self.target, "draft": self.draft, "growth": self._growth}
+
+    def _calibrate(self) -> None:
+        generator = torch.Generator().manual_seed(self.options.seed + 5)
+        batch = make_clip_batch(self.packer, self.options.seed, range(4), self.phases[0].text_len)
+        for learner in (self.target, self.draft):
+            learner.to(self.device).calibrate_projector(self.tower(batch.frames, generator))
+
+    def begin_step(self, phase: Phase, progress: float) -> None:
+        """Let the target grow where the phase says so."""
+        super().begin_step(phase, progress)
+        if phase.layer_step == 1 and len(self._growth.used) < TARGET_SIZE.layers:
+            self.target.grow(self._growth.used)
+            self._growth.used = list(range(TARGET_SIZE.layers))
+            logger.info("target grown to %d layers", TARGET_SIZE.layers)
+
+    def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
+        target, draft, device = self.target, self.draft, self.device
+        batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len).to(device)
+        keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
+        content = batch.content.gather(1, keep).cpu()
+        story = {name: values.gather(1, keep) for name, values in batch.story.items()}
+        layout = self.forward.layout(batch.text, keep)
+        features = self.tower(batch.frames, generator)
+        seen = target_visibility(content, generator).to(device)
+        layers = [target.lm.layers[index] for index in self._growth.used]
+        logits, middle = self.forward(target, layers, features, keep, layout, seen)
+        story_logits = target.story_logits(middle)
+        target_answer = answer_loss(logits, batch.text)
+        loss = target_answer + self._STORY_WEIGHT * story_loss(story_logits, story)
+
+        # The draft learns from half of the clips: it has its own stage later.
+        half = slice(0, len(keep) // 2)
+        text = batch.text.part(half)
+        draft_seen = draft_visibility(content[half], self._DRAFT_FULL_SHARE, generator).to(device)
+        draft_features = features[: len(features) // 2]
+        draft_logits, draft_middle = self.forward(
+            draft, list(draft.lm.layers), draft_features, keep[half], layout.part(half), draft_seen
+        )
+        trust = min(self.progress / 0.4, 0.9)
+        loss = loss + (1 - trust) * answer_loss(draft_logits, text)
+        loss = loss + trust * distillation_loss(draft_logits, logits[half], text)
+        draft_story = {name: values[half] for name, values in story.items()}
+        loss = loss + self._STORY_WEIGHT * story_loss(draft.story_logits(draft_middle), draft_story)
+        figures = {"loss": float(target_answer.detach())}
+        figures |= answer_accuracy(logits, batch.text) | answer_accuracy(draft_logits, text, "d_")
+        figures |= {f"story_{name}": story_accuracy(story_logits, story, name) for name in ("start", "direction")}
+        return loss, figures
+
+
+class Growth:
+    """Which target layers are in use; part of the checkpoint."""
+
+    def __init__(self, used: list[int]) -> None:
+        self.used = used
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"used": self.used}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.used = state["used"]
+
+
+def story_loss(logits: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean over the heads of their cross-entropies."""
+    losses = []
+    for name, values in logits.items():
+        known = labels[name] != IGNORE
+        if bool(known.any()):
+            losses.append(F.cross_entropy(values[known], labels[name][known]))
+    return torch.stack(losses).mean() if losses else torch.zeros(())
+
+
+@torch.no_grad()
+def story_accuracy(logits: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], name: str) -> float:
+    known = labels[name] != IGNORE
+    return float((logits[name].argmax(-1)[known] == labels[name][known]).float().mean())
+
+
+class DistilStage(LanguageStage):
+    """The draft is drawn to the frozen target's distribution on the text that the target is likely to say.
+
+    The target sees every token that is present.
+    """
+
+    name = "distil"
+    phases = (Phase(0.0, 12, 96, 168), Phase(0.88, 8, NUM_VISUAL, 160))
+    first_clip = 40_000_000
+    learning_rates = (2.5e-3, 2e-3)
+    decay_from = 0.3
+    _TRUTH_WEIGHT = 0.1
+    _FULL_SHARE = 0.5
+
+    def __init__(self, options: TrainOptions) -> None:
+        super().__init__(options)
+        self._target, self._target_layers = self.load_learner("target", finished_target(options.work_dir))
+        self._target.requires_grad_(False)
+        self.draft, self._draft_layers = self.load_learner("draft")
+        self.draft.story_head.requires_grad_(False)
+        self.trained = self.draft
+        self.parts = {"draft": self.draft}
+
+    def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
+        device = self.device
+        batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len, greedy_text=True).to(device)
+        keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
+        content = batch.content.gather(1, keep).cpu()
+        layout = self.forward.layout(batch.text, keep)
+        everything = torch.ones_like(keep, dtype=torch.bool)
+        visible = draft_visibility(content, self._FULL_SHARE, generator).to(device)
+        with in_bfloat16(device):
+            features = self.tower(batch.frames, generator)
+            with torch.no_grad():
+                wanted, _ = self.forward(self._target, self._target_layers, features, keep, layout, everything)
+            logits, _ = self.forward(self.draft, self._draft_layers, features, keep, layout, visible)
+        wanted, logits = wanted.float(), logits.float()
+        divergence = distillation_loss(logits, wanted, batch.text)
+        truth = answer_loss(logits, batch.text)
+        agreed = (logits.argmax(-1) == wanted.argmax(-1)).float()
+        full = visible.all(dim=1)
+        return divergence + self._TRUTH_WEIGHT * truth, {
+            "kl": float(divergence.detach()),
+            "alpha": float(agreed[batch.text.is_caption].mean()),
+            "alpha_full": float(agreed[full][batch.text.is_caption[full]].mean()),
+            **answer_accuracy(wanted, batch.text),
+        }
+
+
+def draft_visibility(content: torch.Tensor, full_share: float, generator: torch.Generator) -> torch.Tensor:
+    """Visible tokens [C, K] for the draft: some clips show all, some nothing, the rest a random or biased share."""
+    count, size = content.shape
+    kind = torch.rand(count, 1, generator=generator)
+    keep_share = torch.rand(count, 1, generator=generator) ** 2 * 0.6 + 0.03
+    bias = torch.where(torch.rand(count, 1, generator=generator) < 0.5, 0.8, 0.0)
+    rank = torch.rand(count, size, generator=generator) + bias * content.float()
+    order = rank.argsort(dim=1, descending=True).argsort(dim=1)
+    visible = order < (keep_share * size)
+    blind = kind > 1 - 0.25 * (1 - full_share)
+    return (visible & ~blind) | (kind < full_share)
+
+
+def target_visibility(content: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Visible tokens [C, K] for the target: a fifth of the clips lose up to half of their tokens."""
+    count, size = content.shape
+    lost = torch.rand(count, 1, generator=generator) * 0.5
+    loses = torch.rand(count, 1, generator=generator) < 0.2
+    return (torch.rand(count, size, generator=generator) >= lost) | ~loses
