@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, LlavaOnevisionForConditionalGeneration
 from transformers.masking_utils import eager_mask
 
-from vidspec_models.processor import multiplies_bfloat16
+from vidspec_models.decoder.placement import multiplies_bfloat16
 from vidspec_models.training.architecture import NUM_VISUAL, Learner, TextSize, build_model
 from vidspec_models.training.examples import PackedText
 from vidspec_models.training.labels import IGNORE

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from vidspec_models.bundled.scene import NUM_SLOTS
-from vidspec_models.compression.dycoke import REFRESH_TOKENS, num_left
+from vidspec_models.compression import REFRESH_TOKENS, num_left
 from vidspec_models.compression.merging import merge_frames
-from vidspec_models.compression.selection import hidden_by, still_stands
+from vidspec_models.compression.pruner import hidden_by, still_stands
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL
 from vidspec_models.training.examples import ClipBatch, choose_tokens, make_clip_batch
 from vidspec_models.training.forward import (

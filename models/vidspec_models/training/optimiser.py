@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from vidspec_models.processor import multiplies_bfloat16
+from vidspec_models.decoder.placement import multiplies_bfloat16
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

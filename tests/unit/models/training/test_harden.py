@@ -7,13 +7,13 @@ import torch
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET, NUM_SLOTS, SCENE_DURATION_S, slot_times
 from vidspec_models.bundled.questions import CAPTION_PROMPTS
-from vidspec_models.compression.dycoke import DyCoke
+from vidspec_models.compression import DyCoke
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.inputs import Turn, Video
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.loading import load_model
-from vidspec_models.spec import ModelSpec
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import Turn, Video
 from vidspec_models.training.examples import ClipBatch, PackedText, make_clip_batch
 from vidspec_models.training.export import reopen
 from vidspec_models.training.forward import make_layout
