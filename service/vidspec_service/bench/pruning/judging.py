@@ -12,31 +12,16 @@ from torch import Tensor
 from vidspec_models.encoded_videos import EncodedVideos
 from vidspec_models.inputs import Prompt
 from vidspec_models.loading import load_model
-from vidspec_models.preservation import (
-    RelevanceLaw,
-    find_strategy,
-    grid_checksum,
-    kept_of_prompt,
-    pruned,
-)
+from vidspec_models.preservation import RelevanceLaw, find_strategy, grid_checksum, kept_of_prompt, pruned
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.bench.probes import spec_of, threads_of
-from vidspec_service.bench.pruning.asking import Asked
-from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Task
-from vidspec_service.bench.pruning.teacher_forcing import Prefilled, greedy_answer, matches, prefilled
+from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.pruning.options import BASELINE, Asked, PruningOptions, Setting, Task
+from vidspec_service.bench.pruning.teacher_forcing import greedy_answer, matches, prefilled
 from vidspec_service.engine.conversion import model_inputs
 from vidspec_service.engine.types import EngineConfig, Preservation
 from vidspec_service.errors import ConfigError
 
 _ENCODED_BYTES = 2**24
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A strategy at a ratio. Those that ignore the ratio are measured once: `none` at 0, `blind` at 1."""
-
-    strategy: Preservation
-    ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +43,6 @@ class Answered:
 
     prompt: Prompt
     ids: tuple[int, ...]
-    after: Prefilled
     relevance: dict[RelevanceLaw, Tensor]  # [video rows]
 
 
@@ -111,7 +95,7 @@ def answered(models: LoadedPair, asked: Asked, laws: Sequence[RelevanceLaw], max
     found = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
     ids = greedy_answer(target, prompt, after, max_tokens)
     relevance = {law: scores for law, scores in found.items() if scores is not None}
-    return Answered(prompt=prompt, ids=ids, after=after, relevance=relevance)
+    return Answered(prompt=prompt, ids=ids, relevance=relevance)
 
 
 def judged(
@@ -120,12 +104,9 @@ def judged(
     """The draft's turn: under every setting it reads its part of the prompt and follows the target's text."""
     draft = models.run_as("draft")
     whole = models.prompt("draft", asked)
-    is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     for setting in settings:
-        strategy = find_strategy(setting.strategy)
-        relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
         started = time.perf_counter()
-        kept = kept_of_prompt(strategy, min(setting.ratio, 0.99), whole, relevance, seed + asked.clip)
+        kept = kept_rows(setting, whole, answer, seed + asked.clip)
         prompt = pruned(whole, kept)
         selection_s = time.perf_counter() - started
         after = prefilled(draft, prompt, models.chunk, len(answer.ids))
@@ -138,3 +119,11 @@ def judged(
             prefill_s=after.seconds,
             selection_s=selection_s,
         )
+
+
+def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> Tensor:
+    """Rows of the draft's whole prompt that the setting keeps; relevance counts where both see the same cells."""
+    strategy = find_strategy(setting.strategy)
+    is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
+    relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
+    return kept_of_prompt(strategy, setting.prune_ratio, whole, relevance, seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
-from vidspec_models.preservation import MOST_ROWS, RelevanceLaw, TextQueries
+from vidspec_models.preservation import RelevanceLaw, TextQueries
 from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
 from vidspec_models.video_lm import StepRows, VideoLM
 
@@ -29,18 +29,11 @@ class Prefilled:
     queries: dict[RelevanceLaw, TextQueries]
 
 
-def prefilled(
-    model: VideoLM,
-    prompt: Prompt,
-    chunk: int,
-    room: int,
-    laws: Sequence[RelevanceLaw] = (),
-    most_rows: int = MOST_ROWS,
-) -> Prefilled:
+def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[RelevanceLaw] = ()) -> Prefilled:
     """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, note the text's queries."""
-    cache = KVCache(model.decoder.geometry, prompt.num_tokens + room)
     geometry = model.decoder.geometry
-    queries = {law: TextQueries(prompt, law, geometry.num_layers, model.decoder.scale, most_rows) for law in laws}
+    cache = KVCache(geometry, prompt.num_tokens + room)
+    queries = {law: TextQueries(prompt, law, geometry.num_layers, model.decoder.scale) for law in laws}
 
     def note(layer: int, rows: Tensor) -> None:
         for each in queries.values():
@@ -52,7 +45,8 @@ def prefilled(
     logits = None
     while logits is None:
         logits = model.prefill(prompt, cache, chunk, note if laws else None)
-    _settle(logits.device)
+    if logits.is_cuda:  # kernels run behind the interpreter's back on a GPU; a clock must wait for them
+        torch.cuda.synchronize(logits.device)
     return Prefilled(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
 
 
@@ -89,9 +83,3 @@ def mean_accepted(hits: Sequence[bool], window: int) -> tuple[int, int]:
         run = next((place for place, hit in enumerate(proposed) if not hit), len(proposed))
         accepted, verifications, at = accepted + run, verifications + 1, at + run + 1
     return accepted, verifications
-
-
-def _settle(device: torch.device) -> None:
-    """Kernels run behind the interpreter's back on a GPU; a clock must wait for them."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -26,10 +26,6 @@ class Question:
     leave_after_events: int | None = None  # close the connection after so many events of the stream
     leave_after_bytes: int | None = None  # or after so many bytes of the upload
 
-    @property
-    def leaves_early(self) -> bool:
-        return self.leave_after_events is not None or self.leave_after_bytes is not None
-
     def fields(self) -> dict[str, str]:
         """The form without its video."""
         fields = {"prompt": _PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}

@@ -1,4 +1,4 @@
-"""A server of our own for the length of a block: `vidspec serve` on a free port, ended by SIGTERM."""
+"""A server of our own for the length of a block, ended by SIGTERM; and what it holds, as the kernel sees it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from vidspec_service.errors import ConfigError
 
@@ -26,6 +28,35 @@ class Server:
     url: str
     pid: int
     upload_dir: Path
+
+    def footprint(self) -> Footprint:
+        """Of the process and all below it; one that is gone meanwhile, or confined, counts nothing."""
+        root = psutil.Process(self.pid)
+        processes = [root, *root.children(recursive=True)]
+        return Footprint(
+            resident_bytes=_sum(processes, lambda process: process.memory_info().rss),
+            num_processes=len(processes),
+            num_descriptors=_sum(processes, lambda process: process.num_fds()),
+            num_files=sum(path.is_file() for path in self.upload_dir.rglob("*")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Resident memory counts what processes share in each of them: for differences, not for sums."""
+
+    resident_bytes: int
+    num_processes: int
+    num_descriptors: int
+    num_files: int  # of uploads
+
+
+def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += figure(process)
+    return total
 
 
 @asynccontextmanager
