@@ -1,98 +1,106 @@
-"""Child: a fresh interpreter that runs one of this package's worker modules and answers over a local socket.
-
-Requests and replies are MessagePack, one packet each, with file descriptors riding along. A reply starts with a byte
-that tells a value from the text of an error. The child ends when its socket closes.
-"""
+"""Child: an object in a fresh process of its own, so that its model, threads and memory disturb nobody's timings."""
 
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-import msgspec
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from vidspec_models.errors import ModelError
 from vidspec_service.errors import ConfigError
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 
-_PACKET_BYTES = 128 * 1024
-_VALUE, _ERROR = b"+", b"-"
 _GRACE_S = 5.0
+_TIMEOUT_S = 900.0
 
 
-def spawn(module: str, *words: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `python -m module FD WORDS...`; returns the process and our end of its socket."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", module, str(theirs.fileno()), *words]
-    with theirs:
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    return process, ours
+class Child(Generic[T]):
+    """One question at a time. Made by `make(*given)` in the new process, before the constructor returns.
 
+    Constructor and `ask` raise ConfigError with the words of the child's ModelError, or for its death or silence.
+    """
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process whose socket is closed; kill it if that takes too long."""
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    def __init__(self, make: Callable[..., T], *given: object) -> None:
+        context = get_context("spawn")
+        self._name = make.__name__
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make, given), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self._reply()
+        except ConfigError:
+            self.close()
+            raise
 
-
-class Child:
-    """One question at a time; used as `with Child(module) as child`."""
-
-    def __init__(self, module: str, timeout_s: float) -> None:
-        self._module = module
-        self._process, self._socket = spawn(module)
-        self._socket.settimeout(timeout_s)
-
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Child[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """The child sees the end of its socket and leaves."""
-        self._socket.close()
-        end(self._process)
+        """The child sees the end of its connection and leaves; it is killed if that takes too long."""
+        self._connection.close()
+        self._process.join(_GRACE_S)
+        self._process.kill()
+        self._process.join()
 
     @property
     def pid(self) -> int:
+        assert self._process.pid is not None
         return self._process.pid
 
-    def ask(self, request: object, kind: type[T], fds: Sequence[int] = ()) -> T:
-        """Send a request and wait for its reply; raises ConfigError with the child's words, or for its death."""
+    def ask(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method of the child's object there."""
+        with suppress(OSError):  # `_reply` tells of a child that is gone
+            self._connection.send((method, args, kwargs))
+        found: R = self._reply()
+        return found
+
+    def _reply(self) -> Any:
         try:
-            socket.send_fds(self._socket, [msgspec.msgpack.encode(request)], list(fds))
-            reply = self._socket.recv(_PACKET_BYTES)
-        except TimeoutError:
-            raise ConfigError(f"{self._module} did not answer within {self._socket.gettimeout():g} s") from None
-        except OSError:
-            reply = b""
-        if not reply:
-            raise ConfigError(f"{self._module} ended unexpectedly; its output says why")
-        if reply[:1] == _ERROR:
-            raise ConfigError(reply[1:].decode())
-        return msgspec.msgpack.decode(reply[1:], type=kind)
+            if not self._connection.poll(_TIMEOUT_S):
+                raise ConfigError(f"{self._name} did not answer within {_TIMEOUT_S:g} s")
+            is_value, reply = self._connection.recv()
+        except (EOFError, OSError):
+            raise ConfigError(f"the process of {self._name} ended unexpectedly; its output says why") from None
+        if not is_value:
+            raise ConfigError(reply)
+        return reply
 
 
-def serve(fd: int, decoder: msgspec.msgpack.Decoder[R], answer: Callable[[R, list[int]], object]) -> int:
-    """In the child: answer requests until the parent closes the socket; returns the exit code."""
+def call_in_child(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """One call, in a process that then ends."""
+    with Child(_Caller, partial(function, *args, **kwargs)) as child:
+        found: R = child.ask(_Caller.call)
+        return found
+
+
+class _Caller(Generic[R]):
+    def __init__(self, work: Callable[[], R]) -> None:
+        self._work = work
+
+    def call(self) -> R:
+        return self._work()
+
+
+def _serve(connection: Connection, make: Callable[..., object], given: tuple[object, ...]) -> None:
+    """In the child: answer until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    with socket.socket(fileno=fd) as sock:
-        while True:
-            data, fds, _, _ = socket.recv_fds(sock, _PACKET_BYTES, 1)
-            if not data:
-                return 0
-            try:
-                reply = _VALUE + msgspec.msgpack.encode(answer(decoder.decode(data), list(fds)))
-            except ModelError as error:
-                reply = _ERROR + str(error).encode()
-            sock.sendall(reply)
+    with suppress(EOFError, BrokenPipeError):
+        try:
+            made = make(*given)
+            connection.send((True, None))
+            while True:
+                method, args, kwargs = connection.recv()
+                connection.send((True, method(made, *args, **kwargs)))
+        except ModelError as error:
+            connection.send((False, str(error)))

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import psutil
 
 from vidspec_models.spec import ModelSpec
@@ -61,7 +60,8 @@ class Provenance:
         )
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
     """Where a loaded model runs, and in which numbers; only a process that imports torch can tell."""
 
     device: str

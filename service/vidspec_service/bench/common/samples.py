@@ -18,15 +18,37 @@ Interval = tuple[float, float]  # start and stop, in seconds
 class Sample:
     """Times are of the monotonic clock, as the asking process saw the tokens come."""
 
-    mode: str
-    group: int  # prompts of a group were answered together; modes are compared group by group
-    prompt: int
     ids: tuple[int, ...]
     prompt_tokens: int
     submitted: float
     first: float
     last: float
     speculation: SpeculationStats
+    mode: str = ""
+    group: int = 0  # prompts of a group were answered together; modes are compared group by group
+    prompt: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        request: GenerationRequest,
+        ids: Sequence[int],
+        prompt_tokens: int,
+        submitted: float,
+        times: Sequence[float],
+        stats: SpeculationStats | None = None,
+    ) -> Sample:
+        """Not labelled yet. Raises GenerationFailed if nothing came."""
+        if not times:
+            raise GenerationFailed(f"no token came for {request.request_id}")
+        return cls(
+            ids=tuple(ids),
+            prompt_tokens=prompt_tokens,
+            submitted=submitted,
+            first=times[0],
+            last=times[-1],
+            speculation=stats or SpeculationStats(),
+        )
 
     def facts(self) -> dict[str, object]:
         """All but the ids, so that every figure can be made again from a file."""
@@ -42,43 +64,7 @@ class Sample:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One prompt's turn in one mode."""
-
-    mode: str
-    group: int
-    prompt: int
-
-    @property
-    def request_id(self) -> str:
-        return f"{self.mode}-{self.group}-{self.prompt}"
-
-    def sample(
-        self,
-        ids: Sequence[int],
-        prompt_tokens: int,
-        submitted: float,
-        times: Sequence[float],
-        stats: SpeculationStats | None = None,
-    ) -> Sample:
-        """What came of it; raises GenerationFailed if nothing did."""
-        if not times:
-            raise GenerationFailed(f"no token came for {self.request_id}")
-        return Sample(
-            mode=self.mode,
-            group=self.group,
-            prompt=self.prompt,
-            ids=tuple(ids),
-            prompt_tokens=prompt_tokens,
-            submitted=submitted,
-            first=times[0],
-            last=times[-1],
-            speculation=stats or SpeculationStats(),
-        )
-
-
-async def ask_engine(engine: EngineClient, turn: Turn, request: GenerationRequest) -> Sample:
+async def ask_engine(engine: EngineClient, request: GenerationRequest) -> Sample:
     """Times are those of the committed tokens' arrival in this process."""
     ids: list[int] = []
     times: list[float] = []
@@ -93,7 +79,7 @@ async def ask_engine(engine: EngineClient, turn: Turn, request: GenerationReques
                 ids += event.ids
             case Finished():
                 stats = event.speculation
-    return turn.sample(ids, prompt_tokens, submitted, times, stats)
+    return Sample.of(request, ids, prompt_tokens, submitted, times, stats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""The run of `bench compression`: one child process after another, each with one configuration and the same clips.
-
-Here is also what the bench and the process of a configuration (`target.py`) say to each other.
-"""
+"""The run of `bench compression`: one child process after another, each with one configuration and the same clips."""
 
 from __future__ import annotations
 
@@ -9,18 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-import msgspec
-
 from vidspec_models.bundled import TEST_SEEDS
 from vidspec_models.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.progress import Tell
-from vidspec_service.bench.compression.scoring import Score
+from vidspec_service.bench.compression.scoring import Described, Score
 from vidspec_service.engine.types import DyCoke
-
-_TARGET = "vidspec_service.bench.compression.target"
-_TIMEOUT_S = 900.0
 
 
 class Method(StrEnum):
@@ -67,44 +59,6 @@ class CompressionOptions:
         ]
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Comes first, once; the answer is a Placement."""
-
-    spec: ModelSpec
-    threads: int
-    dycoke: DyCoke
-    max_tokens: int
-
-
-class Describe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A caption of a test scene at so many frames; what is timed."""
-
-    seed: int
-    frames: int
-
-
-class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; bytes are of keys and values at the last token, `peak_bytes` of the process (or the device) so far."""
-
-    score: Score
-    prompt_tokens: int
-    video_tokens: int
-    num_tokens: int
-    prepare_s: float  # template, vision tower, embedding
-    prefill_s: float  # merging and the language model's prefill
-    decode_s: float  # of all tokens but the first
-    stored_bytes: int
-    attended_bytes: int
-    peak_bytes: int
-
-
-class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All questions about a test scene; comes after every `Describe`, for it needs more memory."""
-
-    seed: int
-    frames: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """One configuration; clips in the same order everywhere."""
@@ -120,22 +74,23 @@ class Measured:
 
 def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Tell) -> tuple[list[Measured], Placement]:
     """Everything that was seen, and where the model ran. Raises ConfigError with a child's words."""
+    from vidspec_service.bench.compression.target import CompressedTarget  # torch
+
     configurations, seeds = options.configurations(), TEST_SEEDS[: options.num_clips]
     total = 2 * len(seeds) * len(configurations)
     found, placement, done = [], None, 0
     for configuration in configurations:
         name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
         captions, questions = list[Described](), list[Score]()
-        with Child(_TARGET, _TIMEOUT_S) as child:
-            load = Load(spec=spec, threads=threads, dycoke=configuration.dycoke, max_tokens=options.max_tokens)
-            placement = child.ask(load, Placement)
+        with Child(CompressedTarget, spec, threads, configuration.dycoke, options.max_tokens) as child:
+            placement = child.ask(CompressedTarget.placement)
             for seed in seeds:
                 tell(f"{name}: captions", done + len(captions), total)
-                captions.append(child.ask(Describe(seed=seed, frames=frames), Described))
+                captions.append(child.ask(CompressedTarget.describe, seed, frames))
             done += len(captions)
-            for seed in seeds:
+            for seed in seeds:  # after all captions, for it needs more memory
                 tell(f"{name}: questions", done + len(questions), total)
-                questions.append(child.ask(Question(seed=seed, frames=frames), Score))
+                questions.append(child.ask(CompressedTarget.question, seed, frames))
             done += len(questions)
         found.append(Measured(configuration=configuration, captions=captions, questions=questions))
     assert placement is not None, "options without a configuration"

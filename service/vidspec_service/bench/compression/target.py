@@ -5,12 +5,10 @@ A process of its own because a process's peak memory never falls again.
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import torch
 from tokenizers import Tokenizer
 
@@ -21,15 +19,14 @@ from vidspec_models.decoder import Decoder
 from vidspec_models.inputs import Prompt
 from vidspec_models.kv_cache import KVCache
 from vidspec_models.loading import load_model, tokenizer_file
+from vidspec_models.spec import ModelSpec
 from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
 from vidspec_models.video_lm import StepRows
-from vidspec_service.bench.common.child import serve
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.compression.run import Describe, Described, Load, Question
-from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
+from vidspec_service.bench.compression.scoring import Described, Score, score_answer, score_caption
 from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import VideoInput
+from vidspec_service.engine.types import DyCoke, VideoInput
 
 _PREFILL_ROWS = 512
 _ANSWER_TOKENS = 8
@@ -40,21 +37,23 @@ _RESET_PEAK_RSS = "5"  # see proc_pid_clear_refs(5)
 class CompressedTarget:
     """One clip at a time, greedy, one row a forward: the compressed target's own text."""
 
-    def __init__(self, load: Load) -> None:
-        torch.set_num_threads(load.threads)
-        self._model = load_model(load.spec)
-        self._tokenizer = Tokenizer.from_file(tokenizer_file(load.spec))
-        self._dycoke = load.dycoke
-        self._max_tokens = load.max_tokens
+    def __init__(self, spec: ModelSpec, threads: int, dycoke: DyCoke, max_tokens: int) -> None:
+        torch.set_num_threads(threads)
+        self._model = load_model(spec)
+        self._tokenizer = Tokenizer.from_file(tokenizer_file(spec))
+        self._dycoke = dycoke
+        self._max_tokens = max_tokens
         self._sampler = CoupledSampler(SamplingLaw())
-        self.placement = Placement.of(self._model)
         prompt = self._merged(self._prepared(scene_video(0, 5), CAPTION_PROMPT))
         self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
         forget_peak()
 
-    def describe(self, request: Describe) -> Described:
-        """Caption a clip."""
-        video = scene_video(request.seed, request.frames)
+    def placement(self) -> Placement:
+        return Placement.of(self._model)
+
+    def describe(self, seed: int, frames: int) -> Described:
+        """Caption a test scene at so many frames; what is timed."""
+        video = scene_video(seed, frames)
         began = time.perf_counter()
         whole = self._prepared(video, CAPTION_PROMPT)
         prepared = time.perf_counter()
@@ -63,7 +62,7 @@ class CompressedTarget:
         ids, first = self._answer(prompt, cache, self._max_tokens)
         ended = time.perf_counter()
         return Described(
-            score=score_caption(sample_scene(request.seed), self._tokenizer.decode(ids)),
+            score=score_caption(sample_scene(seed), self._tokenizer.decode(ids)),
             prompt_tokens=prompt.num_tokens,
             video_tokens=prompt.num_video_tokens,
             num_tokens=len(ids),
@@ -75,16 +74,16 @@ class CompressedTarget:
             peak_bytes=self._peak_bytes(),
         )
 
-    def question(self, request: Question) -> Score:
-        """Ask everything about a clip; its video is prefilled once."""
-        prompt = self._merged(self._prepared(scene_video(request.seed, request.frames), CAPTION_PROMPT))
+    def question(self, seed: int, frames: int) -> Score:
+        """Ask everything about a test scene; its video is prefilled once."""
+        prompt = self._merged(self._prepared(scene_video(seed, frames), CAPTION_PROMPT))
         num_common = prompt.num_tokens - len(text_behind_video(prompt))
         seen = self._cache(num_common)
         while seen.length < num_common:
             self._model.prefill(prompt, seen, min(_PREFILL_ROWS, num_common - seen.length))
-        still = scene_video(request.seed, 1)
+        still = scene_video(seed, 1)
         total = Score()
-        for asked in questions(sample_scene(request.seed)):
+        for asked in questions(sample_scene(seed)):
             text = text_behind_video(self._prepared(still, asked.text))
             about = with_text(prompt, text, self._model.decoder)
             cache = self._cache(about.num_tokens + _ANSWER_TOKENS)
@@ -170,19 +169,3 @@ def peak_rss_bytes() -> int:
     """Since the peak was forgotten; `getrusage` would count loading, and the parent that this was forked from."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
-
-
-class _Peer:
-    def __init__(self) -> None:
-        self._target: CompressedTarget | None = None
-
-    def __call__(self, message: Load | Describe | Question, _: list[int]) -> Placement | Described | Score:
-        if isinstance(message, Load):
-            self._target = CompressedTarget(message)
-            return self._target.placement
-        assert self._target is not None
-        return self._target.describe(message) if isinstance(message, Describe) else self._target.question(message)
-
-
-if __name__ == "__main__":
-    sys.exit(serve(int(sys.argv[1]), msgspec.msgpack.Decoder(Load | Describe | Question), _Peer()))

@@ -16,7 +16,7 @@ from vidspec_models.bundled import TEST_SEEDS
 from vidspec_models.preservation import find_strategy, kept_of_prompt, pruned
 from vidspec_service.bench.common.progress import Tell
 from vidspec_service.bench.common.report import Row
-from vidspec_service.bench.common.samples import Sample, Turn, ask_engine, decoding
+from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.pruning.judging import LoadedPair
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
@@ -155,14 +155,13 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     samples: list[Sample] = []
     async with EngineClient(config, Metrics(CollectorRegistry())) as engine:
         for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
-            turn = Turn(mode=config.speculation, group=group, prompt=clip)
             request = GenerationRequest(
-                request_id=turn.request_id,
+                request_id=f"pruning-{group}",
                 messages=about_video(CAPTION_PROMPT),
                 videos=(scene_video(TEST_SEEDS[clip]),),
                 max_tokens=options.max_tokens,
                 speculation=config.speculation,
             )
-            sample = await ask_engine(engine, turn, request)
-            samples += [sample] if group >= 0 else []
+            sample = await ask_engine(engine, request)
+            samples += [replace(sample, group=group)] if group >= 0 else []
     return decoding(samples).rate

@@ -7,14 +7,14 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 from prometheus_client import CollectorRegistry
 
 from vidspec_service.bench.common.facts import num_cores, spec_of
 from vidspec_service.bench.common.progress import Tell
-from vidspec_service.bench.common.samples import Interval, Sample, Turn
+from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
 from vidspec_service.bench.speed.contenders import BenchPrompt, Contender, EngineContender, StockContender, make_prompts
 from vidspec_service.bench.speed.costs import alone_config
@@ -132,8 +132,8 @@ class Run:
         return [task.result() for task in found]
 
     async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
-        turn = Turn(mode=mode, group=group, prompt=prompt.index)
-        return await self._contenders[mode].answer(turn, prompt.request(mode, turn, self._options))
+        sample = await self._contenders[mode].answer(prompt.request(mode, group, self._options))
+        return replace(sample, mode=mode, group=group, prompt=prompt.index)
 
 
 def rotated(modes: Sequence[Mode], by: int) -> list[Mode]:

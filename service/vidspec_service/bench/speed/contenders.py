@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,17 +14,13 @@ from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
 from vidspec_models.spec import ModelSpec
 from vidspec_models.synthetic.recipe import prompt_text
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.samples import Sample, Turn, ask_engine
+from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.speed.costs import WORKER
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
-from vidspec_service.bench.speed.worker import StockLoad, StockReply, StockRequest
+from vidspec_service.bench.speed.worker import Stock
 from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.payload import write_payload
 from vidspec_service.engine.types import GenerationRequest, VideoInput
 from vidspec_service.errors import GenerationFailed
-
-_STOCK_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +31,10 @@ class BenchPrompt:
     text: str
     video: VideoInput
 
-    def request(self, mode: Mode, turn: Turn, options: SpeedOptions) -> GenerationRequest:
+    def request(self, mode: Mode, group: int, options: SpeedOptions) -> GenerationRequest:
         """The same for every mode but for how it speculates; each prompt has a seed of its own."""
         return GenerationRequest(
-            request_id=turn.request_id,
+            request_id=f"{mode}-{group}-{self.index}",
             messages=about_video(self.text),
             videos=(self.video,),
             max_tokens=options.max_tokens,
@@ -84,7 +79,7 @@ class Contender(Protocol):
         """Its processes."""
         ...
 
-    async def answer(self, turn: Turn, request: GenerationRequest) -> Sample:
+    async def answer(self, request: GenerationRequest) -> Sample:
         """Generate once."""
         ...
 
@@ -98,21 +93,20 @@ class EngineContender:
     def pids(self) -> list[int]:
         return [pid for pid in self._engine.worker_pids().values() if pid is not None]
 
-    async def answer(self, turn: Turn, request: GenerationRequest) -> Sample:
-        return await ask_engine(self._engine, turn, request)
+    async def answer(self, request: GenerationRequest) -> Sample:
+        return await ask_engine(self._engine, request)
 
 
 class StockContender:
     """Stock transformers in a process of its own, one request at a time: `generate` has no continuous batching."""
 
     def __init__(self, spec: ModelSpec, threads: int) -> None:
-        self._load = StockLoad(spec=spec, threads=threads)
-        self._child: Child | None = None
+        self._spec, self._threads = spec, threads
+        self._child: Child[Stock] | None = None
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> StockContender:
-        self._child = await asyncio.to_thread(Child, WORKER, _STOCK_TIMEOUT_S)
-        await asyncio.to_thread(self._child.ask, self._load, StockReply)
+        self._child = await asyncio.to_thread(Child, Stock, self._spec, self._threads)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -123,20 +117,11 @@ class StockContender:
     def pids(self) -> list[int]:
         return [self._child.pid] if self._child is not None else []
 
-    async def answer(self, turn: Turn, request: GenerationRequest) -> Sample:
+    async def answer(self, request: GenerationRequest) -> Sample:
         """Times are those of the tokens in the child: its way here is not `generate`'s fault."""
-        submitted = time.monotonic()
-        async with self._lock:
-            reply = await asyncio.to_thread(self._ask, request)
-        return turn.sample(reply.ids, reply.prompt_tokens, submitted, reply.token_times)
-
-    def _ask(self, request: GenerationRequest) -> StockReply:
         if self._child is None:
             raise GenerationFailed("the stock process was not started")
-        payload = write_payload(request.messages, request.videos)
-        try:
-            assert request.max_tokens is not None, "stock `generate` has no limit of its own"
-            asked = StockRequest(max_tokens=request.max_tokens, sampling=request.sampling)
-            return self._child.ask(asked, StockReply, (payload,))
-        finally:
-            os.close(payload)
+        submitted = time.monotonic()
+        async with self._lock:
+            found = await asyncio.to_thread(self._child.ask, Stock.answer, request)
+        return Sample.of(request, found.ids, found.prompt_tokens, submitted, found.token_times)

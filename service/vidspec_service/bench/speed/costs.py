@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from statistics import fmean
 
 import numpy as np
 
-from vidspec_models.spec import ModelSpec
-from vidspec_service.bench.common.child import Child, end, spawn
+from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode
-from vidspec_service.bench.speed.worker import Forwards, ForwardsRequest
+from vidspec_service.bench.speed.worker import Forwards, echo, time_forwards
 from vidspec_service.engine.channels import Channel, wait_readable
 from vidspec_service.engine.messages import Proposal, Verdict
 from vidspec_service.engine.policy import Plan, StepCosts, best_plan
 from vidspec_service.engine.types import EngineConfig, SpeculationMode
 from vidspec_service.errors import ConfigError
 
-WORKER = "vidspec_service.bench.speed.worker"
 _TARGET_ROWS, _DRAFT_ROWS = (1, 2, 5, 9, 17), (1,)
-_REPEATS = 60
-_TIMEOUT_S = 900.0
 _EXCHANGES, _WARM_UP = 2000, 200
-_START_S, _ANSWER_S = 60.0, 5.0
+_START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
 _LEAST_GAIN_AUTO = 1.05  # as in `engine/speculation.py`
 
 
@@ -72,31 +70,28 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...] = _TARGE
     """The target's forwards over so many rows, the draft's over one, none beside another. Raises ConfigError."""
     threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
     spec = spec_of(pair.target, "target")
-    target = alone = probe_forwards(spec, threads["target"], context, rows)
+    target = alone = call_in_child(time_forwards, spec, threads["target"], context, rows)
     if threads["target"] != threads_alone:
-        alone = probe_forwards(spec, threads_alone, context, rows)
+        alone = call_in_child(time_forwards, spec, threads_alone, context, rows)
     draft = None
     if pair.draft is not None:
-        draft = probe_forwards(spec_of(pair.draft, "draft"), threads["draft"], context, _DRAFT_ROWS)
+        draft = call_in_child(time_forwards, spec_of(pair.draft, "draft"), threads["draft"], context, _DRAFT_ROWS)
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
-
-
-def probe_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> Forwards:
-    """Time one model, in a fresh process."""
-    request = ForwardsRequest(spec=spec, threads=threads, context=context, rows=rows, repeats=_REPEATS)
-    with Child(WORKER, _TIMEOUT_S) as child:
-        return child.ask(request, Forwards)
 
 
 def measure_round_trip(num_exchanges: int = _EXCHANGES) -> RoundTrip:
     """Proposal out, Verdict back, over the channel that joins draft and target; both sides sleep between messages."""
-    process, sock = spawn(WORKER, "echo")
-    channel = Channel(sock)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = get_context("spawn").Process(target=echo, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    channel = Channel(ours)
     try:
         times = [_exchange(channel, position) for position in range(_WARM_UP + num_exchanges)][_WARM_UP:]
     finally:
         channel.close()
-        end(process)
+        process.join(_END_S)
+        process.kill()
     p50, p99 = np.percentile(times, (50, 99))
     return RoundTrip(p50_s=float(p50), p99_s=float(p99), num_exchanges=num_exchanges)
 
@@ -116,7 +111,7 @@ def _exchange(channel: Channel, position: int) -> float:
     wait_readable([channel], _ANSWER_S if position else _START_S)
     received = channel.receive()
     if received is None or not isinstance(received[0], Verdict):
-        raise ConfigError(f"{WORKER} did not answer")
+        raise ConfigError("the far end of the channel did not answer")
     return time.perf_counter() - started
 
 

@@ -16,22 +16,20 @@ from tempfile import TemporaryDirectory
 
 from vidspec_models.synthetic.recipe import Oracle, Recipe
 from vidspec_models.synthetic.shapes import SHAPES
-from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.progress import Tell
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.activity import Activity
 from vidspec_service.bench.speed.comparison import Comparison, Run, open_contenders
-from vidspec_service.bench.speed.costs import WORKER, ProbedCosts, measure_round_trip, probe_costs, typical_context
+from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
 from vidspec_service.bench.speed.report import Measurements
 from vidspec_service.bench.speed.roofline import SyntheticFacts, roofline, synthetic_notes
-from vidspec_service.bench.speed.worker import BandwidthReply, BandwidthRequest, Forwards
+from vidspec_service.bench.speed.worker import Forwards, time_copies
 from vidspec_service.engine.types import EngineConfig, WorkerConfig
 
 _ROWS = (1, 2, 4, 9, 17)
-_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}
-_BANDWIDTH_TIMEOUT_S = 120.0
 
 
 def measure_synthetic(
@@ -114,7 +112,7 @@ def _facts(asked: SyntheticOptions, costs: ProbedCosts) -> SyntheticFacts:
     if costs.draft is not None:
         probed["draft"] = (shapes.draft, costs.draft)
     rooflines = {
-        role: roofline(shape, forwards, costs.context, measure_bandwidth(forwards))
+        role: roofline(shape, forwards, costs.context, _bandwidth(forwards))
         for role, (shape, forwards) in probed.items()
     }
     return SyntheticFacts(
@@ -127,10 +125,6 @@ def _facts(asked: SyntheticOptions, costs: ProbedCosts) -> SyntheticFacts:
     )
 
 
-def measure_bandwidth(forwards: Forwards) -> float:
-    """Bytes per second of the device of these forwards, with as many threads; of several, one reads at a time."""
-    device = forwards.device.partition(",")[0]
-    num_bytes = _COPIED_BYTES[device.partition(":")[0]]
-    request = BandwidthRequest(device=device, num_bytes=num_bytes, threads=forwards.threads)
-    with Child(WORKER, _BANDWIDTH_TIMEOUT_S) as child:
-        return child.ask(request, BandwidthReply).bytes_per_s
+def _bandwidth(forwards: Forwards) -> float:
+    """Of the device of these forwards, with as many threads; of several, one reads at a time."""
+    return call_in_child(time_copies, forwards.device.partition(",")[0], forwards.threads)

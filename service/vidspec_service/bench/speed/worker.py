@@ -1,132 +1,62 @@
-"""Child processes of `bench speed`: stock `generate`, timed forwards, bandwidth, or the channel's far end.
-
-`python -m ... FD` answers the messages below; `python -m ... FD echo` answers every Proposal with a Verdict.
-"""
+"""What runs in child processes of `bench speed`: stock `generate`, timed forwards, a device's bandwidth, an echo."""
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import socket
 import statistics
-import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from vidspec_models.spec import ModelSpec
-from vidspec_service.bench.common.child import serve
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.engine.channels import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.messages import Proposal, Verdict
-from vidspec_service.engine.types import SamplingParams
+from vidspec_service.engine.types import GenerationRequest
 
 if TYPE_CHECKING:
-    from vidspec_models.stock import StockGenerator
-    from vidspec_models.synthetic_stock import RandomStock
+    from vidspec_models.stock import StockAnswer
 
-_WARM_UP = 5
+_WARM_UP, _REPEATS = 5, 60
 _COPIES = 12
+_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}  # far more than caches hold
 _PATIENCE_S = 60.0
 
 
-class StockLoad(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Stock transformers' target; comes first, once."""
+class Stock:
+    """Stock transformers on the target."""
 
-    spec: ModelSpec
-    threads: int
+    def __init__(self, spec: ModelSpec, threads: int) -> None:
+        import torch
 
+        from vidspec_models.synthetic_stock import load_stock
 
-class StockRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One generation; conversation and frames lie in the payload that comes with it."""
+        torch.set_num_threads(threads)
+        self._generator = load_stock(spec)
 
-    max_tokens: int
-    sampling: SamplingParams
+    def answer(self, request: GenerationRequest) -> StockAnswer:
+        """One generation."""
+        from vidspec_models.token_sampling import SamplingLaw
+        from vidspec_service.engine.conversion import model_inputs
 
-
-class StockReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Empty after loading; times are of the monotonic clock."""
-
-    ids: tuple[int, ...] = ()
-    prompt_tokens: int = 0
-    token_times: tuple[float, ...] = ()
-
-
-class ForwardsRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Which model on how many threads, and which forwards."""
-
-    spec: ModelSpec
-    threads: int
-    context: int  # rows in the cache before each forward
-    rows: tuple[int, ...]
-    repeats: int
+        asked = request.sampling
+        law = SamplingLaw(temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, seed=asked.seed)
+        assert request.max_tokens is not None, "stock `generate` has no limit of its own"
+        return self._generator.answer(*model_inputs(request.messages, request.videos), request.max_tokens, law)
 
 
-class Forwards(Placement, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwards(Placement):
     """One model as probed on its own: median seconds of a forward over n rows, token choice included, as in a step."""
 
     threads: int
     seconds: dict[int, float]
 
 
-class BandwidthRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A device as `Forwards.device` names it, and how much to copy: far more than its caches hold."""
-
-    device: str
-    num_bytes: int
-    threads: int
-
-
-class BandwidthReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per second, read and written ones together; the best of several copies."""
-
-    bytes_per_s: float
-
-
-Request = StockLoad | StockRequest | ForwardsRequest | BandwidthRequest
-
-
-class _Peer:
-    def __init__(self) -> None:
-        self._generator: StockGenerator | RandomStock | None = None
-
-    def __call__(self, message: Request, fds: list[int]) -> StockReply | Forwards | BandwidthReply:
-        match message:
-            case StockLoad():
-                self._generator = _load_stock(message)
-                return StockReply()
-            case StockRequest():
-                assert self._generator is not None
-                return _generate(self._generator, message, fds[0])
-            case ForwardsRequest():
-                return time_forwards(message)
-            case BandwidthRequest():
-                return _copy(message)
-
-
-def _load_stock(message: StockLoad) -> StockGenerator | RandomStock:
-    import torch
-
-    from vidspec_models.synthetic_stock import load_stock
-
-    torch.set_num_threads(message.threads)
-    return load_stock(message.spec)
-
-
-def _generate(generator: StockGenerator | RandomStock, request: StockRequest, payload_fd: int) -> StockReply:
-    from vidspec_models.token_sampling import SamplingLaw
-    from vidspec_service.engine.conversion import model_inputs
-    from vidspec_service.engine.payload import read_payload
-
-    params = request.sampling
-    law = SamplingLaw(temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, seed=params.seed)
-    turns, videos = model_inputs(*read_payload(payload_fd))
-    found = generator.answer(turns, videos, request.max_tokens, law)
-    return StockReply(ids=found.ids, prompt_tokens=found.prompt_tokens, token_times=found.token_times)
-
-
-def time_forwards(request: ForwardsRequest) -> Forwards:
-    """Load and time. The row counts take turns, so that a disturbance meets all of them."""
+def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> Forwards:
+    """With `context` rows in the cache. The row counts take turns, so that a disturbance meets all of them."""
     import torch
 
     from vidspec_models.kv_cache import KVCache
@@ -134,13 +64,13 @@ def time_forwards(request: ForwardsRequest) -> Forwards:
     from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
     from vidspec_models.video_lm import StepRows
 
-    torch.set_num_threads(request.threads)
-    model = load_model(request.spec)
-    context = min(request.context, model.context_length - max(request.rows))
-    cache = KVCache(model.decoder.geometry, context + max(request.rows))
+    torch.set_num_threads(threads)
+    model = load_model(spec)
+    context = min(context, model.context_length - max(rows))
+    cache = KVCache(model.decoder.geometry, context + max(rows))
     sampler = CoupledSampler(SamplingLaw())
-    times: dict[int, list[float]] = {num_rows: [] for num_rows in request.rows}
-    for turn in range(_WARM_UP + request.repeats):
+    times: dict[int, list[float]] = {num_rows: [] for num_rows in rows}
+    for turn in range(_WARM_UP + _REPEATS):
         for num_rows, measured in times.items():
             cache.length = context
             started = time.perf_counter()
@@ -148,19 +78,17 @@ def time_forwards(request: ForwardsRequest) -> Forwards:
             sampler.choose(logits[0], 0)
             if turn >= _WARM_UP:
                 measured.append(time.perf_counter() - started)
-    return Forwards(
-        threads=request.threads,
-        seconds={num_rows: statistics.median(measured) for num_rows, measured in times.items()},
-        **msgspec.structs.asdict(Placement.of(model)),
-    )
+    medians = {num_rows: statistics.median(measured) for num_rows, measured in times.items()}
+    return Forwards(threads=threads, seconds=medians, **dataclasses.asdict(Placement.of(model)))
 
 
-def _copy(request: BandwidthRequest) -> BandwidthReply:
-    """A large copy, which reads every byte and writes it once, again and again."""
+def time_copies(device: str, threads: int) -> float:
+    """Bytes per second, read and written ones together, of the best of several large copies on a device."""
     import torch
 
-    torch.set_num_threads(request.threads)
-    source = torch.ones(request.num_bytes, dtype=torch.uint8, device=request.device)
+    torch.set_num_threads(threads)
+    num_bytes = _COPIED_BYTES[device.partition(":")[0]]
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)
 
     def copied_s() -> float:
@@ -170,14 +98,13 @@ def _copy(request: BandwidthRequest) -> BandwidthReply:
             torch.cuda.synchronize(copy.device)
         return time.perf_counter() - started
 
-    best = min([copied_s() for _ in range(_COPIES)][1:])
-    return BandwidthReply(bytes_per_s=2 * request.num_bytes / best)
+    return 2 * num_bytes / min([copied_s() for _ in range(_COPIES)][1:])
 
 
-def _echo(fd: int) -> int:
-    """Until the channel closes."""
+def echo(sock: socket.socket) -> None:
+    """The far end of the channel round trip: a Verdict for every Proposal, until the channel closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    channel = Channel(socket.socket(fileno=fd))
+    channel = Channel(sock)
     try:
         while True:
             wait_readable([channel], _PATIENCE_S)
@@ -186,9 +113,4 @@ def _echo(fd: int) -> int:
                 if isinstance(message, Proposal):
                     channel.send(Verdict(request_id=message.request_id, start=message.start, ids=message.ids, room=16))
     except ChannelClosed:
-        return 0
-
-
-if __name__ == "__main__":
-    _fd = int(sys.argv[1])
-    sys.exit(_echo(_fd) if sys.argv[2:] == ["echo"] else serve(_fd, msgspec.msgpack.Decoder(Request), _Peer()))
+        return

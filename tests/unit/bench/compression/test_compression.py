@@ -17,8 +17,8 @@ from vidspec_models.bundled.attributes import BACKGROUND_NAMES
 from vidspec_service.bench.common.facts import Placement, Provenance
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.compression.report import compression_report, results
-from vidspec_service.bench.compression.run import CompressionOptions, Configuration, Described, Measured, Method
-from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
+from vidspec_service.bench.compression.run import CompressionOptions, Configuration, Measured, Method
+from vidspec_service.bench.compression.scoring import Described, Score, score_answer, score_caption
 from vidspec_service.bench.compression.target import peak_rss_bytes, text_behind_video, with_text
 from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import UsageError, parse
