@@ -19,8 +19,7 @@ from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
 
 if TYPE_CHECKING:
-    from vidspec_service.bench.common.progress import Tell
-    from vidspec_service.bench.common.report import Report
+    from vidspec_service.bench.common.report import Report, Tell
     from vidspec_service.settings import Settings
 
 _DEFAULTS = CompressionOptions()

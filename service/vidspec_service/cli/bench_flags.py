@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from vidspec_service.bench.common.progress import Tell, progress
-from vidspec_service.bench.common.report import Report, require_matplotlib
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vidspec_service.bench.common.report import Report, Tell, require_matplotlib
 from vidspec_service.errors import ConfigError
 
 
@@ -67,3 +70,18 @@ def run_bench(args: argparse.Namespace, measure: Callable[[str, Tell], Report]) 
     report.show()
     report.write(vars(args))
     return report
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """A bar on a terminal's stderr, drawn when told something only: a thread that draws would disturb what is timed."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(text: str, done: int, total: int) -> None:
+            bar.update(task, description=text, completed=done, total=total or None, refresh=True)
+
+        yield tell

@@ -25,8 +25,7 @@ from vidspec_service.settings.derived import BUNDLED
 from vidspec_service.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from vidspec_service.bench.common.progress import Tell
-    from vidspec_service.bench.common.report import Report
+    from vidspec_service.bench.common.report import Report, Tell
 
 _DEFAULTS, _RANDOM = SpeedOptions(), SyntheticOptions()
 _MODES = tuple(mode.value for mode in Mode)

@@ -8,7 +8,7 @@ import pytest
 
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
-from vidspec_service.bench.speed.synthetic import measure_synthetic
+from vidspec_service.bench.speed.run import measure_synthetic
 from vidspec_service.engine.types import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
@@ -36,7 +36,7 @@ def test_acceptance_is_imposed_and_changes_no_id() -> None:
     serial = found["modes"][Mode.SERIAL]
     assert serial["num_tokens"] == 600
     assert serial["acceptance_rate"] == pytest.approx(0.7, abs=0.12)
-    assert set(found["synthetic"].rooflines) == {"target", "draft"}
+    assert set(found["synthetic"]["rooflines"]) == {"target", "draft"}
     assert set(found["costs"].target.seconds) == {1, 2, 4, 9, 17}
     assert json.loads(report.to_json())["synthetic"]["acceptance"] == 0.7
     assert found["models"]["target"]["model"] == "shape of a target"

@@ -6,11 +6,11 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -25,20 +25,6 @@ if TYPE_CHECKING:
 _LIBRARIES = ("torch", "transformers")
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
 _CPU_INFO = Path("/proc/cpuinfo")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """The processor and what of it matters to matrix products."""
-
-    cpu: str
-    cores: int  # that this process may use
-    memory_gib: float
-    flags: tuple[str, ...]
-    has_amx: bool
-    has_avx512: bool
-    platform: str
-    accelerators: Mapping[str, str] = field(default_factory=dict)  # device to product name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +69,20 @@ class Placement:
         )
 
 
-def hardware(*placements: Placement) -> Hardware:
+def hardware(*placements: Placement) -> dict[str, Any]:
     """This machine, with the accelerators on which these models ran."""
     fields = cpu_fields(_CPU_INFO.read_text(encoding="utf-8")) if _CPU_INFO.exists() else {}
     present = set(fields.get("flags", "").split())
-    return Hardware(
-        cpu=fields.get("model name") or platform.processor() or platform.machine(),
-        cores=num_cores(),
-        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        flags=tuple(flag for flag in _FLAGS if flag in present),
-        has_amx="amx_tile" in present,
-        has_avx512="avx512f" in present,
-        platform=platform.platform(),
-        accelerators={each.device: each.device_name for each in placements if each.device_name},
-    )
+    return {
+        "cpu": fields.get("model name") or platform.processor() or platform.machine(),
+        "cores": num_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "flags": [flag for flag in _FLAGS if flag in present],  # those that matter to matrix products
+        "has_amx": "amx_tile" in present,
+        "has_avx512": "avx512f" in present,
+        "platform": platform.platform(),
+        "accelerators": {each.device: each.device_name for each in placements if each.device_name},
+    }
 
 
 def cpu_fields(text: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from vidspec_service.bench.common.facts import Hardware, Provenance
+from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.errors import ConfigError
 
 _QUIET_LOAD = 0.3  # per core
@@ -22,6 +22,7 @@ _LEAST_WIDTH = 148  # a table that is wrapped by the terminal is still whole
 _SIGNATURE_WIDTH = 180
 _DASH = "-"
 
+Tell = Callable[[str, int, int], None]  # what is going on, parts done, parts in all (0: unknown)
 Row = dict[str, Any]  # one line of results under its JSON keys
 
 
@@ -40,7 +41,7 @@ class Report:
     bench: str
     baseline: str
     provenance: Provenance
-    hardware: Hardware
+    hardware: Row  # of `facts.hardware`
     subject: str  # the models or libraries, for a plot's signature
     facts: Mapping[str, str]  # what else was fixed, by label
     figures: Mapping[str, Any]  # as they go into the JSON file
@@ -64,8 +65,9 @@ class Report:
     def renderables(self) -> Iterator[RenderableType]:
         """Facts first, then the tables, then a warning if the machine was not quiet."""
         machine, load = self.hardware, self.provenance.load_average
-        yield f"hardware  {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; {' '.join(machine.flags)}"
-        for device, name in machine.accelerators.items():
+        form = "hardware  {cpu}, {cores} cores, {memory_gib} GiB; "
+        yield form.format(**machine) + " ".join(machine["flags"])
+        for device, name in machine["accelerators"].items():
             yield f"          {device} {name}"
         labelled = {
             "versions": self._versions,
@@ -76,9 +78,9 @@ class Report:
         for label, text in labelled.items():
             yield f"{label:<9} {text}"
         yield from self.body
-        if load > _QUIET_LOAD * machine.cores:
+        if load > _QUIET_LOAD * machine["cores"]:
             yield (
-                f"WARNING: load average {load:.2f} on {machine.cores} cores before the run: "
+                f"WARNING: load average {load:.2f} on {machine['cores']} cores before the run: "
                 "others were at work, these timings are not to be trusted"
             )
 
@@ -102,7 +104,7 @@ class Report:
         figure = Figure(figsize=picture.size, dpi=150, layout="constrained")
         picture.draw(figure)
         lines = (
-            f"{self.hardware.cpu}, {self.hardware.cores} cores; {self.subject}",
+            "{cpu}, {cores} cores; {}".format(self.subject, **self.hardware),
             f"{self._versions}; baseline: {self.baseline}",
             *wrap(self.provenance.command, _SIGNATURE_WIDTH),
         )

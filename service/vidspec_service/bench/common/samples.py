@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from vidspec_service.engine.client import EngineClient
@@ -21,34 +21,23 @@ class Sample:
     ids: tuple[int, ...]
     prompt_tokens: int
     submitted: float
-    first: float
-    last: float
-    speculation: SpeculationStats
+    times: tuple[float, ...]  # of what was committed together
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
     mode: str = ""
     group: int = 0  # prompts of a group were answered together; modes are compared group by group
     prompt: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        request: GenerationRequest,
-        ids: Sequence[int],
-        prompt_tokens: int,
-        submitted: float,
-        times: Sequence[float],
-        stats: SpeculationStats | None = None,
-    ) -> Sample:
-        """Not labelled yet. Raises GenerationFailed if nothing came."""
-        if not times:
-            raise GenerationFailed(f"no token came for {request.request_id}")
-        return cls(
-            ids=tuple(ids),
-            prompt_tokens=prompt_tokens,
-            submitted=submitted,
-            first=times[0],
-            last=times[-1],
-            speculation=stats or SpeculationStats(),
-        )
+    def __post_init__(self) -> None:
+        if not self.times:
+            raise GenerationFailed("no token came")
+
+    @property
+    def first(self) -> float:
+        return self.times[0]
+
+    @property
+    def last(self) -> float:
+        return self.times[-1]
 
     def facts(self) -> dict[str, object]:
         """All but the ids, so that every figure can be made again from a file."""
@@ -79,7 +68,9 @@ async def ask_engine(engine: EngineClient, request: GenerationRequest) -> Sample
                 ids += event.ids
             case Finished():
                 stats = event.speculation
-    return Sample.of(request, ids, prompt_tokens, submitted, times, stats)
+    return Sample(
+        ids=tuple(ids), prompt_tokens=prompt_tokens, submitted=submitted, times=tuple(times), speculation=stats
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from vidspec_models.bundled import TEST_SEEDS
 from vidspec_models.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.progress import Tell
+from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.compression.scoring import Described, Score
 from vidspec_service.engine.types import DyCoke
 

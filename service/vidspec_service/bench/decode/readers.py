@@ -1,15 +1,9 @@
-"""The ways to get frames that are compared, and the process that times one.
-
-`python -m ... READER CLIP REPEATS INDEX...` prints JSON. Timed are repeated reads of the same frames after one that
-is not counted; starting and importing are not.
-"""
+"""The ways to get frames that are compared: each reads numbered frames of a file as RGB pictures, and is timed."""
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -20,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidspec_service.bench.common.report import Row
 from vidspec_service.decoding.frame_request import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 
 GRID = 8  # each picture is told by the means of so many squares a side
 
 Pictures = list[NDArray[np.uint8]]  # each [H, W, 3]
-Read = Callable[[str, Sequence[int]], Pictures]  # a file and frame numbers to RGB pictures
 
 
 class Reader(StrEnum):
@@ -45,12 +39,7 @@ class Reader(StrEnum):
         return self in (Reader.CHILD, Reader.POOL, Reader.COLD)
 
 
-MODULES = {
-    Reader.OPENCV: "cv2",
-    Reader.OPENCV_SEEK: "cv2",
-    Reader.TORCHCODEC: "torchcodec",
-    Reader.DECORD: "decord",
-}
+MODULES = {Reader.OPENCV: "cv2", Reader.OPENCV_SEEK: "cv2", Reader.TORCHCODEC: "torchcodec", Reader.DECORD: "decord"}
 
 
 def is_installed(reader: Reader) -> bool:
@@ -65,19 +54,11 @@ def means(picture: NDArray[np.uint8]) -> list[float]:
     return [round(float(value), 2) for value in squares.mean(axis=(1, 3, 4)).ravel()]
 
 
-def _main() -> None:
-    """Measure and print, or print why not."""
-    reader, path = Reader(sys.argv[1]), sys.argv[2]
-    repeats, indices = int(sys.argv[3]), [int(text) for text in sys.argv[4:]]
-    with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # what libraries print is no result
-        json.dump(_measure(reader, path, repeats, indices), out)
-
-
-def _measure(reader: Reader, path: str, repeats: int, indices: Sequence[int]) -> dict[str, object]:
+def time_reads(reader: Reader, path: str, repeats: int, indices: Sequence[int]) -> Row:
+    """Repeated reads of the same frames after one that is not counted; or why there are none."""
+    os.dup2(2, 1)  # what libraries print is no result
     try:
-        module = None if reader is Reader.CHILD else import_module(MODULES[reader])
-        read = _READS[reader](module)
+        read = _READS[reader]
         pictures = read(path, indices)
         wall_s, cpu_s = [], []
         for _ in range(repeats):
@@ -87,55 +68,48 @@ def _measure(reader: Reader, path: str, repeats: int, indices: Sequence[int]) ->
             cpu_s.append(time.process_time() - cpu)
     except Exception as error:  # a library that does not load or decode is a row without figures
         return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
-    version = "" if module is None else str(module.__version__)
+    version = "" if reader.is_ours else str(import_module(MODULES[reader]).__version__)
     return {"version": version, "wall_s": wall_s, "cpu_s": cpu_s, "means": [means(picture) for picture in pictures]}
 
 
-def _child(_: None) -> Read:
+def _child(path: str, indices: Sequence[int]) -> Pictures:
     """The work of a decode child, frames chosen by us as always: `indices` came from the same choice."""
     from vidspec_service.decoding.reader import read_clip
 
-    def read(path: str, indices: Sequence[int]) -> Pictures:
-        mappings = list[mmap.mmap]()
+    mappings = list[mmap.mmap]()
 
-        def allocate(num_bytes: int) -> memoryview:
-            mappings.append(mmap.mmap(-1, num_bytes))
-            return memoryview(mappings[0])
+    def allocate(num_bytes: int) -> memoryview:
+        mappings.append(mmap.mmap(-1, num_bytes))
+        return memoryview(mappings[0])
 
-        request = FrameRequest(num_frames=len(indices))
-        with open(path, "rb", buffering=0) as file:
-            decoded = read_clip(file, request, DecodingLimits(), allocate, default_num_frames=len(indices))
-        shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
-        return list(np.frombuffer(mappings[0], np.uint8, count=decoded.num_bytes).reshape(shape))
-
-    return read
+    request = FrameRequest(num_frames=len(indices))
+    with open(path, "rb", buffering=0) as file:
+        decoded = read_clip(file, request, DecodingLimits(), allocate, default_num_frames=len(indices))
+    shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
+    return list(np.frombuffer(mappings[0], np.uint8, count=decoded.num_bytes).reshape(shape))
 
 
-def _opencv(cv2: Any) -> Read:
-    def read(path: str, indices: Sequence[int]) -> Pictures:
-        capture = cv2.VideoCapture(path)
-        wanted, pictures = set(indices), []
-        for index in range(indices[-1] + 1):
-            capture.grab()
-            if index in wanted:
-                pictures.append(_rgb(cv2, capture.retrieve()))
-        capture.release()
-        return pictures
-
-    return read
+def _opencv(path: str, indices: Sequence[int]) -> Pictures:
+    cv2: Any = import_module("cv2")
+    capture = cv2.VideoCapture(path)
+    wanted, pictures = set(indices), []
+    for index in range(indices[-1] + 1):
+        capture.grab()
+        if index in wanted:
+            pictures.append(_rgb(cv2, capture.retrieve()))
+    capture.release()
+    return pictures
 
 
-def _opencv_seeking(cv2: Any) -> Read:
-    def read(path: str, indices: Sequence[int]) -> Pictures:
-        capture = cv2.VideoCapture(path)
-        pictures = []
-        for index in indices:
-            capture.set(cv2.CAP_PROP_POS_FRAMES, index)
-            pictures.append(_rgb(cv2, capture.read()))
-        capture.release()
-        return pictures
-
-    return read
+def _opencv_seeking(path: str, indices: Sequence[int]) -> Pictures:
+    cv2: Any = import_module("cv2")
+    capture = cv2.VideoCapture(path)
+    pictures = []
+    for index in indices:
+        capture.set(cv2.CAP_PROP_POS_FRAMES, index)
+        pictures.append(_rgb(cv2, capture.read()))
+    capture.release()
+    return pictures
 
 
 def _rgb(cv2: Any, result: tuple[bool, Any]) -> NDArray[np.uint8]:
@@ -146,31 +120,19 @@ def _rgb(cv2: Any, result: tuple[bool, Any]) -> NDArray[np.uint8]:
     return rgb
 
 
-def _torchcodec(_: Any) -> Read:
-    decoders = import_module("torchcodec.decoders")
-
-    def read(path: str, indices: Sequence[int]) -> Pictures:
-        decoder = decoders.VideoDecoder(path, dimension_order="NHWC")
-        return list(decoder.get_frames_at(list(indices)).data.numpy())
-
-    return read
+def _torchcodec(path: str, indices: Sequence[int]) -> Pictures:
+    decoder = import_module("torchcodec.decoders").VideoDecoder(path, dimension_order="NHWC")
+    return list(decoder.get_frames_at(list(indices)).data.numpy())
 
 
-def _decord(decord: Any) -> Read:
-    def read(path: str, indices: Sequence[int]) -> Pictures:
-        return list(decord.VideoReader(path).get_batch(list(indices)).asnumpy())
-
-    return read
+def _decord(path: str, indices: Sequence[int]) -> Pictures:
+    return list(import_module("decord").VideoReader(path).get_batch(list(indices)).asnumpy())
 
 
-_READS: dict[Reader, Callable[[Any], Read]] = {
+_READS: dict[Reader, Callable[[str, Sequence[int]], Pictures]] = {
     Reader.CHILD: _child,
     Reader.OPENCV: _opencv,
     Reader.OPENCV_SEEK: _opencv_seeking,
     Reader.TORCHCODEC: _torchcodec,
     Reader.DECORD: _decord,
 }
-
-
-if __name__ == "__main__":
-    _main()

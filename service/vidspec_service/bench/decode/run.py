@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.progress import Tell
-from vidspec_service.bench.common.report import Report
-from vidspec_service.bench.decode.readers import Reader, is_installed, means
+from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
 from vidspec_service.decoding.child_process import DecodeChild
 from vidspec_service.decoding.clip import Clip
@@ -29,11 +25,10 @@ from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.messages import Job
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.decoding.writer import write_clip
+from vidspec_service.errors import ConfigError
 
 _START_TIMEOUT_S = 60.0
-_READER_TIMEOUT_S = 600.0
 _LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too
-_READERS = "vidspec_service.bench.decode.readers"
 _WIDTH, _HEIGHT, _FPS = 1280, 720, 30
 _ENCODING = {"preset": "veryfast", "crf": "23"}  # B-frames and references as any encoder's; x264's own GOP of 250
 
@@ -105,13 +100,10 @@ def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> 
         return ReaderResult(wall_s=tuple(asyncio.run(_time_pool(path, options)))), ""
     if reader is Reader.COLD:
         return ReaderResult(wall_s=tuple(_time_cold(path, options) for _ in range(options.repeats))), ""
-    arguments = [reader.value, str(path), str(options.repeats), *map(str, clip.source_indices)]
-    command = [sys.executable, "-m", _READERS, *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_READER_TIMEOUT_S, check=True)
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except (subprocess.SubprocessError, ValueError) as error:
-        return ReaderResult(error=type(error).__name__), ""
+        answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.source_indices)
+    except ConfigError as error:  # it took its process with it
+        return ReaderResult(error=str(error)), ""
     if "error" in answer:
         return ReaderResult(error=answer["error"]), ""
     unlike = difference(clip, answer["means"])

@@ -12,12 +12,11 @@ from statistics import fmean, median
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
-from vidspec_service.bench.common.facts import Hardware, Provenance
+from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
-from vidspec_service.bench.pruning.judging import Judged
+from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
 from vidspec_service.bench.pruning.plots import draw_report
-from vidspec_service.bench.pruning.teacher_forcing import mean_accepted
 from vidspec_service.engine.types import Preservation
 
 ALL_TASKS = "all"
@@ -98,7 +97,7 @@ def pruning_report(
     rows: Sequence[Row],
     clip: Row,
     models: Mapping[str, Row],
-    machine: Hardware,
+    machine: Row,
     provenance: Provenance,
 ) -> Report:
     """`clip`: the long one; `models`: facts by role."""

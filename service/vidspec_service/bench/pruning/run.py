@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vidspec_service.bench.common.facts import Placement, Provenance, hardware
-from vidspec_service.bench.common.progress import Tell
-from vidspec_service.bench.common.report import Report
+from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, settings_of
 from vidspec_service.bench.pruning.options import PruningOptions, Task, asked_about
 from vidspec_service.bench.pruning.plots import draw_overlays

@@ -14,13 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from vidspec_models.bundled import TEST_SEEDS
 from vidspec_models.preservation import find_strategy, kept_of_prompt, pruned
-from vidspec_service.bench.common.progress import Tell
-from vidspec_service.bench.common.report import Row
+from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.pruning.judging import LoadedPair
+from vidspec_service.bench.pruning.judging import LoadedPair, prefilled
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
-from vidspec_service.bench.pruning.teacher_forcing import prefilled
 from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.conversion import model_inputs
 from vidspec_service.engine.policy import StepCosts, best_plan

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.progress import Tell
-from vidspec_service.bench.common.report import Report, Row
+from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
 from vidspec_service.bench.serve.load import closed_load, endless, open_load, poisson_times, render_clips
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
@@ -85,23 +84,23 @@ async def run_load(
     )
 
 
+@dataclass(slots=True)
 class _Run:
     """One measurement of a server that is up."""
 
-    def __init__(self, options: ServeOptions, asker: Asker, clips: Iterator[bytes], tell: Tell) -> None:
-        self.loads = list[Row]()
-        self.outcomes = dict[str, list[Outcome]]()
-        self._options = options
-        self._asker = asker
-        self._clips = clips
-        self._tell = tell
+    options: ServeOptions
+    asker: Asker
+    clips: Iterator[bytes]
+    tell: Tell
+    loads: list[Row] = field(default_factory=list)
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
 
     async def warm_up(self) -> None:
-        told = lambda done: self._tell("warming up", done, _WARM_UP)  # noqa: E731
-        await closed_load(self._asker, self._questions(_WARM_UP), 1, told)
+        told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
+        await closed_load(self.asker, self._questions(_WARM_UP), 1, told)
 
     async def measure(self, server: Server | None) -> SoakResult | None:
-        options = self._options
+        options = self.options
         dice = random.Random(options.seed)
         if options.soak is not None:
             assert server is not None
@@ -118,30 +117,30 @@ class _Run:
         return None
 
     async def _soak(self, server: Server, total: int, dice: random.Random) -> SoakResult:
-        options = self._options
-        questions = mixed_questions(self._clips, options.max_tokens, options.num_frames, dice)
+        options = self.options
+        questions = mixed_questions(self.clips, options.max_tokens, options.num_frames, dice)
         counts = (options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1), total)
-        found = await soak(self._asker, server, questions, counts, options.concurrency, self._tell)
+        found = await soak(self.asker, server, questions, counts, options.concurrency, self.tell)
         outcomes, duration_s, result = found
         self._note("soak", outcomes, duration_s)
         return result
 
     async def _closed(self, name: str) -> Row:
-        total = self._options.num_requests
-        told = lambda done: self._tell(name, done, total)  # noqa: E731
-        found = await closed_load(self._asker, self._questions(total), self._options.concurrency, told)
+        total = self.options.num_requests
+        told = lambda done: self.tell(name, done, total)  # noqa: E731
+        found = await closed_load(self.asker, self._questions(total), self.options.concurrency, told)
         return self._note(name, *found)
 
     async def _open(self, name: str, times: list[float]) -> None:
-        told = lambda done: self._tell(name, done, len(times))  # noqa: E731
-        self._note(name, *await open_load(self._asker, self._questions(len(times)), times, told))
+        told = lambda done: self.tell(name, done, len(times))  # noqa: E731
+        self._note(name, *await open_load(self.asker, self._questions(len(times)), times, told))
 
     def _questions(self, count: int) -> Iterator[Question]:
-        options = self._options
+        options = self.options
         for _ in range(count):
-            yield Question(clip=next(self._clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
+            yield Question(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
 
     def _note(self, name: str, outcomes: list[Outcome], duration_s: float) -> Row:
         self.outcomes[name] = outcomes
-        self.loads.append(load_result(name, outcomes, duration_s, self._options.objectives))
+        self.loads.append(load_result(name, outcomes, duration_s, self.options.objectives))
         return self.loads[-1]

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vidspec_service.bench.common.progress import Tell
+from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
 from vidspec_service.bench.serve.load import closed_load
 from vidspec_service.bench.serve.server import Footprint, Server

@@ -13,10 +13,16 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from vidspec_service.bench.common.facts import num_cores, spec_of
-from vidspec_service.bench.common.progress import Tell
+from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
-from vidspec_service.bench.speed.contenders import BenchPrompt, Contender, EngineContender, StockContender, make_prompts
+from vidspec_service.bench.speed.contenders import (
+    BenchPrompt,
+    Contender,
+    engine_contender,
+    make_prompts,
+    stock_contender,
+)
 from vidspec_service.bench.speed.costs import alone_config
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.engine.client import EngineClient
@@ -61,7 +67,7 @@ async def open_contenders(
     contenders: dict[Mode, Contender] = {}
     if Mode.HF in modes:
         tell("loading stock transformers", 0, 0)
-        stock = StockContender(spec_of(pair.target, "target"), num_cores())
+        stock = stock_contender(spec_of(pair.target, "target"), num_cores())
         contenders[Mode.HF] = await stack.enter_async_context(stock)
     for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
         wanted = [mode for mode in members if mode in modes]
@@ -70,69 +76,64 @@ async def open_contenders(
         tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
         activity = Activity()
         engine = EngineClient(config, Metrics(CollectorRegistry()), on_trace=activity.take)
-        contender = EngineContender(await stack.enter_async_context(engine))
+        contender = engine_contender(await stack.enter_async_context(engine))
         contenders.update(dict.fromkeys(wanted, contender))
         activities.update(dict.fromkeys(wanted, activity))
     return contenders
 
 
+@dataclass(slots=True)
 class Run:
     """One measurement on started contenders."""
 
-    def __init__(
-        self,
-        options: SpeedOptions,
-        contenders: Mapping[Mode, Contender],
-        activities: Mapping[Mode, Activity],
-        tell: Tell,
-    ) -> None:
-        self._options = options
-        self._contenders = contenders
-        self._activities = activities
-        self._tell = tell
-        self._idle_cpu_s = self._wall_s = 0.0
+    options: SpeedOptions
+    contenders: Mapping[Mode, Contender]
+    activities: Mapping[Mode, Activity]
+    tell: Tell
+    idle_cpu_s: float = 0.0
+    wall_s: float = 0.0
 
     async def measure(self) -> Comparison:
         """Warm up, then go through the prompts."""
-        options = self._options
+        options = self.options
         first_unused = options.num_prompts
         for prompt in make_prompts(options.task, range(first_unused, first_unused + _WARM_UP_PROMPTS)):
             for mode in options.modes:
-                self._tell(f"warming up {mode}", 0, 0)
+                self.tell(f"warming up {mode}", 0, 0)
                 await self._ask(mode, -1, prompt)
         samples: list[Sample] = []
         for group, prompts in enumerate(_groups(options)):
             for mode in rotated(options.modes, group):
-                self._tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
+                self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
                 samples += await self._answer(mode, group, prompts)
-        for mode, activity in self._activities.items():
+        for mode, activity in self.activities.items():
             roles = ("target", "draft") if mode.needs_draft else ("target",)
             await activity.complete(max(sample.last for sample in samples if sample.mode == mode), roles)
         return Comparison(
             samples=tuple(samples),
-            activities=self._activities,
-            idle_workers_cpu=self._idle_cpu_s / self._wall_s if self._wall_s > 0 else 0.0,
+            activities=self.activities,
+            idle_workers_cpu=self.idle_cpu_s / self.wall_s if self.wall_s > 0 else 0.0,
         )
 
     async def _answer(self, mode: Mode, group: int, prompts: Sequence[BenchPrompt]) -> list[Sample]:
         """One group in one mode, `concurrency` requests at a time."""
-        gate = asyncio.Semaphore(self._options.concurrency)
+        gate = asyncio.Semaphore(self.options.concurrency)
 
         async def answer(prompt: BenchPrompt) -> Sample:
             async with gate:
                 return await self._ask(mode, group, prompt)
 
-        others = {pid for other in self._contenders.values() for pid in other.pids()}
-        others -= set(self._contenders[mode].pids())
+        others = {pid for other in self.contenders.values() for pid in other.pids()}
+        others -= set(self.contenders[mode].pids())
         started, cpu_before = time.monotonic(), cpu_s(others)
         async with asyncio.TaskGroup() as tasks:
             found = [tasks.create_task(answer(prompt)) for prompt in prompts]
-        self._idle_cpu_s += cpu_s(others) - cpu_before
-        self._wall_s += time.monotonic() - started
+        self.idle_cpu_s += cpu_s(others) - cpu_before
+        self.wall_s += time.monotonic() - started
         return [task.result() for task in found]
 
     async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
-        sample = await self._contenders[mode].answer(prompt.request(mode, group, self._options))
+        sample = await self.contenders[mode].answer(prompt.request(mode, group, self.options))
         return replace(sample, mode=mode, group=group, prompt=prompt.index)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.worker import Stock
 from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.types import GenerationRequest, VideoInput
-from vidspec_service.errors import GenerationFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,56 +72,37 @@ def _blank_video() -> VideoInput:
     )
 
 
-class Contender(Protocol):
-    """Answers; its processes sleep between answers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """Answers requests; its processes sleep between answers."""
 
-    def pids(self) -> list[int]:
-        """Its processes."""
-        ...
-
-    async def answer(self, request: GenerationRequest) -> Sample:
-        """Generate once."""
-        ...
+    answer: Callable[[GenerationRequest], Awaitable[Sample]]
+    pids: Callable[[], list[int]]
 
 
-class EngineContender:
+def engine_contender(engine: EngineClient) -> Contender:
     """Our engine; the mode is part of the request."""
-
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
-
-    def pids(self) -> list[int]:
-        return [pid for pid in self._engine.worker_pids().values() if pid is not None]
-
-    async def answer(self, request: GenerationRequest) -> Sample:
-        return await ask_engine(self._engine, request)
+    return Contender(
+        answer=partial(ask_engine, engine),
+        pids=lambda: [pid for pid in engine.worker_pids().values() if pid is not None],
+    )
 
 
-class StockContender:
-    """Stock transformers in a process of its own, one request at a time: `generate` has no continuous batching."""
+@asynccontextmanager
+async def stock_contender(spec: ModelSpec, threads: int) -> AsyncIterator[Contender]:
+    """Stock transformers in a process of its own, one request at a time: `generate` has no continuous batching.
 
-    def __init__(self, spec: ModelSpec, threads: int) -> None:
-        self._spec, self._threads = spec, threads
-        self._child: Child[Stock] | None = None
-        self._lock = asyncio.Lock()
+    Times are those of the tokens in that process: their way here is not `generate`'s fault.
+    """
+    child, lock = await asyncio.to_thread(Child, Stock, spec, threads), asyncio.Lock()
 
-    async def __aenter__(self) -> StockContender:
-        self._child = await asyncio.to_thread(Child, Stock, self._spec, self._threads)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._child is not None:
-            await asyncio.to_thread(self._child.close)
-            self._child = None
-
-    def pids(self) -> list[int]:
-        return [self._child.pid] if self._child is not None else []
-
-    async def answer(self, request: GenerationRequest) -> Sample:
-        """Times are those of the tokens in the child: its way here is not `generate`'s fault."""
-        if self._child is None:
-            raise GenerationFailed("the stock process was not started")
+    async def answer(request: GenerationRequest) -> Sample:
         submitted = time.monotonic()
-        async with self._lock:
-            found = await asyncio.to_thread(self._child.ask, Stock.answer, request)
-        return Sample.of(request, found.ids, found.prompt_tokens, submitted, found.token_times)
+        async with lock:
+            found = await asyncio.to_thread(child.ask, Stock.answer, request)
+        return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)
+
+    try:
+        yield Contender(answer=answer, pids=lambda: [child.pid])
+    finally:
+        await asyncio.to_thread(child.close)

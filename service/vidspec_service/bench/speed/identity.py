@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 
 _MOST_FORKS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
-    """Two modes part at `position`; None where one of them has ended."""
-
-    prompt: int
-    mode: str
-    reference: str
-    position: int
-    expected: int | None
-    found: int | None
 
 
 def reference_mode(modes: Sequence[Mode]) -> Mode:
@@ -31,7 +19,7 @@ def reference_mode(modes: Sequence[Mode]) -> Mode:
     return engine_modes[0]
 
 
-def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Fork]:
+def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Row]:
     """One entry for every answer that differs from the reference's answer to the same prompt."""
     expected = {sample.prompt: sample.ids for sample in samples if sample.mode == reference}
     forks = []
@@ -41,14 +29,14 @@ def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Fork]:
             continue
         position = first_difference(ids, sample.ids)
         forks.append(
-            Fork(
-                prompt=sample.prompt,
-                mode=sample.mode,
-                reference=reference,
-                position=position,
-                expected=ids[position] if position < len(ids) else None,
-                found=sample.ids[position] if position < len(sample.ids) else None,
-            )
+            {
+                "prompt": sample.prompt,
+                "mode": sample.mode,
+                "reference": reference,
+                "position": position,
+                "expected": ids[position] if position < len(ids) else None,  # None: it has ended
+                "found": sample.ids[position] if position < len(sample.ids) else None,
+            }
         )
     return forks
 
@@ -61,27 +49,25 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def is_identical(options: SpeedOptions, forks: Sequence[Fork]) -> bool | None:
+def is_identical(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
     """Did the engine's modes agree? None if there was nothing to compare."""
     if len([mode for mode in options.modes if mode is not Mode.HF]) < 2:
         return None
-    return all(fork.mode == Mode.HF for fork in forks)
+    return all(fork["mode"] == Mode.HF for fork in forks)
 
 
-def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Fork]) -> bool | None:
+def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
     """Did `hf` agree with the engine? Of greedy answers only: when sampling, transformers draws by itself."""
     if Mode.HF not in options.modes or len(options.modes) < 2 or options.sampling.temperature > 0:
         return None
-    return not any(fork.mode == Mode.HF for fork in forks)
+    return not any(fork["mode"] == Mode.HF for fork in forks)
 
 
-def fork_lines(forks: Sequence[Fork], *, is_hf_compared: bool) -> Iterator[str]:
+def fork_lines(forks: Sequence[Row], *, is_hf_compared: bool) -> Iterator[str]:
     """The first few."""
     for fork in forks[:_MOST_FORKS]:
-        if fork.mode != Mode.HF or is_hf_compared:
-            yield (
-                f"  fork: prompt {fork.prompt}, {fork.mode} against {fork.reference}, "
-                f"token {fork.position}: {fork.found} for {fork.expected}"
-            )
+        if fork["mode"] != Mode.HF or is_hf_compared:
+            form = "  fork: prompt {prompt}, {mode} against {reference}, token {position}: {found} for {expected}"
+            yield form.format(**fork)
     if len(forks) > _MOST_FORKS:
         yield f"  ... {len(forks)} forks in all; the JSON file lists them"

@@ -34,7 +34,7 @@ from vidspec_service.bench.speed.identity import (
 )
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.plots import draw_speedups, draw_timeline
-from vidspec_service.bench.speed.roofline import SyntheticFacts, roofline_table
+from vidspec_service.bench.speed.roofline import roofline_table
 from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.engine.types import EngineConfig
 
@@ -47,7 +47,7 @@ class Measurements:
     round_trip: RoundTrip
     costs: ProbedCosts
     provenance: Provenance
-    synthetic: SyntheticFacts | None = None
+    synthetic: Row | None = None
 
     def of(self, mode: Mode) -> list[Sample]:
         return [sample for sample in self.comparison.samples if sample.mode == mode]
@@ -133,8 +133,8 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {sampling}{at_once}"
     )
     if synthetic is not None:
-        imposed = f"acceptance {synthetic.acceptance:g} imposed"
-        facts["synthetic"] = f"{synthetic.shape}: {synthetic.video_tokens} video tokens, {imposed}"
+        form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"
+        facts["synthetic"] = form.format(**synthetic)
     named = [
         "{} {model} {device} {dtype} x{threads}".format(role, **models[role])
         for role in ("target", "draft")
@@ -188,8 +188,8 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
     yield _modes_table(modes)
     yield _costs_table(measured.costs)
     if measured.synthetic is not None:
-        yield roofline_table(measured.synthetic.rooflines)
-        yield from (f"note      {note}" for note in measured.synthetic.notes)
+        yield roofline_table(measured.synthetic["rooflines"])
+        yield from (f"note      {note}" for note in measured.synthetic["notes"])
     for mode, row in modes.items():
         steps = [
             f"{role} {1000 * use['forwards']['median_s']:.3f} ms ({use['forwards']['mean_rows']:.1f} rows)"

@@ -2,63 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rich.table import Table
 
 from vidspec_models.synthetic.shapes import PairShape, Shape
-from vidspec_service.bench.common.report import column, table
+from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.speed.worker import Forwards
 
 _ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """One model's step of one row: what it must read, and how long that would take at the measured bandwidth."""
+def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -> Row:
+    """A model's step of one row: what it must read, of weights and of the context's keys and values, and its time.
 
-    source: str  # the checkpoint whose shape this is
-    weight_bytes: int
-    cache_bytes: int  # keys and values of the context
-    bandwidth: float  # bytes per second, of a large copy on the same device
-    step_s: float
-
-    @property
-    def fraction(self) -> float:
-        """1: the step takes as long as its bytes."""
-        return (self.weight_bytes + self.cache_bytes) / self.bandwidth / self.step_s
-
-    @property
-    def over_weights(self) -> float:
-        """The step's time over the time that reading the weights alone would take."""
-        return self.step_s * self.bandwidth / self.weight_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticFacts:
-    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle."""
-
-    shape: str
-    acceptance: float  # imposed; the table's alpha is what came out
-    video_tokens: int
-    text_tokens: int
-    rooflines: Mapping[str, Roofline]  # by role
-    notes: tuple[str, ...]
-
-
-def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -> Roofline:
-    """From a probed step and a probed bandwidth."""
+    `bandwidth`: bytes per second, of a large copy on the same device.
+    """
     itemsize = _ITEMSIZE[forwards.dtype]
     weight_bytes = shape.step_bytes(0, itemsize)
-    return Roofline(
-        source=shape.source,
-        weight_bytes=weight_bytes,
-        cache_bytes=shape.step_bytes(context, itemsize) - weight_bytes,
-        bandwidth=bandwidth,
-        step_s=forwards.seconds[1],
-    )
+    return {
+        "source": shape.source,  # the checkpoint whose shape this is
+        "weight_bytes": weight_bytes,
+        "cache_bytes": shape.step_bytes(context, itemsize) - weight_bytes,
+        "bandwidth": bandwidth,
+        "step_s": forwards.seconds[1],
+    }
+
+
+def fraction(line: Row) -> float:
+    """1: the step takes as long as its bytes."""
+    found: float = (line["weight_bytes"] + line["cache_bytes"]) / line["bandwidth"] / line["step_s"]
+    return found
+
+
+def over_weights(line: Row) -> float:
+    """The step's time over the time that reading the weights alone would take."""
+    found: float = line["step_s"] * line["bandwidth"] / line["weight_bytes"]
+    return found
 
 
 def synthetic_notes(pair: PairShape, devices: Mapping[str, str]) -> tuple[str, ...]:
@@ -74,26 +54,17 @@ def synthetic_notes(pair: PairShape, devices: Mapping[str, str]) -> tuple[str, .
     return tuple(notes)
 
 
-def roofline_table(rooflines: Mapping[str, Roofline]) -> Table:
+def roofline_table(rooflines: Mapping[str, Row]) -> Table:
     """A line a model."""
-    rows = [
-        {
-            "model": role,
-            **dataclasses.asdict(line),
-            "bytes_s": (line.weight_bytes + line.cache_bytes) / line.bandwidth,
-            "fraction": line.fraction,
-            "over_weights": line.over_weights,
-        }
-        for role, line in rooflines.items()
-    ]
     columns = {
         "model": column("model"),
         "weights GB": column("weight_bytes", "{:.3f}", 1e-9),
         "KV GB": column("cache_bytes", "{:.3f}", 1e-9),
         "GB/s": column("bandwidth", "{:.0f}", 1e-9),
-        "bytes ms": column("bytes_s", "{:.3f}", 1000),
+        "bytes ms": lambda line: f"{1000 * fraction(line) * line['step_s']:.3f}",
         "T(1) ms": column("step_s", "{:.3f}", 1000),
-        "of roofline": column("fraction", "{:.0%}"),
-        "T(1) / weights": column("over_weights", "{:.2f}x"),
+        "of roofline": lambda line: f"{fraction(line):.0%}",
+        "T(1) / weights": lambda line: f"{over_weights(line):.2f}x",
     }
+    rows = [{"model": role, **line} for role, line in rooflines.items()]
     return table("One row's bytes over the bandwidth of a large copy", columns, rows)

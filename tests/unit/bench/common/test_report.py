@@ -44,7 +44,7 @@ def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
     assert found["answer"] == 42
     text = text_of(REPORT)
     for line in (
-        f"hardware  {REPORT.hardware.cpu}",
+        f"hardware  {REPORT.hardware['cpu']}",
         "          cuda:0 Some GPU",
         "versions  vidspec 0",
         "server    its own",

@@ -15,7 +15,7 @@ from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_service.bench.common.bootstrap import difference
 from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Report, Row
-from vidspec_service.bench.pruning.judging import Judged, laws_of, settings_of
+from vidspec_service.bench.pruning.judging import Judged, laws_of, mean_accepted, settings_of
 from vidspec_service.bench.pruning.options import (
     QUESTION_TASKS,
     PruningOptions,
@@ -26,7 +26,6 @@ from vidspec_service.bench.pruning.options import (
 )
 from vidspec_service.bench.pruning.plots import overlay
 from vidspec_service.bench.pruning.report import paired, pruning_report, results
-from vidspec_service.bench.pruning.teacher_forcing import mean_accepted
 from vidspec_service.bench.pruning.timing import time_line
 from vidspec_service.cli.bench_pruning import pruning_options, run
 from vidspec_service.cli.parsing import UsageError, parse
@@ -171,7 +170,17 @@ def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
     report = report_of(everything_judged())
     report.show(console)
     text = console.export_text()
-    for word in ("hippo", "random", "none", "blind", "0.600", "vidspec bench pruning", "baseline", report.hardware.cpu):
+    named = ("hippo", "random", "none", "blind", "0.600", "vidspec bench pruning", "baseline", report.hardware["cpu"])
+    for word in named:
+        "hippo",
+        "random",
+        "none",
+        "blind",
+        "0.600",
+        "vidspec bench pruning",
+        "baseline",
+        report.hardware["cpu"],
+    ):
         assert word in text
     assert "0.600*" in text, "hippo is better beyond the interval"
 

@@ -44,7 +44,7 @@ def test_equal_ids_make_no_fork_and_a_shorter_answer_does() -> None:
         sample(Mode.PARALLEL, 1, (4, 6)),
     ]
     forks = find_forks(samples, Mode.OFF)
-    assert [(fork.mode, fork.prompt, fork.position, fork.expected, fork.found) for fork in forks] == [
+    assert [tuple(fork[key] for key in ("mode", "prompt", "position", "expected", "found")) for fork in forks] == [
         (Mode.AUTO, 0, 2, 3, None),
         (Mode.PARALLEL, 1, 1, 5, 6),
     ]

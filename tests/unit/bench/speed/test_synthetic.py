@@ -7,8 +7,8 @@ import pytest
 from vidspec_models.synthetic.shapes import SHAPES
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
-from vidspec_service.bench.speed.roofline import roofline, synthetic_notes
-from vidspec_service.bench.speed.synthetic import phases
+from vidspec_service.bench.speed.roofline import fraction, over_weights, roofline, synthetic_notes
+from vidspec_service.bench.speed.run import phases
 from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import parse
@@ -51,10 +51,10 @@ def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     num_bytes = shape.step_bytes(6400, 2)
     on_it = Forwards(threads=1, seconds={1: num_bytes / 3e12}, device="cuda:0", dtype="bfloat16")
     found = roofline(shape, on_it, 6400, 3e12)
-    assert found.weight_bytes + found.cache_bytes == num_bytes
-    assert found.fraction == pytest.approx(1.0)
-    assert found.over_weights == pytest.approx(num_bytes / found.weight_bytes)
-    assert 14e9 < found.weight_bytes < 15.5e9  # 7.6 billion numbers, of the embedding one row
+    assert found["weight_bytes"] + found["cache_bytes"] == num_bytes
+    assert fraction(found) == pytest.approx(1.0)
+    assert over_weights(found) == pytest.approx(num_bytes / found["weight_bytes"])
+    assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion numbers, of the embedding one row
 
 
 def test_a_shared_device_is_said() -> None:

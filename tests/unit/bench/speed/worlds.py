@@ -27,8 +27,7 @@ def sample(
         ids=ids,
         prompt_tokens=500,
         submitted=at,
-        first=at + 0.1,
-        last=at + 0.1 + per_token_s * (len(ids) - 1),
+        times=tuple(at + 0.1 + per_token_s * index for index in range(len(ids))),
         speculation=stats or SpeculationStats(),
     )
 
