@@ -12,7 +12,7 @@ from vidspec_service.bench.common.bootstrap import Estimate, difference, estimat
 from vidspec_service.bench.common.facts import Placement, Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Method
-from vidspec_service.bench.compression.scoring import Described, Score
+from vidspec_service.bench.compression.scoring import Score
 
 _BASELINE = "none: the same target, prompt and seeds without compression, at as many frames"
 _COLOURS = {Method.NONE: "#555555", Method.TTM: "#1f5f8b", Method.DYCOKE: "#e08e45"}
@@ -24,7 +24,7 @@ def results(measured: Sequence[Measured]) -> list[Row]:
     bases = {one.configuration.frames: one for one in measured if one.configuration.method is Method.NONE}
     lengths = {
         frames: fmean(
-            caption.num_tokens for one in measured if one.configuration.frames == frames for caption in one.captions
+            caption["num_tokens"] for one in measured if one.configuration.frames == frames for caption in one.captions
         )
         for frames in {one.configuration.frames for one in measured}
     }
@@ -42,7 +42,7 @@ def _result(one: Measured, bases: Mapping[int, Measured], length: float) -> Row:
     base = None if base is one else base
     total = sum(one.scores(), Score())
     change = None if base is None else accuracy_change(one.scores(), base.scores())
-    kv_bytes = round(median(caption.stored_bytes for caption in captions))
+    kv_bytes = round(median(caption["stored_bytes"] for caption in captions))
     request_s = _request_s(captions, length)
     return {
         "compression": configuration.label,
@@ -54,21 +54,21 @@ def _result(one: Measured, bases: Mapping[int, Measured], length: float) -> Row:
         "accuracy_change": None if change is None else change.value,
         "accuracy_change_interval": (change.low, change.high) if change is not None and len(captions) > 1 else None,
         "question_accuracy": sum(one.questions, Score()).rate,
-        "caption_fact_accuracy": sum((caption.score for caption in captions), Score()).rate,
-        "captions_all_right": fmean(caption.score.right == caption.score.asked for caption in captions),
+        "caption_fact_accuracy": sum((caption["score"] for caption in captions), Score()).rate,
+        "captions_all_right": fmean(score.right == score.asked for score in (caption["score"] for caption in captions)),
         "num_scored": total.asked,
-        "prepare_s": median(caption.prepare_s for caption in captions),
-        "prefill_s": median(caption.prefill_s for caption in captions),
+        "prepare_s": median(caption["prepare_s"] for caption in captions),
+        "prefill_s": median(caption["prefill_s"] for caption in captions),
         "time_per_output_token_s": _token_s(captions),
         "request_s": request_s,
         "speedup": None if base is None else _request_s(base.captions, length) / request_s,
         "kv_bytes": kv_bytes,
-        "kv_ratio": None if base is None else median(caption.stored_bytes for caption in base.captions) / kv_bytes,
-        "kv_attended_bytes": round(median(caption.attended_bytes for caption in captions)),
-        "peak_rss_bytes": max(caption.peak_bytes for caption in captions),
-        "prompt_tokens": fmean(caption.prompt_tokens for caption in captions),
-        "video_tokens": fmean(caption.video_tokens for caption in captions),
-        "output_tokens": fmean(caption.num_tokens for caption in captions),
+        "kv_ratio": None if base is None else median(caption["stored_bytes"] for caption in base.captions) / kv_bytes,
+        "kv_attended_bytes": round(median(caption["attended_bytes"] for caption in captions)),
+        "peak_rss_bytes": max(caption["peak_bytes"] for caption in captions),
+        "prompt_tokens": fmean(caption["prompt_tokens"] for caption in captions),
+        "video_tokens": fmean(caption["video_tokens"] for caption in captions),
+        "output_tokens": fmean(caption["num_tokens"] for caption in captions),
     }
 
 
@@ -77,13 +77,14 @@ def accuracy_change(ours: Sequence[Score], base: Sequence[Score]) -> Estimate:
     return estimate(difference, [(a.right, a.asked, b.right, b.asked) for a, b in zip(ours, base, strict=True)])
 
 
-def _token_s(captions: Sequence[Described]) -> float:
-    steps = sum(caption.num_tokens - 1 for caption in captions)
-    return sum(caption.decode_s for caption in captions) / steps if steps else 0.0
+def _token_s(captions: Sequence[Row]) -> float:
+    seconds: float = sum(caption["decode_s"] for caption in captions)
+    steps = sum(caption["num_tokens"] - 1 for caption in captions)
+    return seconds / steps if steps else 0.0
 
 
-def _request_s(captions: Sequence[Described], length: float) -> float:
-    before = median(caption.prepare_s + caption.prefill_s for caption in captions)
+def _request_s(captions: Sequence[Row], length: float) -> float:
+    before: float = median(caption["prepare_s"] + caption["prefill_s"] for caption in captions)
     return before + _token_s(captions) * (length - 1)
 
 

@@ -10,8 +10,8 @@ from vidspec_models.bundled import TEST_SEEDS
 from vidspec_models.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.report import Tell
-from vidspec_service.bench.compression.scoring import Described, Score
+from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.compression.scoring import Score
 from vidspec_service.engine.types import DyCoke
 
 
@@ -64,12 +64,12 @@ class Measured:
     """One configuration; clips in the same order everywhere."""
 
     configuration: Configuration
-    captions: Sequence[Described]
+    captions: Sequence[Row]  # of `CompressedTarget.describe`
     questions: Sequence[Score]
 
     def scores(self) -> list[Score]:
         """Per clip, questions and caption facts together."""
-        return [caption.score + asked for caption, asked in zip(self.captions, self.questions, strict=True)]
+        return [caption["score"] + asked for caption, asked in zip(self.captions, self.questions, strict=True)]
 
 
 def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Tell) -> tuple[list[Measured], Placement]:
@@ -81,7 +81,7 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
     found, placement, done = [], None, 0
     for configuration in configurations:
         name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
-        captions, questions = list[Described](), list[Score]()
+        captions, questions = list[Row](), list[Score]()
         with Child(CompressedTarget, spec, threads, configuration.dycoke, options.max_tokens) as child:
             placement = child.ask(CompressedTarget.placement)
             for seed in seeds:

@@ -25,22 +25,6 @@ class Score:
         return self.right / self.asked if self.asked else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """One caption. Bytes are of keys and values at the last token, `peak_bytes` of the process or device so far."""
-
-    score: Score
-    prompt_tokens: int
-    video_tokens: int
-    num_tokens: int
-    prepare_s: float  # template, vision tower, embedding
-    prefill_s: float  # merging and the language model's prefill
-    decode_s: float  # of all tokens but the first
-    stored_bytes: int
-    attended_bytes: int
-    peak_bytes: int
-
-
 def score_caption(scene: Scene, text: str) -> Score:
     """Every fact of the scene counts: one that the caption leaves out or does not put into known words is wrong.
 

@@ -23,8 +23,9 @@ from vidspec_models.spec import ModelSpec
 from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
 from vidspec_models.video_lm import StepRows
 from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.compression.scoring import Described, Score, score_answer, score_caption
+from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
 from vidspec_service.engine.conversion import model_inputs
 from vidspec_service.engine.types import DyCoke, VideoInput
 
@@ -51,8 +52,8 @@ class CompressedTarget:
     def placement(self) -> Placement:
         return Placement.of(self._model)
 
-    def describe(self, seed: int, frames: int) -> Described:
-        """Caption a test scene at so many frames; what is timed."""
+    def describe(self, seed: int, frames: int) -> Row:
+        """Caption a test scene at so many frames; what is timed. Bytes are of keys and values at the last token."""
         video = scene_video(seed, frames)
         began = time.perf_counter()
         whole = self._prepared(video, CAPTION_PROMPT)
@@ -61,18 +62,18 @@ class CompressedTarget:
         cache = self._cache(prompt.num_tokens + self._max_tokens)
         ids, first = self._answer(prompt, cache, self._max_tokens)
         ended = time.perf_counter()
-        return Described(
-            score=score_caption(sample_scene(seed), self._tokenizer.decode(ids)),
-            prompt_tokens=prompt.num_tokens,
-            video_tokens=prompt.num_video_tokens,
-            num_tokens=len(ids),
-            prepare_s=prepared - began,
-            prefill_s=first - prepared,
-            decode_s=ended - first,
-            stored_bytes=cache.length * self._model.decoder.geometry.bytes_per_token(),
-            attended_bytes=self._attended_bytes(cache),
-            peak_bytes=self._peak_bytes(),
-        )
+        return {
+            "score": score_caption(sample_scene(seed), self._tokenizer.decode(ids)),
+            "prompt_tokens": prompt.num_tokens,
+            "video_tokens": prompt.num_video_tokens,
+            "num_tokens": len(ids),
+            "prepare_s": prepared - began,  # template, vision tower, embedding
+            "prefill_s": first - prepared,  # merging and the language model's prefill
+            "decode_s": ended - first,  # of all tokens but the first
+            "stored_bytes": cache.length * self._model.decoder.geometry.bytes_per_token(),
+            "attended_bytes": self._attended_bytes(cache),
+            "peak_bytes": self._peak_bytes(),  # of the process or device so far
+        }
 
     def question(self, seed: int, frames: int) -> Score:
         """Ask everything about a test scene; its video is prefilled once."""

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
 from vidspec_models.spec import ModelSpec
 from vidspec_models.synthetic.recipe import prompt_text
@@ -44,32 +42,18 @@ class BenchPrompt:
 
 
 def make_prompts(task: Task, indices: range) -> Iterator[BenchPrompt]:
-    """Prompt i is about the i-th test scene; questions go round the types that apply to it."""
+    """Prompt i is about the i-th test scene; questions go round the types that apply. Random models see no scene."""
     for index in indices:
-        if task is Task.SYNTHETIC:
-            yield BenchPrompt(index=index, text=prompt_text(index), video=_blank_video())
-        else:
-            seed = TEST_SEEDS[index]
-            yield BenchPrompt(index=index, text=_text(task, index, seed), video=scene_video(seed))
+        yield BenchPrompt(index=index, text=_text(task, index), video=scene_video(TEST_SEEDS[index]))
 
 
-def _text(task: Task, index: int, seed: int) -> str:
+def _text(task: Task, index: int) -> str:
+    if task is Task.SYNTHETIC:
+        return prompt_text(index)
     if task is Task.CAPTION or (task is Task.MIXED and index % 2 == 0):
         return CAPTION_PROMPT
-    asked = questions(sample_scene(seed))
+    asked = questions(sample_scene(TEST_SEEDS[index]))
     return asked[index % len(asked)].text
-
-
-def _blank_video() -> VideoInput:
-    """What a model without a vision tower does not look at."""
-    return VideoInput(
-        frames=np.zeros((1, 8, 8, 3), np.uint8),
-        timestamps_s=(0.0,),
-        source_indices=(0,),
-        source_fps=1.0,
-        source_num_frames=1,
-        duration_s=1.0,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,15 +47,6 @@ class ProbedCosts:
         return self.target.seconds[1] / self.draft.seconds[1] if self.draft is not None else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTrip:
-    """Percentiles over `num_exchanges`, in seconds."""
-
-    p50_s: float
-    p99_s: float
-    num_exchanges: int
-
-
 def alone_config(pair: EngineConfig) -> EngineConfig:
     """The same target without a draft and with every core."""
     return replace(pair, target=replace(pair.target, threads=None), draft=None, speculation=SpeculationMode.OFF)
@@ -79,8 +70,8 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...] = _TARGE
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
 
 
-def measure_round_trip(num_exchanges: int = _EXCHANGES) -> RoundTrip:
-    """Proposal out, Verdict back, over the channel that joins draft and target; both sides sleep between messages."""
+def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:
+    """Seconds of a Proposal out and a Verdict back, over the workers' channel; both sides sleep between messages."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = get_context("spawn").Process(target=echo, args=(theirs,), daemon=True)
     process.start()
@@ -93,7 +84,7 @@ def measure_round_trip(num_exchanges: int = _EXCHANGES) -> RoundTrip:
         process.join(_END_S)
         process.kill()
     p50, p99 = np.percentile(times, (50, 99))
-    return RoundTrip(p50_s=float(p50), p99_s=float(p99), num_exchanges=num_exchanges)
+    return {"p50_s": float(p50), "p99_s": float(p99), "num_exchanges": num_exchanges}
 
 
 def _exchange(channel: Channel, position: int) -> float:

@@ -27,7 +27,8 @@ def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Row]:
         ids = expected.get(sample.prompt)
         if ids is None or ids == sample.ids:
             continue
-        position = first_difference(ids, sample.ids)
+        ends = min(len(ids), len(sample.ids))
+        position = next((index for index in range(ends) if ids[index] != sample.ids[index]), ends)
         forks.append(
             {
                 "prompt": sample.prompt,
@@ -39,14 +40,6 @@ def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Row]:
             }
         )
     return forks
-
-
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Index of the first token in which two different answers differ."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))
 
 
 def is_identical(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:

@@ -24,7 +24,7 @@ from vidspec_service.bench.common.samples import (
 )
 from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio
 from vidspec_service.bench.speed.comparison import Comparison
-from vidspec_service.bench.speed.costs import ProbedCosts, RoundTrip, predict
+from vidspec_service.bench.speed.costs import ProbedCosts, predict
 from vidspec_service.bench.speed.identity import (
     find_forks,
     fork_lines,
@@ -44,7 +44,7 @@ class Measurements:
     """Everything that was seen."""
 
     comparison: Comparison
-    round_trip: RoundTrip
+    round_trip: Mapping[str, float]
     costs: ProbedCosts
     provenance: Provenance
     synthetic: Row | None = None
@@ -61,7 +61,7 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     samples, base = measured.of(mode), measured.of(BASELINE)
     work, whole = decoding(samples), throughput(samples)
     speedup = _ratio(work, decoding(base))
-    found = predict(mode, acceptance_rate(samples), measured.costs, measured.round_trip.p50_s)
+    found = predict(mode, acceptance_rate(samples), measured.costs, measured.round_trip["p50_s"])
     plan, predicted = found if found is not None and concurrency == 1 else (None, None)
     activity = measured.comparison.activities.get(mode)
     roles = ("target", "draft") if mode.needs_draft else ("target",)
@@ -198,9 +198,9 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
         ]
         if steps:
             yield f"steps in the run, {mode}: {', '.join(steps)}"
-    trip = measured.round_trip
     yield f"c = T_target(1) / T_draft = {number(figures['cost_ratio'], '{:.2f}')}"
-    yield f"channel round trip: p50 {1000 * trip.p50_s:.3f} ms, p99 {1000 * trip.p99_s:.3f} ms ({trip.num_exchanges})"
+    p50_s, p99_s, count = measured.round_trip.values()
+    yield f"channel round trip: p50 {1000 * p50_s:.3f} ms, p99 {1000 * p99_s:.3f} ms ({count})"
     yield f"cores kept busy by workers out of turn: {figures['idle_workers_cpu']:.3f}"
     yield f"identical ids: {_verdict(figures['identical'])}; equal to hf: {_verdict(figures['identical_to_hf'])}"
     yield from fork_lines(figures["forks"], is_hf_compared=figures["identical_to_hf"] is not None)

@@ -15,10 +15,10 @@ from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.bundled import caption, sample_scene
 from vidspec_models.bundled.attributes import BACKGROUND_NAMES
 from vidspec_service.bench.common.facts import Placement, Provenance
-from vidspec_service.bench.common.report import Report
+from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.report import compression_report, results
 from vidspec_service.bench.compression.run import CompressionOptions, Configuration, Measured, Method
-from vidspec_service.bench.compression.scoring import Described, Score, score_answer, score_caption
+from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
 from vidspec_service.bench.compression.target import peak_rss_bytes, text_behind_video, with_text
 from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import UsageError, parse
@@ -109,12 +109,19 @@ def test_the_peak_is_of_this_process() -> None:
     assert 10 * 2**20 < peak_rss_bytes() < 2**40
 
 
-def described(*, right: int, stored: int, prefill_s: float) -> Described:
-    return Described(
-        score=Score(right, 10), prompt_tokens=100, video_tokens=90, num_tokens=11,
-        prepare_s=1.0, prefill_s=prefill_s, decode_s=0.5, stored_bytes=stored, attended_bytes=stored // 2,
-        peak_bytes=10**9 + stored,
-    )  # fmt: skip
+def described(*, right: int, stored: int, prefill_s: float) -> Row:
+    return {
+        "score": Score(right, 10),
+        "prompt_tokens": 100,
+        "video_tokens": 90,
+        "num_tokens": 11,
+        "prepare_s": 1.0,
+        "prefill_s": prefill_s,
+        "decode_s": 0.5,
+        "stored_bytes": stored,
+        "attended_bytes": stored // 2,
+        "peak_bytes": 10**9 + stored,
+    }
 
 
 def measured() -> list[Measured]:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.bench.speed.worlds import sample
-from vidspec_service.bench.speed.identity import (
-    find_forks,
-    first_difference,
-    is_identical,
-    is_identical_to_hf,
-    reference_mode,
-)
+from vidspec_service.bench.speed.identity import find_forks, is_identical, is_identical_to_hf, reference_mode
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.engine.types import SamplingParams
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "position"), [((1, 2, 3), (1, 9, 3), 1), ((1, 2), (1, 2, 3), 2), ((1,), (), 0)]
+    ("one", "other", "position"), [((1, 2, 3), (1, 9, 3), 1), ((1, 2), (1, 2, 3), 2), ((1,), (2,), 0)]
 )
 def test_the_first_difference_may_be_an_end(one: tuple[int, ...], other: tuple[int, ...], position: int) -> None:
-    assert first_difference(one, other) == position
+    (fork,) = find_forks([sample(Mode.OFF, 0, one), sample(Mode.AUTO, 0, other)], Mode.OFF)
+    assert fork["position"] == position
 
 
 @pytest.mark.parametrize(

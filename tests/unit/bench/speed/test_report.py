@@ -18,7 +18,7 @@ from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import Activity
 from vidspec_service.bench.speed.comparison import Comparison, rotated
 from vidspec_service.bench.speed.contenders import make_prompts
-from vidspec_service.bench.speed.costs import RoundTrip, typical_context
+from vidspec_service.bench.speed.costs import typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import Measurements, build_report, speedup_interval
 from vidspec_service.engine.messages import Trace
@@ -46,7 +46,7 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
             activities={mode: activity for mode in modes if mode is not Mode.HF},
             idle_workers_cpu=0.001,
         ),
-        round_trip=RoundTrip(p50_s=0.00005, p99_s=0.0002, num_exchanges=2000),
+        round_trip={"p50_s": 0.00005, "p99_s": 0.0002, "num_exchanges": 2000},
         costs=costs(),
         provenance=Provenance(
             command="vidspec bench speed", created="2026-01-01", versions={"vidspec": "0"}, load_average=0.1
