@@ -132,11 +132,11 @@ def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterabl
     return made
 
 
-def number(value: float | None, form: str, scale: float = 1.0) -> str:
+def number(value: float | None, form: str, scale: float = 1) -> str:
     """In a format; a dash for None."""
     return form.format(value * scale) if value is not None else _DASH
 
 
-def column(key: str, form: str = "{}", scale: float = 1.0) -> Callable[[Row], str]:
+def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
     """A column that shows one entry of a row of results."""
     return lambda row: row[key] if isinstance(row[key], str) else number(row[key], form, scale)

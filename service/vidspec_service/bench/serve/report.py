@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
 from vidspec_service.bench.serve.exchange import Outcome
-from vidspec_service.bench.serve.soak import SoakResult
 
 _BASELINE = "none: absolute figures of this server on this machine, its client on the same one if local"
 _REFUSALS = (429, 503)
@@ -73,12 +71,11 @@ def load_result(name: str, outcomes: Sequence[Outcome], duration_s: float, objec
 def serve_report(
     loads: Sequence[Row],
     outcomes: Mapping[str, Sequence[Outcome]],
-    soak: SoakResult | None,
+    soak: Row | None,
     served: Row,
     provenance: Provenance,
 ) -> Report:
     """`served`: model, server and settings. `outcomes` has every request, so that every figure can be made again."""
-    written = None if soak is None else {**msgspec.to_builtins(soak), "growth": soak.growth}
     body = [part for load in loads for part in _of_load(load)]
     return Report(
         bench="serve",
@@ -90,7 +87,7 @@ def serve_report(
             "server": f"{served['server']}: {served['model']}; load before the run: {provenance.load_average:.2f}",
             "settings": ", ".join(f"{name} {value}" for name, value in served["settings"].items()),
         },
-        figures={**served, "loads": loads, "soak": written, "outcomes": outcomes},
+        figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},
         body=body if soak is None else [*body, _footprints(soak)],
         pictures={
             "plot": Picture(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))
@@ -128,21 +125,21 @@ def _of_load(load: Row) -> Iterator[RenderableType]:
         yield "errors: " + ", ".join(f"{count} x {error}" for error, count in load["errors"].items())
 
 
-def _footprints(soak: SoakResult) -> RenderableType:
+def _footprints(soak: Row) -> RenderableType:
     columns = {
-        "": lambda row: row[0],
-        "resident MiB": lambda row: f"{row[1].resident_bytes / _MIB:.1f}",
-        "processes": lambda row: str(row[1].num_processes),
-        "descriptors": lambda row: str(row[1].num_descriptors),
-        "upload files": lambda row: str(row[1].num_files),
+        "": column(""),
+        "resident MiB": column("resident_bytes", "{:.1f}", 1 / _MIB),
+        "processes": column("num_processes"),
+        "descriptors": column("num_descriptors"),
+        "upload files": column("num_files"),
     }
-    title = f"After {soak.num_warm_up} requests of warm-up, and after {soak.num_requests} more"
-    made = table(title, columns, [("before", soak.before), ("after", soak.after)])
-    made.add_row("growth", f"{100 * soak.growth:+.2f} %")
+    title = f"After {soak['num_warm_up']} requests of warm-up, and after {soak['num_requests']} more"
+    made = table(title, columns, [{"": name, **soak[name]} for name in ("before", "after")])
+    made.add_row("growth", f"{100 * soak['growth']:+.2f} %")
     return made
 
 
-def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: SoakResult | None) -> None:
+def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None) -> None:
     """Cumulative shares over seconds; for a soak, resident memory over requests below."""
     shares, *below = figure.subplots(1 if soak is None else 2, 1, squeeze=False)[:, 0]
     for name, of_load in outcomes.items():
@@ -156,7 +153,8 @@ def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: SoakResu
     shares.legend(fontsize=7)
     if soak is not None:
         (memory,) = below
-        memory.plot([done for done, _ in soak.samples], [held.resident_bytes / _MIB for _, held in soak.samples])
+        samples = soak["samples"]
+        memory.plot([done for done, _ in samples], [held["resident_bytes"] / _MIB for _, held in samples])
         memory.set_ylim(bottom=0)
         memory.set_xlabel("requests ended after warm-up")
         memory.set_ylabel("resident MiB, all processes")

@@ -14,7 +14,7 @@ from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
 from vidspec_service.bench.serve.load import closed_load, endless, open_load, poisson_times, render_clips
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 from vidspec_service.bench.serve.server import Server, own_server
-from vidspec_service.bench.serve.soak import SoakResult, mixed_questions, soak
+from vidspec_service.bench.serve.soak import mixed_questions, soak
 
 _WARM_UP = 2
 _SOAK_WARM_UP_SHARE = 0.2  # caches fill, allocators find their size
@@ -99,7 +99,7 @@ class _Run:
         told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
         await closed_load(self.asker, self._questions(_WARM_UP), 1, told)
 
-    async def measure(self, server: Server | None) -> SoakResult | None:
+    async def measure(self, server: Server | None) -> Row | None:
         options = self.options
         dice = random.Random(options.seed)
         if options.soak is not None:
@@ -116,7 +116,7 @@ class _Run:
             await self._closed(f"closed, {options.concurrency} at once")
         return None
 
-    async def _soak(self, server: Server, total: int, dice: random.Random) -> SoakResult:
+    async def _soak(self, server: Server, total: int, dice: random.Random) -> Row:
         options = self.options
         questions = mixed_questions(self.clips, options.max_tokens, options.num_frames, dice)
         counts = (options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1), total)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from vidspec_service.bench.common.report import Row
 from vidspec_service.errors import ConfigError
 
 _START_TIMEOUT_S = 600.0
@@ -29,26 +30,19 @@ class Server:
     pid: int
     upload_dir: Path
 
-    def footprint(self) -> Footprint:
-        """Of the process and all below it; one that is gone meanwhile, or confined, counts nothing."""
+    def footprint(self) -> Row:
+        """Of the process and all below it; one that is gone meanwhile, or confined, counts nothing.
+
+        Resident memory counts what processes share in each of them: for differences, not for sums.
+        """
         root = psutil.Process(self.pid)
         processes = [root, *root.children(recursive=True)]
-        return Footprint(
-            resident_bytes=_sum(processes, lambda process: process.memory_info().rss),
-            num_processes=len(processes),
-            num_descriptors=_sum(processes, lambda process: process.num_fds()),
-            num_files=sum(path.is_file() for path in self.upload_dir.rglob("*")),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """Resident memory counts what processes share in each of them: for differences, not for sums."""
-
-    resident_bytes: int
-    num_processes: int
-    num_descriptors: int
-    num_files: int  # of uploads
+        return {
+            "resident_bytes": _sum(processes, lambda process: process.memory_info().rss),
+            "num_processes": len(processes),
+            "num_descriptors": _sum(processes, lambda process: process.num_fds()),
+            "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # of uploads
+        }
 
 
 def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process], int]) -> int:

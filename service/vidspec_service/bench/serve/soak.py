@@ -5,32 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from vidspec_service.bench.common.report import Tell
+from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
 from vidspec_service.bench.serve.load import closed_load
-from vidspec_service.bench.serve.server import Footprint, Server
+from vidspec_service.bench.serve.server import Server
 
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _NUM_SAMPLES = 50
 _QUIET_TIMEOUT_S, _LOOK_S = 30.0, 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakResult:
-    """Footprints are of the whole process tree: `before` after warm-up, `after` at the end, both with nothing to do."""
-
-    num_requests: int
-    num_warm_up: int
-    before: Footprint
-    after: Footprint
-    samples: tuple[tuple[int, Footprint], ...]  # requests ended, and the footprint then, under load
-
-    @property
-    def growth(self) -> float:
-        """Of resident memory, relative."""
-        return self.after.resident_bytes / self.before.resident_bytes - 1
 
 
 async def soak(
@@ -40,8 +23,12 @@ async def soak(
     num_requests: tuple[int, int],
     concurrency: int,
     tell: Tell,
-) -> tuple[list[Outcome], float, SoakResult]:
-    """(warm-up, measured) requests; outcomes and duration of what came after warm-up, and the footprints."""
+) -> tuple[list[Outcome], float, Row]:
+    """(warm-up, measured) requests; outcomes and duration of what came after warm-up, and the footprints.
+
+    Those are of the whole process tree: `before` after warm-up, `after` at the end, both with nothing to do, and
+    `samples` under load, each with the number of requests that had ended.
+    """
     num_warm_up, total = num_requests
     warm_up = (next(questions) for _ in range(num_warm_up))
     await closed_load(asker, warm_up, concurrency, lambda done: tell("warming up", done, num_warm_up))
@@ -55,13 +42,15 @@ async def soak(
             samples.append((done, server.footprint()))
 
     outcomes, duration_s = await closed_load(asker, (next(questions) for _ in range(total)), concurrency, watch)
-    result = SoakResult(
-        num_requests=total,
-        num_warm_up=num_warm_up,
-        before=before,
-        after=await _quiet_footprint(server),
-        samples=tuple(samples),
-    )
+    after = await _quiet_footprint(server)
+    result = {
+        "num_requests": total,
+        "num_warm_up": num_warm_up,
+        "before": before,
+        "after": after,
+        "samples": samples,
+        "growth": after["resident_bytes"] / before["resident_bytes"] - 1,
+    }
     return outcomes, duration_s, result
 
 
@@ -80,13 +69,12 @@ def mixed_questions(
         )
 
 
-async def _quiet_footprint(server: Server) -> Footprint:
+async def _quiet_footprint(server: Server) -> Row:
     """Once uploads are gone and nothing changes any more, or after a while as it is."""
     found = server.footprint()
     for _ in range(round(_QUIET_TIMEOUT_S / _LOOK_S)):
         await asyncio.sleep(_LOOK_S)
         earlier, found = found, server.footprint()
-        is_steady = (earlier.num_processes, earlier.num_descriptors) == (found.num_processes, found.num_descriptors)
-        if found.num_files == 0 and is_steady:
+        if found["num_files"] == 0 and all(earlier[key] == found[key] for key in ("num_processes", "num_descriptors")):
             break
     return found

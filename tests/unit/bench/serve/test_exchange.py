@@ -152,11 +152,11 @@ def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
     (tmp_path / "upload-1").touch()
     server = Server(url="", pid=os.getpid(), upload_dir=tmp_path)
     before = server.footprint()
-    assert before.num_files == 1
+    assert before["num_files"] == 1
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
         during = server.footprint()
-    assert during.num_processes == before.num_processes + 2
-    assert during.resident_bytes > before.resident_bytes
+    assert during["num_processes"] == before["num_processes"] + 2
+    assert during["resident_bytes"] > before["resident_bytes"]

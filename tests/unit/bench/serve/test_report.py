@@ -10,31 +10,35 @@ import pytest
 from rich.console import Console
 
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.report import Report
+from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.serve.exchange import Outcome
 from vidspec_service.bench.serve.report import Objectives, has_left_something, load_result, num_lost, serve_report
 from vidspec_service.bench.serve.run import ServeOptions
-from vidspec_service.bench.serve.server import Footprint
-from vidspec_service.bench.serve.soak import SoakResult
 from vidspec_service.cli.bench_serve import serve_options, server_flags
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
 
 
-def held(mib: int, files: int = 0) -> Footprint:
-    return Footprint(resident_bytes=mib << 20, num_processes=5, num_descriptors=40, num_files=files)
+def held(mib: int, files: int = 0) -> Row:
+    return {"resident_bytes": mib << 20, "num_processes": 5, "num_descriptors": 40, "num_files": files}
 
 
-def report(after: Footprint) -> Report:
+def report(after: Row) -> Report:
     outcomes = (
         Outcome(due_s=0.1, status=200, ttft_s=0.5, e2e_s=1.0, num_tokens=6, is_complete=True),
         Outcome(due_s=0.2, status=503, code="queue_full", e2e_s=0.01),
     )
     load = load_result("soak", outcomes, 2.0, Objectives(ttft_s=1, tpot_s=1, deadline_s=5))
-    soak = SoakResult(
-        num_requests=2, num_warm_up=1, before=held(1000), after=after, samples=((0, held(1000)), (2, after))
-    )
+    before = held(1000)
+    soak = {
+        "num_requests": 2,
+        "num_warm_up": 1,
+        "before": before,
+        "after": after,
+        "samples": [(0, before), (2, after)],
+        "growth": after["resident_bytes"] / before["resident_bytes"] - 1,
+    }
     served = {"model": "m", "server": "its own", "settings": {"max_tokens": 5}}
     provenance = Provenance(command="vidspec bench serve", created="now", versions={}, load_average=0.0)
     return serve_report([load], {"soak": outcomes}, soak, served, provenance)
