@@ -107,7 +107,8 @@ def compression_report(
         subject=f"{model} {where}; {options.num_clips} clips",
         facts={
             "target": f"{model}, {where}, {threads} threads, alone and greedy",
-            "clips": f"{options.num_clips}: a caption of at most {options.max_tokens} tokens and every question",
+            "clips": f"{options.num_clips}: a caption of at most {options.max_tokens} tokens "
+            "and every question for each",
         },
         figures={
             "model": model,
