@@ -11,8 +11,16 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from vidspec_service.bench.serve.options import ServeOptions
-from vidspec_service.cli.bench_output import command_line, deliver, progress, require_files, require_outputs
+from vidspec_service.bench.serve.report import Objectives, has_left_something, num_lost
+from vidspec_service.bench.serve.run import ServeOptions, run_load
+from vidspec_service.cli.bench_flags import (
+    add_number,
+    add_output_flags,
+    positive,
+    require_files,
+    require_outputs,
+    run_bench,
+)
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.errors import ConfigError
@@ -20,78 +28,43 @@ from vidspec_service.settings import Settings
 
 _DEFAULTS = ServeOptions()
 _OWN = ("host", "port", "log_format", "access_log", "upload_dir")  # fixed for a server of our own
-_POSITIVE = (
-    "requests",
-    "concurrency",
-    "rate",
-    "overload",
-    "duration_s",
-    "soak",
-    "warm_up",
-    "clips",
-    "max_tokens",
-    "frames",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whom to ask, how much, what counts as good, what to write, and the settings of a server of our own."""
     parser.add_argument("--url", metavar="URL", help="ask this server; else one is started and ended")
-    parser.add_argument("--requests", type=int, default=_DEFAULTS.num_requests, metavar="N", help="default %(default)s")
+    add_number(parser, "--requests", _DEFAULTS.num_requests, "in all")
+    add_number(parser, "--concurrency", _DEFAULTS.concurrency, "at once")
+    parser.add_argument("--rate", type=positive, metavar="R", help="open load: R arrivals a second, Poisson")
     parser.add_argument(
-        "--concurrency", type=int, default=_DEFAULTS.concurrency, metavar="N", help="at once (default %(default)s)"
+        "--overload", type=positive, metavar="FACTOR", help="measure the capacity, then offer FACTOR times as much"
     )
-    parser.add_argument("--rate", type=float, metavar="R", help="open load: R arrivals a second, Poisson")
-    parser.add_argument(
-        "--overload", type=float, metavar="FACTOR", help="measure the capacity, then offer FACTOR times as much"
-    )
-    parser.add_argument(
-        "--duration-s",
-        type=float,
-        default=_DEFAULTS.duration_s,
-        metavar="S",
-        help="of --overload (default %(default)g)",
-    )
-    parser.add_argument("--soak", type=int, metavar="N", help="N requests of all sizes, of which many leave early")
-    parser.add_argument(
-        "--warm-up", type=int, metavar="N", help="requests before --soak, that fill the caches (default a fifth)"
-    )
+    add_number(parser, "--duration-s", _DEFAULTS.duration_s, "of --overload", "S")
+    add_number(parser, "--soak", None, "N requests of all sizes, of which many leave early")
+    add_number(parser, "--warm-up", None, "requests before --soak, that fill the caches (default a fifth)")
     parser.add_argument(
         "--clip", type=Path, nargs="+", default=[], metavar="FILE", help="send these, not rendered ones"
     )
-    parser.add_argument(
-        "--clips", type=int, default=_DEFAULTS.num_clips, metavar="N", help="to render (default %(default)s)"
-    )
+    add_number(parser, "--clips", _DEFAULTS.num_clips, "to render")
     parser.add_argument("--repeat-files", action="store_true", help="send equal files again: caches may help")
-    parser.add_argument(
-        "--max-tokens", type=int, default=_DEFAULTS.max_tokens, metavar="N", help="per answer (default %(default)s)"
-    )
-    parser.add_argument("--frames", type=int, metavar="N", help="of each clip (default: the server's)")
-    for name, default in (("ttft", _DEFAULTS.slo_ttft_s), ("tpot", _DEFAULTS.slo_tpot_s)):
-        parser.add_argument(
-            f"--slo-{name}-s", type=float, default=default, metavar="S", help="of goodput (default %(default)g)"
-        )
+    add_number(parser, "--max-tokens", _DEFAULTS.max_tokens, "per answer")
+    add_number(parser, "--frames", None, "of each clip (default: the server's)")
+    add_number(parser, "--slo-ttft-s", _DEFAULTS.objectives.ttft_s, "of goodput", "S")
+    add_number(parser, "--slo-tpot-s", _DEFAULTS.objectives.tpot_s, "of goodput", "S")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and of who leaves (default 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw how the latencies spread")
+    add_output_flags(parser, "draw how the latencies spread")
     add_settings_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
-    from vidspec_service.bench.serve.output import renderables, save_plot
-    from vidspec_service.bench.serve.running import run_load
     from vidspec_service.settings import client_key
 
     settings = settings_of(args)
-    options = serve_options(args, settings)
+    options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
     require_outputs(args)
-    with progress() as tell:
-        report = asyncio.run(
-            run_load(options, args.url, server_flags(args), client_key(settings), command_line(), tell)
-        )
-    deliver(args, report, renderables, save_plot)
-    if report.num_lost or (report.soak is not None and report.soak.has_left_something):
+    report = run_bench(args, lambda command, tell: asyncio.run(run_load(options, args.url, flags, key, command, tell)))
+    if num_lost(report) or has_left_something(report):
         note("vidspec bench serve: something was lost or left over, see above")
         return 1
     return 0
@@ -106,9 +79,6 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         raise ConfigError("--soak watches the processes of a server of its own: leave out --url")
     if args.warm_up is not None and args.soak is None:
         raise ConfigError("--warm-up goes with --soak")
-    for name in _POSITIVE:
-        if (value := getattr(args, name)) is not None and value <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
     require_files(args.clip)
     return ServeOptions(
         num_requests=args.requests,
@@ -123,9 +93,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         has_repeated_files=args.repeat_files,
         max_tokens=args.max_tokens,
         num_frames=args.frames,
-        slo_ttft_s=args.slo_ttft_s,
-        slo_tpot_s=args.slo_tpot_s,
-        deadline_s=settings.request_timeout_s,
+        objectives=Objectives(ttft_s=args.slo_ttft_s, tpot_s=args.slo_tpot_s, deadline_s=settings.request_timeout_s),
         seed=args.seed,
     )
 

@@ -7,25 +7,25 @@ cores. Exit code 1: the modes did not give the same token ids.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec_models.synthetic.shapes import SHAPES
-from vidspec_service.bench.options import Mode, SpeedOptions, SyntheticOptions, Task
-from vidspec_service.cli.bench_output import progress, require_writable, show
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.run import measure_speed
+from vidspec_service.cli.bench_flags import add_number, add_output_flags, require_outputs, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.types import EngineConfig, SamplingParams, SpeculationMode
 from vidspec_service.errors import ConfigError
+from vidspec_service.settings import engine_config
 from vidspec_service.settings.derived import BUNDLED
+from vidspec_service.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from vidspec_service.bench.report import SpeedReport
-    from vidspec_service.bench.speed import Measurements
-    from vidspec_service.bench.tell import Tell
+    from vidspec_service.bench.common.report import Report, Tell
 
 _DEFAULTS, _RANDOM = SpeedOptions(), SyntheticOptions()
 _MODES = tuple(mode.value for mode in Mode)
@@ -33,9 +33,7 @@ _MODES = tuple(mode.value for mode in Mode)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    parser.add_argument(
-        "--prompts", type=_count, default=_DEFAULTS.num_prompts, metavar="N", help="test clips (default %(default)s)"
-    )
+    add_number(parser, "--prompts", _DEFAULTS.num_prompts, "test clips")
     parser.add_argument(
         "--task",
         choices=[task.value for task in Task if task is not Task.SYNTHETIC],
@@ -44,14 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_synthetic_arguments(parser)
     parser.add_argument("--modes", nargs="+", choices=_MODES, default=_MODES, help="only these (default all)")
-    parser.add_argument(
-        "--max-tokens", type=_count, default=_DEFAULTS.max_tokens, metavar="N", help="per answer (default %(default)s)"
-    )
+    add_number(parser, "--max-tokens", _DEFAULTS.max_tokens, "per answer")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; prompt i has N + i (default 0)")
-    parser.add_argument("--concurrency", type=_count, default=1, metavar="N", help="requests at once (default 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speed-ups")
+    add_number(parser, "--concurrency", 1, "requests at once")
+    add_output_flags(parser, "draw the speed-ups")
     parser.add_argument("--timeline", type=Path, metavar="FILE.png", help="draw one request's work on both workers")
     add_settings_flags(parser)
 
@@ -70,38 +65,19 @@ def _add_synthetic_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    from vidspec_service.bench.plots import require_matplotlib
-    from vidspec_service.bench.speed import build_report
-    from vidspec_service.bench.tables import renderables
-    from vidspec_service.settings import engine_config
-    from vidspec_service.telemetry import configure_logging
-
     options = speed_options(args)
-    require_writable(args.json, args.plot, args.timeline)
-    if args.plot is not None or args.timeline is not None:
-        require_matplotlib()
+    require_outputs(args, args.timeline)
     settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})  # requests name their mode
     configure_logging("warning", settings.log_format)
     pair = _named(options, engine_config(settings))
-    command = shlex.join(["vidspec", *sys.argv[1:]])
-    with progress() as tell:
-        measured = _measure(options, pair, tell)
-    report = build_report(options, pair, measured, command)
-    show(renderables(report))
-    _write(args, report, measured)
-    if report.identical is False:
+
+    def report(command: str, tell: Tell) -> Report:
+        return build_report(options, pair, measure_speed(options, pair, command, tell))
+
+    if run_bench(args, report).figures["identical"] is False:
         note("vidspec bench speed: the modes did not give the same token ids")
         return 1
     return 0
-
-
-def _measure(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
-    from vidspec_service.bench.speed import measure_speed
-    from vidspec_service.bench.synthetic import measure_synthetic
-
-    if options.synthetic is not None:
-        return measure_synthetic(options, pair, options.synthetic, tell)
-    return measure_speed(options, pair, tell)
 
 
 def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
@@ -150,22 +126,3 @@ def _synthetic_options(args: argparse.Namespace) -> SyntheticOptions | None:
     if Mode.OFF.value not in args.modes:
         raise ConfigError("--random-weights needs mode off: what the target says alone is what the oracle proposes")
     return SyntheticOptions(shape=args.shape or _RANDOM.shape, acceptance=acceptance)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
-    return value
-
-
-def _write(args: argparse.Namespace, report: SpeedReport, measured: Measurements) -> None:
-    from vidspec_service.bench.plots import save_speedups, save_timeline
-
-    if args.json is not None:
-        report.write(args.json)
-    if args.plot is not None:
-        save_speedups(report, args.plot)
-    if args.timeline is not None:
-        lanes, window = measured.comparison.lanes(Mode.PARALLEL)
-        save_timeline(lanes, window, report, args.timeline)

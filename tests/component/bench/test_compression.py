@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vidspec_models.spec import ModelSpec
-from vidspec_service.bench.compression.options import CompressionOptions
-from vidspec_service.bench.compression.results import results
-from vidspec_service.bench.compression.runs import measure
+from vidspec_service.bench.compression.report import results
+from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.errors import ConfigError
 
 
@@ -16,20 +15,20 @@ from vidspec_service.errors import ConfigError
 def test_compressed_targets_hold_and_read_less_and_all_are_scored_alike() -> None:
     options = CompressionOptions(num_clips=2, frames=(8,), ratios=(0.5,), max_tokens=24)
     told: list[tuple[str, int, int]] = []
-    measured, loaded = measure(
+    measured, placement = measure(
         options,
         ModelSpec(path="bundled", role="target", dtype="float32"),
         1,
         lambda text, done, total: told.append((text, done, total)),
     )
     none, ttm, dycoke = results(measured)
-    assert loaded.dtype == "float32"
-    assert none.video_tokens == 8 * 64 + 1
-    assert ttm.video_tokens == dycoke.video_tokens == 2 * (64 + 3 * 32) + 1
-    assert none.kv_bytes > ttm.kv_bytes > dycoke.kv_attended_bytes
-    assert none.kv_attended_bytes == none.kv_bytes
-    assert none.num_scored == ttm.num_scored == dycoke.num_scored > 50
-    assert min(line.prefill_s for line in (none, ttm, dycoke)) > 0
+    assert placement.dtype == "float32"
+    assert none["video_tokens"] == 8 * 64 + 1
+    assert ttm["video_tokens"] == dycoke["video_tokens"] == 2 * (64 + 3 * 32) + 1
+    assert none["kv_bytes"] > ttm["kv_bytes"] > dycoke["kv_attended_bytes"]
+    assert none["kv_attended_bytes"] == none["kv_bytes"]
+    assert none["num_scored"] == ttm["num_scored"] == dycoke["num_scored"] > 50
+    assert min(line["prefill_s"] for line in (none, ttm, dycoke)) > 0
     assert [done for _, done, _ in told] == list(range(12))
     assert {total for *_, total in told} == {12}
 

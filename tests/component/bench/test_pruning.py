@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vidspec_service.bench.pruning.asking import asked_about
-from vidspec_service.bench.pruning.judging import LoadedPair, Setting, answered, judged, laws_of
-from vidspec_service.bench.pruning.options import PruningOptions, Task
-from vidspec_service.bench.pruning.run import Outputs, measure_pruning
+from vidspec_service.bench.pruning.judging import LoadedPair, answered, judged, laws_of
+from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
+from vidspec_service.bench.pruning.run import measure_pruning
 from vidspec_service.engine.types import EngineConfig, Preservation, WorkerConfig
 
 PAIR = EngineConfig(
@@ -28,17 +27,14 @@ def test_a_run_measures_everything_that_it_reports(tmp_path: Path) -> None:
         tasks=(Task.CAPTION,),
         max_tokens=24,
         long_frames=12,
-        follow_every=8,
         use_engine=True,
     )
-    report = measure_pruning(options, PAIR, Outputs(command="test", overlay=tmp_path / "drawn"), lambda *_: None)
-    hippo = report.of("hippo", 0.9, "caption")
-    assert hippo is not None
-    assert hippo.video_tokens == 52
-    assert hippo.tokens_per_s_from == "engine"
-    assert hippo.tokens_per_s > 0
-    assert [third.third for third in report.following] == ["first", "middle", "last"]
-    assert report.long_clip.video_tokens == 12 * 64 + 1
+    report = measure_pruning(options, PAIR, tmp_path / "drawn", "test", lambda *_: None)
+    (hippo,) = (row for row in report.figures["results"] if (row["strategy"], row["task"]) == ("hippo", Task.CAPTION))
+    assert hippo["video_tokens"] == 52
+    assert hippo["tokens_per_s_from"] == "engine"
+    assert hippo["tokens_per_s"] > 0
+    assert report.figures["long_clip"]["video_tokens"] == 12 * 64 + 1
     assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == [
         "blind-1.png",
         "hippo-0.9.png",

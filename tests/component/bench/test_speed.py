@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from vidspec_service.bench.options import Mode, SpeedOptions
-from vidspec_service.bench.round_trip import measure_round_trip
-from vidspec_service.bench.speed import build_report, measure_speed
+from vidspec_service.bench.speed.costs import measure_round_trip
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
+from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.engine.types import EngineConfig, SamplingParams, WorkerConfig
 
 PAIR = EngineConfig(
@@ -18,8 +19,8 @@ PAIR = EngineConfig(
 
 def test_a_message_goes_there_and_back() -> None:
     found = measure_round_trip(50)
-    assert 0 < found.p50_s <= found.p99_s
-    assert found.num_exchanges == 50
+    assert 0 < found["p50_s"] <= found["p99_s"]
+    assert found["num_exchanges"] == 50
 
 
 @pytest.mark.slow
@@ -29,15 +30,15 @@ def test_every_mode_is_timed_and_gives_the_same_ids(concurrency: int) -> None:
     law = SamplingParams(temperature=0.0 if concurrency == 1 else 0.8, seed=3)
     options = SpeedOptions(num_prompts=3, max_tokens=12, concurrency=concurrency, sampling=law)
     told: list[str] = []
-    measured = measure_speed(options, PAIR, lambda text, *_: told.append(text))
-    report = build_report(options, PAIR, measured, "test")
-    assert report.identical is True
-    assert report.identical_to_hf is (True if concurrency == 1 else None)
-    assert all(result.tokens_per_s > 0 for result in report.modes.values())
-    assert set(report.modes[Mode.PARALLEL].workers) == {"target", "draft"}
-    for use in report.modes[Mode.PARALLEL].workers.values():
-        assert use.forwards is not None
-        assert use.forwards.num_forwards > 0
-    assert report.cost_ratio is not None
+    measured = measure_speed(options, PAIR, "test", lambda text, *_: told.append(text))
+    report = build_report(options, PAIR, measured)
+    found = report.figures
+    assert found["identical"] is True
+    assert found["identical_to_hf"] is (True if concurrency == 1 else None)
+    assert all(result["tokens_per_s"] > 0 for result in found["modes"].values())
+    assert set(found["modes"][Mode.PARALLEL]["workers"]) == {"target", "draft"}
+    for use in found["modes"][Mode.PARALLEL]["workers"].values():
+        assert use["forwards"]["num_forwards"] > 0
+    assert found["cost_ratio"] is not None
     assert json.loads(report.to_json())["prompts"] == 3
     assert "timing forwards" in told

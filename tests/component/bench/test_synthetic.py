@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from vidspec_service.bench.options import Mode, SpeedOptions, SyntheticOptions, Task
-from vidspec_service.bench.speed import build_report
-from vidspec_service.bench.synthetic import measure_synthetic
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.run import measure_synthetic
 from vidspec_service.engine.types import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
@@ -28,15 +28,15 @@ def test_acceptance_is_imposed_and_changes_no_id() -> None:
         max_tokens=300,
         synthetic=asked,
     )
-    measured = measure_synthetic(options, PAIR, asked, lambda *_: None)
-    report = build_report(options, PAIR, measured, "test")
-    assert report.identical is True
-    assert report.identical_to_hf is True
-    serial = report.modes[Mode.SERIAL]
-    assert serial.num_tokens == 600
-    assert serial.acceptance_rate == pytest.approx(0.7, abs=0.12)
-    assert report.synthetic is not None
-    assert set(report.synthetic.rooflines) == {"target", "draft"}
-    assert set(report.costs.target.seconds) == {1, 2, 4, 9, 17}
+    measured = measure_synthetic(options, PAIR, asked, "test", lambda *_: None)
+    report = build_report(options, PAIR, measured)
+    found = report.figures
+    assert found["identical"] is True
+    assert found["identical_to_hf"] is True
+    serial = found["modes"][Mode.SERIAL]
+    assert serial["num_tokens"] == 600
+    assert serial["acceptance_rate"] == pytest.approx(0.7, abs=0.12)
+    assert set(found["synthetic"]["rooflines"]) == {"target", "draft"}
+    assert set(found["costs"].target.seconds) == {1, 2, 4, 9, 17}
     assert json.loads(report.to_json())["synthetic"]["acceptance"] == 0.7
-    assert report.models["target"].model == "shape of a target"
+    assert found["models"]["target"]["model"] == "shape of a target"

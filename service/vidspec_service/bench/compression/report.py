@@ -1,116 +1,188 @@
-"""CompressionReport: all that `bench compression` says; the JSON file, the table and the plot are made from it."""
+"""What `bench compression` says: from scored answers to lines, a table for each number of frames, and a picture."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
-from vidspec_service.bench.compression.results import CompressionResult
-from vidspec_service.bench.facts import Hardware
+from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate
+from vidspec_service.bench.common.facts import Placement, Provenance, hardware
+from vidspec_service.bench.common.report import Picture, Report, Row, column, table
+from vidspec_service.bench.compression.run import CompressionOptions, Measured, Method
+from vidspec_service.bench.compression.scoring import Score
 
-_DASH = "-"
+_BASELINE = "none: the same target, prompt and seeds without compression, at as many frames"
+_COLOURS = {Method.NONE: "#555555", Method.TTM: "#1f5f8b", Method.DYCOKE: "#e08e45"}
 _MIB = 2**20
-_QUIET_LOAD = 0.3  # per core
-_COLUMNS = (
-    "accuracy",
-    "change, points",
-    "prefill s",
-    "ms/token",
-    "request s",
-    "faster",
-    "KV MiB",
-    "less",
-    "read",
-    "RSS MiB",
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionReport:
-    """Figures of one run."""
-
-    bench: str = "compression"
-    created: str
-    command: str
-    baseline: str
-    hardware: Hardware
-    versions: Mapping[str, str]
-    model: str
-    device: str
-    dtype: str
-    threads: int
-    clips: int
-    max_tokens: int
-    load_average_before: float
-    results: tuple[CompressionResult, ...]
-
-    def to_json(self) -> str:
-        """As written to the file."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    def write(self, path: Path) -> None:
-        """Write the JSON file."""
-        path.write_text(self.to_json(), encoding="utf-8")
-
-
-def renderables(report: CompressionReport) -> Iterator[RenderableType]:
-    """Facts first, then a table for each number of frames."""
-    machine = report.hardware
-    yield f"hardware  {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; {' '.join(machine.flags)}"
-    for device, name in machine.accelerators.items():
-        yield f"          {device} {name}"
-    yield "versions  " + ", ".join(f"{name} {value}" for name, value in report.versions.items())
-    yield f"target    {report.model}, {report.device} {report.dtype}, {report.threads} threads, alone and greedy"
-    yield f"clips     {report.clips}: a caption of at most {report.max_tokens} tokens and every question for each"
-    yield f"baseline  {report.baseline}"
-    yield f"command   {report.command}"
-    for frames in dict.fromkeys(result.frames for result in report.results):
-        yield _table(frames, [result for result in report.results if result.frames == frames])
-    yield "change: with its 95 % interval over clips; request: a caption of one common length; read: KV of a last token"
-    yield "RSS: the process's peak while captioning, with the model that it had loaded before"
-    if report.load_average_before > _QUIET_LOAD * machine.cores:
-        yield (
-            f"WARNING: load average {report.load_average_before:.2f} on {machine.cores} cores before the run: "
-            "others were at work, these timings are not to be trusted"
+def results(measured: Sequence[Measured]) -> list[Row]:
+    """A line for each configuration, in the given order."""
+    bases = {one.configuration.frames: one for one in measured if one.configuration.method is Method.NONE}
+    lengths = {
+        frames: fmean(
+            caption["num_tokens"] for one in measured if one.configuration.frames == frames for caption in one.captions
         )
+        for frames in {one.configuration.frames for one in measured}
+    }
+    return [_result(one, bases, lengths[one.configuration.frames]) for one in measured]
 
 
-def _table(frames: int, lines: list[CompressionResult]) -> Table:
-    table = Table(title=f"{frames} frames", title_justify="left")
-    table.add_column("compression")
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(line.compression, *_cells(line))
-    return table
+def _result(one: Measured, bases: Mapping[int, Measured], length: float) -> Row:
+    """Times are of captions: medians over clips, but per token total time over total tokens.
+
+    `request_s` is prepare, prefill and a caption of mean `length` over all configurations at as many frames.
+    What is None for the baseline is relative to it: change, speedup, how many times fewer bytes.
+    """
+    configuration, captions = one.configuration, one.captions
+    base = bases.get(configuration.frames)
+    base = None if base is one else base
+    total = sum(one.scores(), Score())
+    change = None if base is None else accuracy_change(one.scores(), base.scores())
+    kv_bytes = round(median(caption["stored_bytes"] for caption in captions))
+    request_s = _request_s(captions, length)
+    return {
+        "compression": configuration.label,
+        "frames": configuration.frames,
+        "merge_ratio": configuration.dycoke.merge_ratio,
+        "hide_ratio": configuration.dycoke.hide_ratio,
+        "layer": configuration.dycoke.layer,
+        "accuracy": total.rate,  # of questions and caption facts together
+        "accuracy_change": None if change is None else change.value,
+        "accuracy_change_interval": (change.low, change.high) if change is not None and len(captions) > 1 else None,
+        "question_accuracy": sum(one.questions, Score()).rate,
+        "caption_fact_accuracy": sum((caption["score"] for caption in captions), Score()).rate,
+        "captions_all_right": fmean(score.right == score.asked for score in (caption["score"] for caption in captions)),
+        "num_scored": total.asked,
+        "prepare_s": median(caption["prepare_s"] for caption in captions),
+        "prefill_s": median(caption["prefill_s"] for caption in captions),
+        "time_per_output_token_s": _token_s(captions),
+        "request_s": request_s,
+        "speedup": None if base is None else _request_s(base.captions, length) / request_s,
+        "kv_bytes": kv_bytes,
+        "kv_ratio": None if base is None else median(caption["stored_bytes"] for caption in base.captions) / kv_bytes,
+        "kv_attended_bytes": round(median(caption["attended_bytes"] for caption in captions)),
+        "peak_rss_bytes": max(caption["peak_bytes"] for caption in captions),
+        "prompt_tokens": fmean(caption["prompt_tokens"] for caption in captions),
+        "video_tokens": fmean(caption["video_tokens"] for caption in captions),
+        "output_tokens": fmean(caption["num_tokens"] for caption in captions),
+    }
 
 
-def _cells(line: CompressionResult) -> tuple[str, ...]:
-    return (
-        f"{line.accuracy:.3f}",
-        _change(line),
-        f"{line.prefill_s:.2f}",
-        f"{1000 * line.time_per_output_token_s:.1f}",
-        f"{line.request_s:.2f}",
-        _DASH if line.speedup is None else f"{line.speedup:.2f}x",
-        f"{line.kv_bytes / _MIB:.1f}",
-        _DASH if line.kv_ratio is None else f"{line.kv_ratio:.2f}x",
-        f"{line.kv_attended_bytes / _MIB:.1f}",
-        f"{line.peak_rss_bytes / _MIB:.0f}",
+def accuracy_change(ours: Sequence[Score], base: Sequence[Score]) -> Estimate:
+    """Difference of the rates over all clips, each clip with both answers."""
+    return estimate(difference, [(a.right, a.asked, b.right, b.asked) for a, b in zip(ours, base, strict=True)])
+
+
+def _token_s(captions: Sequence[Row]) -> float:
+    seconds: float = sum(caption["decode_s"] for caption in captions)
+    steps = sum(caption["num_tokens"] - 1 for caption in captions)
+    return seconds / steps if steps else 0.0
+
+
+def _request_s(captions: Sequence[Row], length: float) -> float:
+    before: float = median(caption["prepare_s"] + caption["prefill_s"] for caption in captions)
+    return before + _token_s(captions) * (length - 1)
+
+
+def compression_report(
+    options: CompressionOptions,
+    measured: Sequence[Measured],
+    model: str,
+    threads: int,
+    placement: Placement,
+    provenance: Provenance,
+) -> Report:
+    """Figures, tables and picture of what was measured."""
+    rows = results(measured)
+    where = f"{placement.device} {placement.dtype}"
+    return Report(
+        bench="compression",
+        baseline=_BASELINE,
+        provenance=provenance,
+        hardware=hardware(placement),
+        subject=f"{model} {where}; {options.num_clips} clips",
+        facts={
+            "target": f"{model}, {where}, {threads} threads, alone and greedy",
+            "clips": f"{options.num_clips}: a caption of at most {options.max_tokens} tokens "
+            "and every question for each",
+        },
+        figures={
+            "model": model,
+            "device": placement.device,
+            "dtype": placement.dtype,
+            "threads": threads,
+            "clips": options.num_clips,
+            "max_tokens": options.max_tokens,
+            "results": rows,
+        },
+        body=list(_body(rows)),
+        pictures={"plot": Picture(size=(9, 1.2 + 3.2 * len(options.frames)), draw=lambda figure: _draw(figure, rows))},
     )
 
 
-def _change(line: CompressionResult) -> str:
-    if line.accuracy_change is None:
-        return _DASH
-    change = f"{100 * line.accuracy_change:+.1f}"
-    if line.accuracy_change_interval is None:
+def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    columns = {
+        "compression": column("compression"),
+        "accuracy": column("accuracy", "{:.3f}"),
+        "change, points": _change,
+        "prefill s": column("prefill_s", "{:.2f}"),
+        "ms/token": column("time_per_output_token_s", "{:.1f}", 1000),
+        "request s": column("request_s", "{:.2f}"),
+        "faster": column("speedup", "{:.2f}x"),
+        "KV MiB": column("kv_bytes", "{:.1f}", 1 / _MIB),
+        "less": column("kv_ratio", "{:.2f}x"),
+        "read": column("kv_attended_bytes", "{:.1f}", 1 / _MIB),
+        "RSS MiB": column("peak_rss_bytes", "{:.0f}", 1 / _MIB),
+    }
+    for frames in dict.fromkeys(row["frames"] for row in rows):
+        yield table(f"{frames} frames", columns, [row for row in rows if row["frames"] == frames])
+    yield "change: with its 95 % interval over clips; request: a caption of one common length; read: KV of a last token"
+    yield "RSS: the process's peak while captioning, with the model that it had loaded before"
+
+
+def _change(row: Row) -> str:
+    change = column("accuracy_change", "{:+.1f}", 100)(row)
+    if row["accuracy_change_interval"] is None:
         return change
-    low, high = line.accuracy_change_interval
+    low, high = row["accuracy_change_interval"]
     return f"{change} ({100 * low:+.1f}..{100 * high:+.1f})"
+
+
+def _draw(figure: Any, rows: Sequence[Row]) -> None:
+    """Accuracy against time of a request and against KV bytes; bars are the 95 % interval of the change."""
+    numbers = list(dict.fromkeys(row["frames"] for row in rows))
+    grid = figure.subplots(len(numbers), 2, squeeze=False, sharey="row")
+    for (left, right), frames in zip(grid, numbers, strict=True):
+        lines = [row for row in rows if row["frames"] == frames]
+        _draw_lines(left, lines, [line["request_s"] for line in lines], "seconds per request")
+        _draw_lines(right, lines, [line["kv_bytes"] / _MIB for line in lines], "MiB of keys and values")
+        left.set_ylabel(f"accuracy at {frames} frames")
+    grid[0][0].legend(fontsize=8)
+
+
+def _draw_lines(axes: Any, lines: Sequence[Row], places: Sequence[float], name: str) -> None:
+    for method, colour in _COLOURS.items():
+        chosen = [(x, line) for x, line in zip(places, lines, strict=True) if line["compression"].split()[0] == method]
+        across, heights = [x for x, _ in chosen], [line["accuracy"] for _, line in chosen]
+        spans = list(zip(*(_span(line) for _, line in chosen), strict=True)) or None
+        axes.errorbar(across, heights, spans, fmt="o-", color=colour, label=method.value, capsize=2, elinewidth=0.8)
+        for x, line in chosen if method is not Method.NONE else []:
+            below = (4, -11) if method is Method.DYCOKE else (4, 5)
+            style = {"textcoords": "offset points", "fontsize": 7, "color": colour}
+            axes.annotate(f"K={line['merge_ratio']:g}", (x, line["accuracy"]), below, **style)
+    axes.set_xlabel(name)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _span(line: Row) -> tuple[float, float]:
+    """How far the 95 % interval of the change goes below and above."""
+    if line["accuracy_change_interval"] is None:
+        return 0.0, 0.0
+    low, high = line["accuracy_change_interval"]
+    return line["accuracy_change"] - low, high - line["accuracy_change"]

@@ -1,4 +1,8 @@
-"""Every strategy at every ratio on every prompt: what the draft would have got accepted, and what its prefill took."""
+"""Acceptance without an engine: the draft's choice at every position of the target's own greedy text, in one forward.
+
+The same models, caches, decoders and token choice as in the workers; acceptance is then exact and needs no schedule.
+Every strategy is judged at every ratio on every prompt.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +15,18 @@ from torch import Tensor
 
 from vidspec_models.encoded_videos import EncodedVideos
 from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
 from vidspec_models.loading import load_model
-from vidspec_models.preservation import (
-    RelevanceLaw,
-    find_strategy,
-    grid_checksum,
-    kept_of_prompt,
-    pruned,
-)
-from vidspec_models.video_lm import VideoLM
-from vidspec_service.bench.probes import spec_of, threads_of
-from vidspec_service.bench.pruning.asking import Asked
-from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Task
-from vidspec_service.bench.pruning.teacher_forcing import Prefilled, greedy_answer, matches, prefilled
+from vidspec_models.preservation import RelevanceLaw, TextQueries, find_strategy, grid_checksum, kept_of_prompt, pruned
+from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.pruning.options import BASELINE, Asked, PruningOptions, Setting, Task
 from vidspec_service.engine.conversion import model_inputs
 from vidspec_service.engine.types import EngineConfig, Preservation
 from vidspec_service.errors import ConfigError
 
 _ENCODED_BYTES = 2**24
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A strategy at a ratio. Those that ignore the ratio are measured once: `none` at 0, `blind` at 1."""
-
-    strategy: Preservation
-    ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +48,6 @@ class Answered:
 
     prompt: Prompt
     ids: tuple[int, ...]
-    after: Prefilled
     relevance: dict[RelevanceLaw, Tensor]  # [video rows]
 
 
@@ -111,7 +100,7 @@ def answered(models: LoadedPair, asked: Asked, laws: Sequence[RelevanceLaw], max
     found = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
     ids = greedy_answer(target, prompt, after, max_tokens)
     relevance = {law: scores for law, scores in found.items() if scores is not None}
-    return Answered(prompt=prompt, ids=ids, after=after, relevance=relevance)
+    return Answered(prompt=prompt, ids=ids, relevance=relevance)
 
 
 def judged(
@@ -120,12 +109,9 @@ def judged(
     """The draft's turn: under every setting it reads its part of the prompt and follows the target's text."""
     draft = models.run_as("draft")
     whole = models.prompt("draft", asked)
-    is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     for setting in settings:
-        strategy = find_strategy(setting.strategy)
-        relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
         started = time.perf_counter()
-        kept = kept_of_prompt(strategy, min(setting.ratio, 0.99), whole, relevance, seed + asked.clip)
+        kept = kept_rows(setting, whole, answer, seed + asked.clip)
         prompt = pruned(whole, kept)
         selection_s = time.perf_counter() - started
         after = prefilled(draft, prompt, models.chunk, len(answer.ids))
@@ -138,3 +124,77 @@ def judged(
             prefill_s=after.seconds,
             selection_s=selection_s,
         )
+
+
+def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> Tensor:
+    """Rows of the draft's whole prompt that the setting keeps; relevance counts where both see the same cells."""
+    strategy = find_strategy(setting.strategy)
+    is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
+    relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
+    return kept_of_prompt(strategy, setting.prune_ratio, whole, relevance, seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """A prompt in a cache."""
+
+    cache: KVCache
+    logits: Tensor  # [V] after the prompt
+    seconds: float
+    queries: dict[RelevanceLaw, TextQueries]
+
+
+def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[RelevanceLaw] = ()) -> Prefilled:
+    """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, note the text's queries."""
+    geometry = model.decoder.geometry
+    cache = KVCache(geometry, prompt.num_tokens + room)
+    queries = {law: TextQueries(prompt, law, geometry.num_layers, model.decoder.scale) for law in laws}
+
+    def note(layer: int, rows: Tensor) -> None:
+        for each in queries.values():
+            observe = each.observer(cache.length, len(rows))
+            if observe is not None:
+                observe(layer, rows)
+
+    started = time.perf_counter()
+    logits = None
+    while logits is None:
+        logits = model.prefill(prompt, cache, chunk, note if laws else None)
+    if logits.is_cuda:  # kernels run behind the interpreter's back on a GPU; a clock must wait for them
+        torch.cuda.synchronize(logits.device)
+    return Prefilled(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
+
+
+def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: int) -> tuple[int, ...]:
+    """The model's own text, the end token included; the cache then holds all of it but its last token."""
+    sampler, cache = CoupledSampler(SamplingLaw()), after.cache
+    ids = sampler.choose(after.logits[None], 0)
+    while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
+        position = prompt.next_position + len(ids) - 1
+        (logits,) = model.step([StepRows(cache=cache, ids=ids[-1:], position=position)])
+        ids += sampler.choose(logits, len(ids))
+    return tuple(ids)
+
+
+def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]) -> tuple[bool, ...]:
+    """At which tokens of `ids` the model's own choice, given all before, is the same. Leaves the cache as found."""
+    sampler, cache = CoupledSampler(SamplingLaw()), after.cache
+    scores = [after.logits[None]]
+    if len(ids) > 1:
+        scores += model.step([StepRows(cache=cache, ids=ids[:-1], position=prompt.next_position)])
+        cache.truncate(prompt.num_tokens)
+    chosen = sampler.choose(torch.cat(scores), 0)
+    return tuple(mine == theirs for mine, theirs in zip(chosen, ids, strict=True))
+
+
+def mean_accepted(hits: Sequence[bool], window: int) -> tuple[int, int]:
+    """Accepted proposals and verifications when `window` tokens are proposed at a time (serial schedule).
+
+    A verification commits the accepted ones and one token more, which is the target's own.
+    """
+    at, accepted, verifications = 0, 0, 0
+    while at < len(hits):
+        proposed = hits[at : at + window]
+        run = next((place for place, hit in enumerate(proposed) if not hit), len(proposed))
+        accepted, verifications, at = accepted + run, verifications + 1, at + run + 1
+    return accepted, verifications

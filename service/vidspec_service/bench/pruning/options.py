@@ -1,13 +1,15 @@
-"""What a run of `bench pruning` is asked to do."""
+"""What a run of `bench pruning` is asked to do, and the prompts about a clip."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vidspec_service.engine.types import Preservation
+from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.engine.types import ChatMessage, Preservation, VideoInput
 
-RATIOS = (0.0, 0.5, 0.75, 0.9, 0.95)
 BASELINE = Preservation.NONE
 
 
@@ -23,35 +25,70 @@ class Task(StrEnum):
 
 
 QUESTION_TASKS = {
-    "colour": Task.APPEARANCE,
-    "shape": Task.APPEARANCE,
-    "size": Task.APPEARANCE,
-    "background": Task.APPEARANCE,
-    "texture": Task.APPEARANCE,
-    "start": Task.MOTION,
-    "end": Task.MOTION,
-    "direction": Task.MOTION,
-    "timing": Task.TIME,
-    "change": Task.TIME,
-    "first": Task.TIME,
-    "letter": Task.LETTERS,
-    "letter_corner": Task.LETTERS,
-    "letter_time": Task.LETTERS,
-    "letter_count": Task.COUNT,
-    "count": Task.COUNT,
+    kind: task
+    for task, kinds in {
+        Task.APPEARANCE: ("colour", "shape", "size", "background", "texture"),
+        Task.MOTION: ("start", "end", "direction"),
+        Task.TIME: ("timing", "change", "first"),
+        Task.LETTERS: ("letter", "letter_corner", "letter_time"),
+        Task.COUNT: ("letter_count", "count"),
+    }.items()
+    for kind in kinds
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A strategy at a ratio. Those that ignore the ratio are measured once: `none` at 0, `blind` at 1."""
+
+    strategy: Preservation
+    ratio: float
+
+    @property
+    def prune_ratio(self) -> float:
+        """As strategies and engine take it."""
+        return min(self.ratio, 0.99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningOptions:
-    """Defaults are those of the issue's table."""
+    """What to measure; by default everything."""
 
     num_clips: int = 24
     strategies: tuple[Preservation, ...] = tuple(Preservation)
-    ratios: tuple[float, ...] = RATIOS
+    ratios: tuple[float, ...] = (0.0, 0.5, 0.75, 0.9, 0.95)
     tasks: tuple[Task, ...] = tuple(Task)
     max_tokens: int = 160
     long_frames: int = 64  # of the clip on which scoring and prefill are timed
-    follow_every: int | None = None  # tokens after which `hippo` chooses anew; None: that experiment is not made
     use_engine: bool = False  # tokens per second from engine runs, not from the speed model
     seed: int = 0  # of `random`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One prompt about one clip."""
+
+    clip: int
+    task: Task
+    text: str
+    video: VideoInput
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        return about_video(self.text)
+
+
+def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[Asked]:
+    """Everything of these tasks about the clip-th test scene, the caption first."""
+    seed = TEST_SEEDS[clip]
+    video = scene_video(seed, key=f"test-{clip}")
+    texts = [(Task.CAPTION, CAPTION_PROMPT)]
+    texts += [(QUESTION_TASKS[question.kind], question.text) for question in questions(sample_scene(seed))]
+    for task, text in texts:
+        if task in tasks:
+            yield Asked(clip=clip, task=task, text=text, video=video)
+
+
+def long_clip(num_frames: int) -> Asked:
+    """The caption of the first test scene, at more frames than the bundled pair was made for: for timing."""
+    return Asked(clip=0, task=Task.CAPTION, text=CAPTION_PROMPT, video=scene_video(TEST_SEEDS[0], num_frames))

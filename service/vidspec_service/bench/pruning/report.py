@@ -1,81 +1,188 @@
-"""PruningReport: all that `bench pruning` says, as it goes into the JSON file; table and plot are made from it."""
+"""What `bench pruning` says: from judged prompts to rates with intervals, as tables and lines.
+
+Rates are paired, clip by clip, with the unpruned draft and with hippo. A clip is drawn again whole: what is asked of
+one hangs together.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median
 
-from vidspec_service.bench.facts import Hardware
-from vidspec_service.bench.pruning.following import FollowingThird
-from vidspec_service.bench.pruning.statistics import Estimate
-from vidspec_service.bench.pruning.timing import LongClip
+from rich.console import RenderableType
+
+from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.report import Picture, Report, Row, column, table
+from vidspec_service.bench.pruning.judging import Judged, mean_accepted
+from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
+from vidspec_service.bench.pruning.plots import draw_report
+from vidspec_service.engine.types import Preservation
 
 ALL_TASKS = "all"
+WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`
+_BASELINE = "none: the draft sees every video token (ratio 0)"
+_FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the one ratio of those that ignore it
+
+Speed = Callable[[Setting, str, float], tuple[float, str]]  # setting, task, acceptance to (tokens/s, where from)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruningResult:
-    """One strategy at one ratio on one task. Intervals: 95 %, bootstrap over clips."""
-
-    strategy: str
-    ratio: float
-    task: str
-    acceptance_rate: float
-    ci_low: float
-    ci_high: float
-    mean_accepted_tokens: float  # per verification of `window` proposals, serial schedule
-    draft_prefill_s: float  # median
-    tokens_per_s: float
-    tokens_per_s_from: str  # "engine" or "speed model"
-    over_unpruned: Estimate  # acceptance over that of `none`
-    less_than_hippo: Estimate | None  # hippo's acceptance at this ratio less this one's: above 0, hippo is better
-    selection_s: float  # median
-    video_tokens: float  # mean, that the draft sees
-    num_tokens: int  # judged
+def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> list[Row]:
+    """Every strategy at every ratio, on each task and on all together; ratio 0 is `none` for all of them."""
+    rows = []
+    for strategy in options.strategies:
+        for share in [_FIXED[strategy]] if strategy in _FIXED else options.ratios:
+            for task in (ALL_TASKS, *options.tasks):
+                of_task = [each for each in judged if task in (ALL_TASKS, each.task)]
+                row = _result(strategy, share, task, of_task, speed)
+                rows += [row] if row else []
+    return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What was measured."""
+def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[Judged], speed: Speed) -> Row:
+    """Empty for what was not judged. Intervals: 95 %, bootstrap over clips."""
+    setting = _measured_as(strategy, share)
+    mine = [each for each in of_task if each.setting == setting]
+    if not mine:
+        return {}
+    counts, hippo = _counts(of_task, setting), _counts(of_task, _measured_as(Preservation.HIPPO, share))
+    acceptance = estimate(rate, list(counts.values()))
+    runs = [mean_accepted(each.hits, WINDOW) for each in mine]
+    tokens_per_s, source = speed(setting, task, acceptance.value)
+    return {
+        "strategy": strategy.value,
+        "ratio": share,
+        "task": str(task),
+        "acceptance_rate": acceptance.value,
+        "ci_low": acceptance.low,
+        "ci_high": acceptance.high,
+        # per verification of WINDOW proposals, serial schedule
+        "mean_accepted_tokens": sum(accepted for accepted, _ in runs) / sum(number for _, number in runs),
+        "draft_prefill_s": median(each.prefill_s for each in mine),
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_from": source,  # "engine" or "speed model"
+        "over_unpruned": paired(ratio, counts, _counts(of_task, Setting(BASELINE, 0.0))),
+        # hippo's acceptance at this ratio less this one's: above 0, hippo is better
+        "less_than_hippo": paired(difference, hippo, counts) if hippo else None,
+        "selection_s": median(each.selection_s for each in mine),
+        "video_tokens": fmean(each.video_tokens for each in mine),  # that the draft sees
+        "num_tokens": sum(len(each.hits) for each in mine),  # judged
+    }
 
-    model: str
-    device: str
-    dtype: str
-    threads: int
+
+def _measured_as(strategy: Preservation, share: float) -> Setting:
+    return Setting(strategy, share) if share > 0 else Setting(BASELINE, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruningReport:
-    """`results` has every strategy, ratio and task; ratio 0 is `none` for all of them."""
+Counts = Mapping[int, tuple[int, int]]  # clip to (accepted, judged)
 
-    bench: str = "pruning"
-    created: str
-    command: str
-    baseline: str
-    hardware: Hardware
-    versions: Mapping[str, str]
-    models: Mapping[str, ModelFacts]
-    clips: int
-    window: int
-    max_tokens: int
-    results: tuple[PruningResult, ...]
-    long_clip: LongClip
-    following: tuple[FollowingThird, ...] = ()
-    following_every: int | None = None
-    load_average_before: float
 
-    def of(self, strategy: str, ratio: float, task: str = ALL_TASKS) -> PruningResult | None:
-        """One of the results."""
-        wanted = (strategy, ratio, task)
-        return next((each for each in self.results if (each.strategy, each.ratio, each.task) == wanted), None)
+def _counts(judged: Sequence[Judged], setting: Setting) -> Counts:
+    """Summed by clip."""
+    sums: dict[int, tuple[int, int]] = {}
+    for each in judged:
+        if each.setting == setting:
+            accepted, number = sums.get(each.clip, (0, 0))
+            sums[each.clip] = (accepted + sum(each.hits), number + len(each.hits))
+    return sums
 
-    def to_json(self) -> str:
-        """As written to the file."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
-    def write(self, path: Path) -> None:
-        """Write the JSON file."""
-        path.write_text(self.to_json(), encoding="utf-8")
+def paired(figure: Callable[[Sums], Sums], ours: Counts, base: Counts) -> Estimate:
+    """Over the clips that both have."""
+    return estimate(figure, [(*ours[clip], *base[clip]) for clip in sorted(ours.keys() & base.keys())])
+
+
+def pruning_report(
+    options: PruningOptions,
+    rows: Sequence[Row],
+    clip: Row,
+    models: Mapping[str, Row],
+    machine: Row,
+    provenance: Provenance,
+) -> Report:
+    """`clip`: the long one; `models`: facts by role."""
+    named = {role: "{model}, {device} {dtype}, {threads} threads".format(**facts) for role, facts in models.items()}
+    subject = ", ".join("{} {model} {device} {dtype}".format(role, **facts) for role, facts in models.items())
+    of_clips = f"{options.num_clips}, at most {options.max_tokens} tokens, greedy; first tokens count, too"
+    return Report(
+        bench="pruning",
+        baseline=_BASELINE,
+        provenance=provenance,
+        hardware=machine,
+        subject=f"{subject}; {options.num_clips} clips",
+        facts={**named, "clips": of_clips},
+        figures={
+            "models": models,
+            "clips": options.num_clips,
+            "window": WINDOW,
+            "max_tokens": options.max_tokens,
+            "results": rows,
+            "long_clip": clip,
+        },
+        body=list(_body(rows, clip)),
+        pictures={"plot": Picture(size=(11, 5), draw=lambda figure: draw_report(figure, _on(rows, ALL_TASKS), clip))},
+    )
+
+
+def _on(rows: Sequence[Row], task: str) -> list[Row]:
+    return [row for row in rows if row["task"] == task]
+
+
+def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
+    columns = {
+        "strategy": column("strategy"),
+        "ratio": column("ratio", "{:g}"),
+        "tokens seen": column("video_tokens", "{:.0f}"),
+        "acceptance": column("acceptance_rate", "{:.3f}"),
+        "95 %": lambda row: f"{row['ci_low']:.3f}..{row['ci_high']:.3f}",
+        "of unpruned": lambda row: _interval(row["over_unpruned"], "{:.3f}"),
+        "hippo less this": lambda row: (
+            "" if row["strategy"] == Preservation.HIPPO else _interval(row["less_than_hippo"], "{:+.3f}")
+        ),
+        "accepted": column("mean_accepted_tokens", "{:.2f}"),
+        "prefill ms": column("draft_prefill_s", "{:.1f}", 1000),
+        "tok/s": column("tokens_per_s", "{:.0f}"),
+    }
+    yield table("Acceptance on all tasks, 95 % over clips", columns, _on(rows, ALL_TASKS))
+    for share in sorted({row["ratio"] for row in rows if row["strategy"] not in _FIXED and row["ratio"] >= 0.9}):
+        yield _by_task(rows, share)
+    yield from _times(clip)
+
+
+def _interval(found: Estimate | None, form: str) -> str:
+    return "" if found is None else f"{form} ({form}..{form})".format(found.value, found.low, found.high)
+
+
+def _by_task(rows: Sequence[Row], share: float) -> RenderableType:
+    """Strategies down, tasks across; a star where hippo is better beyond the interval, a minus where it is worse."""
+    tasks = [task for task in dict.fromkeys(row["task"] for row in rows) if task != ALL_TASKS]
+    lines: dict[str, Row] = {}
+    for row in rows:
+        if row["ratio"] == _FIXED.get(row["strategy"], share):
+            lines.setdefault(row["strategy"], {"strategy": row["strategy"], **dict.fromkeys(tasks, "")})[
+                row["task"]
+            ] = _marked(row)
+    columns = {name: column(name) for name in ("strategy", *tasks)}
+    title = f"Acceptance by task at {share:g} (* hippo is better, - hippo is worse, beyond the 95 % interval)"
+    return table(title, columns, lines.values())
+
+
+def _marked(row: Row) -> str:
+    less: Estimate | None = row["less_than_hippo"]
+    mark = "" if less is None else "*" if less.low > 0 else "-" if less.high < 0 else ""
+    return f"{row['acceptance_rate']:.3f}{mark}"
+
+
+def _times(clip: Row) -> Iterator[str]:
+    line = {name: f"{1000 * seconds:.1f}" for name, seconds in clip["time_line"].items()}
+    yield f"one clip of {clip['frames']} frames, {clip['video_tokens']} video tokens:"
+    yield (
+        f"  target prefill {1000 * clip['target_prefill_s']:.1f} ms; relevance {1000 * clip['relevance_s']:.2f} ms, "
+        f"with hippo's choice {100 * clip['scoring_over_prefill']:.2f} % of it"
+    )
+    prefills = ", ".join(f"{share}: {1000 * seconds:.1f}" for share, seconds in clip["draft_prefill_s"].items())
+    yield f"  draft prefill in ms by ratio: {prefills}; pruned over unpruned {clip['draft_prefill_ratio']:.3f}"
+    yield (
+        f"  time line in ms: first token {line['target_first_token_s']}; draft ready {line['draft_ready_s']}, "
+        f"refined {line['draft_refined_s']}; had it waited {line['draft_ready_if_it_waited_s']}"
+    )

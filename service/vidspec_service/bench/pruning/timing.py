@@ -1,58 +1,42 @@
-"""What choosing costs and saves in time, on one long clip; and when the draft can begin, with and without waiting."""
+"""Time: what choosing costs and saves on one long clip, when the draft can begin, and tokens per second."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
 import torch
+from prometheus_client import CollectorRegistry
 
+from vidspec_models.bundled import TEST_SEEDS
 from vidspec_models.preservation import find_strategy, kept_of_prompt, pruned
-from vidspec_service.bench.pruning.asking import long_clip
-from vidspec_service.bench.pruning.judging import LoadedPair
-from vidspec_service.bench.pruning.options import PruningOptions
-from vidspec_service.bench.pruning.teacher_forcing import prefilled
+from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.pruning.judging import LoadedPair, prefilled
+from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
+from vidspec_service.engine.client import EngineClient
 from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import Preservation
+from vidspec_service.engine.policy import StepCosts, best_plan
+from vidspec_service.engine.speculation import measure_costs
+from vidspec_service.engine.types import EngineConfig, GenerationRequest, Preservation, SpeculationMode
+from vidspec_service.telemetry import Metrics
 
 _REPEATS = 5
+_WARM_UP = 2
 _SHOWN = Preservation.HIPPO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLine:
-    """Seconds after both workers took the request up."""
+def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
+    """Medians of a few runs on one clip. Every part is timed on its own, so that none waits for another.
 
-    target_first_token_s: float
-    relevance_s: float  # the draft has the target's scores
-    draft_ready_s: float  # it can propose, from its own scores
-    draft_refined_s: float  # it sees what the target's scores chose
-    draft_ready_if_it_waited_s: float  # had it waited for those scores before its prefill
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongClip:
-    """Medians of a few runs on one clip. Keys of `selection_s` are strategies, of `draft_prefill_s` ratios."""
-
-    frames: int
-    video_tokens: int
-    target_prepare_s: float
-    target_prefill_s: float
-    draft_prepare_s: float
-    relevance_s: float
-    relevance_over_prefill: float
-    scoring_over_prefill: float  # relevance on the target and hippo's choice on the draft
-    selection_s: Mapping[str, float]
-    draft_prefill_s: Mapping[str, float]
-    draft_prefill_ratio: float  # at the largest ratio up to 0.9, over unpruned
-    time_line: TimeLine
-
-
-def measure_long_clip(models: LoadedPair, options: PruningOptions) -> LongClip:
-    """Times every part on its own, so that none waits for another."""
+    Keys of `selection_s` are strategies, of `draft_prefill_s` ratios. `scoring_over_prefill` is relevance on the target
+    and hippo's choice on the draft; `draft_prefill_ratio` is at the largest ratio up to 0.9, over unpruned.
+    """
     asked = long_clip(options.long_frames)
     inputs = model_inputs(asked.messages, (asked.video,))
     target, law = models.run_as("target"), find_strategy(_SHOWN).relevance
@@ -78,41 +62,45 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> LongClip:
         prefills[ratio] = median(prefilled(draft, seen, models.chunk, 0).seconds for _ in range(_REPEATS))
     shown = max(ratio for ratio in ratios if ratio <= 0.9)
     choice_s = selection_s.get(_SHOWN.value, 0.0)
-    return LongClip(
-        frames=options.long_frames,
-        video_tokens=prompt.num_video_tokens,
-        target_prepare_s=target_prepare_s,
-        target_prefill_s=target_prefill_s,
-        draft_prepare_s=draft_prepare_s,
-        relevance_s=relevance_s,
-        relevance_over_prefill=relevance_s / target_prefill_s,
-        scoring_over_prefill=(relevance_s + choice_s) / target_prefill_s,
-        selection_s=selection_s,
-        draft_prefill_s={f"{ratio:g}": seconds for ratio, seconds in prefills.items()},
-        draft_prefill_ratio=prefills[shown] / prefills[0.0],
-        time_line=time_line(
+    return {
+        "frames": options.long_frames,
+        "video_tokens": prompt.num_video_tokens,
+        "target_prepare_s": target_prepare_s,
+        "target_prefill_s": target_prefill_s,
+        "draft_prepare_s": draft_prepare_s,
+        "relevance_s": relevance_s,
+        "relevance_over_prefill": relevance_s / target_prefill_s,
+        "scoring_over_prefill": (relevance_s + choice_s) / target_prefill_s,
+        "selection_s": selection_s,
+        "draft_prefill_s": {f"{ratio:g}": seconds for ratio, seconds in prefills.items()},
+        "draft_prefill_ratio": prefills[shown] / prefills[0.0],
+        "time_line": time_line(
             first_token_s=target_prepare_s + target_prefill_s,
             relevance_s=relevance_s,
             draft_prepare_s=draft_prepare_s,
             choice_s=choice_s,
             draft_prefill_s=prefills[shown],
         ),
-    )
+    }
 
 
 def time_line(
     *, first_token_s: float, relevance_s: float, draft_prepare_s: float, choice_s: float, draft_prefill_s: float
-) -> TimeLine:
-    """Both workers begin at once; the target measures relevance after its first token."""
+) -> dict[str, float]:
+    """Seconds after both workers took the request up; the target measures relevance after its first token.
+
+    The draft is `ready` when it can propose, from its own scores, and `refined` when it sees what the target's scores
+    chose; the last entry is for a draft that waits for those scores before its prefill.
+    """
     scores_s = first_token_s + relevance_s
     ready_s = draft_prepare_s + choice_s + draft_prefill_s
-    return TimeLine(
-        target_first_token_s=first_token_s,
-        relevance_s=scores_s,
-        draft_ready_s=ready_s,
-        draft_refined_s=max(ready_s, scores_s) + choice_s + draft_prefill_s,
-        draft_ready_if_it_waited_s=max(draft_prepare_s, scores_s) + choice_s + draft_prefill_s,
-    )
+    return {
+        "target_first_token_s": first_token_s,
+        "relevance_s": scores_s,
+        "draft_ready_s": ready_s,
+        "draft_refined_s": max(ready_s, scores_s) + choice_s + draft_prefill_s,
+        "draft_ready_if_it_waited_s": max(draft_prepare_s, scores_s) + choice_s + draft_prefill_s,
+    }
 
 
 def _median_s(work: Callable[[], object], repeats: int = _REPEATS) -> float:
@@ -124,3 +112,54 @@ def _median_s(work: Callable[[], object], repeats: int = _REPEATS) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return median(seconds)
+
+
+class Speeds:
+    """Tokens per second: of the engine where it was run (captions), else predicted by the policy's speed model."""
+
+    def __init__(self, models: LoadedPair, engine: Mapping[Setting, float]) -> None:
+        """Forwards of both models are timed in this process, one model after the other."""
+        target = measure_costs(models.run_as("target"))
+        draft = measure_costs(models.run_as("draft"))
+        self._costs = StepCosts(base_s=target.base_s, row_s=target.row_s, draft_s=draft.base_s + draft.row_s)
+        self._engine = engine
+
+    def __call__(self, setting: Setting, task: str, acceptance: float) -> tuple[float, str]:
+        if task == Task.CAPTION and setting in self._engine:
+            return self._engine[setting], "engine"
+        plan = best_plan(acceptance, self._costs, overlap=True, least_gain=0.0)
+        return plan.speedup / self._costs.verification_s(1), "speed model"
+
+
+def engine_speeds(
+    options: PruningOptions, pair: EngineConfig, settings: Sequence[Setting], tell: Tell
+) -> dict[Setting, float]:
+    """Captions in mode parallel, one engine after another: decoding speed, each answer's first token left out."""
+    found = {}
+    for index, setting in enumerate(settings):
+        tell(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))
+        config = replace(
+            pair,
+            preservation=setting.strategy,
+            prune_ratio=setting.prune_ratio,
+            speculation=SpeculationMode.PARALLEL,
+        )
+        found[setting] = asyncio.run(_engine_speed(options, config))
+    return found
+
+
+async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
+    clips = range(options.num_clips)
+    samples: list[Sample] = []
+    async with EngineClient(config, Metrics(CollectorRegistry())) as engine:
+        for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
+            request = GenerationRequest(
+                request_id=f"pruning-{group}",
+                messages=about_video(CAPTION_PROMPT),
+                videos=(scene_video(TEST_SEEDS[clip]),),
+                max_tokens=options.max_tokens,
+                speculation=config.speculation,
+            )
+            sample = await ask_engine(engine, request)
+            samples += [replace(sample, group=group)] if group >= 0 else []
+    return decoding(samples).rate

@@ -26,10 +26,6 @@ class Question:
     leave_after_events: int | None = None  # close the connection after so many events of the stream
     leave_after_bytes: int | None = None  # or after so many bytes of the upload
 
-    @property
-    def leaves_early(self) -> bool:
-        return self.leave_after_events is not None or self.leave_after_bytes is not None
-
     def fields(self) -> dict[str, str]:
         """The form without its video."""
         fields = {"prompt": _PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}
@@ -94,20 +90,22 @@ class Asker:
         try:
             if question.leave_after_bytes is not None:
                 await self._abandon_upload(question, question.leave_after_bytes)
-                return Outcome(due_s=due_s, status=0, e2e_s=watch.elapsed_s, left_early=True)
-            return await self._stream(question, watch, due_s)
+                found: dict[str, Any] = {"status": 0, "left_early": True}
+            else:
+                found = await self._stream(question, watch)
         except (httpx.HTTPError, OSError, ValueError) as error:
-            return Outcome(
-                due_s=due_s, status=0, code=type(error).__name__, ttft_s=watch.first_s, e2e_s=watch.elapsed_s
-            )
+            found = {"status": 0, "code": type(error).__name__}
+        e2e_s = watch.last_s if found["status"] == httpx.codes.OK and "code" not in found else watch.elapsed_s
+        return Outcome(due_s=due_s, ttft_s=watch.first_s, e2e_s=e2e_s, **found)
 
-    async def _stream(self, question: Question, watch: _Watch, due_s: float) -> Outcome:
+    async def _stream(self, question: Question, watch: _Watch) -> dict[str, Any]:
         files = {"video": ("video", question.clip, "video/mp4")}
         async with self._client.stream("POST", ROUTE, data=question.fields(), files=files) as response:
             if response.status_code != httpx.codes.OK:
-                body = json.loads(await response.aread())
-                code = body["error"]["code"]
-                return Outcome(due_s=due_s, status=response.status_code, code=code, e2e_s=watch.elapsed_s)
+                return {
+                    "status": response.status_code,
+                    "code": json.loads(await response.aread())["error"]["code"],
+                }
             num_tokens, num_events = 0, 0
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
@@ -115,22 +113,13 @@ class Asker:
                 num_events += 1
                 chunk: dict[str, Any] = json.loads(line.removeprefix("data: "))
                 if "error" in chunk:
-                    code = chunk["error"]["code"]
-                    return Outcome(due_s=due_s, status=200, code=code, ttft_s=watch.first_s, e2e_s=watch.elapsed_s)
+                    return {"status": 200, "code": chunk["error"]["code"]}
                 watch.see(chunk)
                 num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
                 if num_events == question.leave_after_events:
                     break
         left = question.leave_after_events is not None and num_tokens == 0
-        return Outcome(
-            due_s=due_s,
-            status=200,
-            ttft_s=watch.first_s,
-            e2e_s=watch.last_s,
-            num_tokens=num_tokens,
-            is_complete=num_tokens > 0,
-            left_early=left,
-        )
+        return {"status": 200, "num_tokens": num_tokens, "is_complete": num_tokens > 0, "left_early": left}
 
     async def _abandon_upload(self, question: Question, num_bytes: int) -> None:
         """Begin to send, then hang up."""

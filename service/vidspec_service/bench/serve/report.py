@@ -1,49 +1,166 @@
-"""ServeReport: all that `bench serve` says, as it goes into the JSON file; tables and plots are made from it."""
+"""What `bench serve` says: from outcomes to percentiles, goodput, what was refused and lost; tables, curves."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from vidspec_service.bench.facts import Hardware
+import numpy as np
+from rich.console import RenderableType
+
+from vidspec_service.bench.common.facts import Provenance, hardware
+from vidspec_service.bench.common.report import Picture, Report, Row, column, table
 from vidspec_service.bench.serve.exchange import Outcome
-from vidspec_service.bench.serve.soak import SoakResult
-from vidspec_service.bench.serve.statistics import LoadResult
+
+_BASELINE = "none: absolute figures of this server on this machine, its client on the same one if local"
+_REFUSALS = (429, 503)
+_PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "worst": 100}
+_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeReport:
-    """`outcomes` has every request by load, so that every figure can be made again from the file."""
+class Objectives:
+    """What makes an answer a good one; and the server's own deadline, request_timeout_s."""
 
-    bench: str = "serve"
-    created: str
-    command: str
-    baseline: str = "none: absolute figures of this server on this machine, its client on the same one if local"
-    hardware: Hardware
-    versions: Mapping[str, str]
-    model: str
-    server: str  # "its own", or the address
-    settings: Mapping[str, float | int | bool | None]
-    loads: tuple[LoadResult, ...]
-    soak: SoakResult | None
-    outcomes: Mapping[str, tuple[Outcome, ...]]
-    load_average_before: float
+    ttft_s: float = 2.0
+    tpot_s: float = 0.1
+    deadline_s: float = 120.0
 
-    @property
-    def num_lost(self) -> int:
-        """Requests without an answer or a proper refusal, over all loads."""
-        return sum(load.num_lost for load in self.loads)
+    def are_met(self, outcome: Outcome) -> bool:
+        """By a whole answer."""
+        return (outcome.ttft_s or 0.0) <= self.ttft_s and (outcome.tpot_s is None or outcome.tpot_s <= self.tpot_s)
 
-    def to_json(self) -> str:
-        """As written to the file."""
-        content = dataclasses.asdict(self)
-        if self.soak is not None:
-            content["soak"]["growth"] = self.soak.growth
-        return json.dumps(content, indent=2) + "\n"
 
-    def write(self, path: Path) -> None:
-        """Write the JSON file."""
-        path.write_text(self.to_json(), encoding="utf-8")
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Of times in seconds; None for no values."""
+    if not values:
+        return None
+    return dict(zip(_PERCENTILES, np.percentile(values, list(_PERCENTILES.values())).tolist(), strict=True))
+
+
+def load_result(name: str, outcomes: Sequence[Outcome], duration_s: float, objectives: Objectives) -> Row:
+    """One load. Latencies are those of whole answers; goodput counts whole answers within both objectives."""
+    whole = [outcome for outcome in outcomes if outcome.is_complete]
+    left = [outcome for outcome in outcomes if outcome.left_early]
+    refused = [outcome for outcome in outcomes if outcome.status in _REFUSALS]
+    wrong = [outcome for outcome in outcomes if not outcome.is_complete and not outcome.left_early]
+    sent_s = max((outcome.due_s for outcome in outcomes), default=0.0)
+    return {
+        "name": name,
+        "num_requests": len(outcomes),
+        "duration_s": duration_s,
+        "offered_per_s": len(outcomes) / sent_s if sent_s > 0 else 0.0,
+        "answered_per_s": len(whole) / duration_s,
+        "goodput_per_s": sum(map(objectives.are_met, whole)) / duration_s,
+        "tokens_per_s": sum(outcome.num_tokens for outcome in whole) / duration_s,
+        "ttft": percentiles([outcome.ttft_s for outcome in whole if outcome.ttft_s is not None]),
+        "tpot": percentiles([outcome.tpot_s for outcome in whole if outcome.tpot_s is not None]),
+        "e2e": percentiles([outcome.e2e_s for outcome in whole]),
+        "num_answered": len(whole),
+        "num_left_early": len(left),
+        "num_refused": len(refused),
+        "num_lost": len(outcomes) - len(whole) - len(left) - len(refused),  # and no client that left
+        "num_late": sum(outcome.e2e_s > objectives.deadline_s for outcome in whole),
+        "refusal": percentiles([outcome.e2e_s for outcome in refused]),  # from due to refused
+        "errors": dict(Counter(f"{outcome.status} {outcome.code}" for outcome in wrong).most_common()),
+    }
+
+
+def serve_report(
+    loads: Sequence[Row],
+    outcomes: Mapping[str, Sequence[Outcome]],
+    soak: Row | None,
+    served: Row,
+    provenance: Provenance,
+) -> Report:
+    """`served`: model, server and settings. `outcomes` has every request, so that every figure can be made again."""
+    body = [part for load in loads for part in _of_load(load)]
+    return Report(
+        bench="serve",
+        baseline=_BASELINE,
+        provenance=provenance,
+        hardware=hardware(),
+        subject=served["model"],
+        facts={
+            "server": f"{served['server']}: {served['model']}; load before the run: {provenance.load_average:.2f}",
+            "settings": ", ".join(f"{name} {value}" for name, value in served["settings"].items()),
+        },
+        figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},
+        body=body if soak is None else [*body, _footprints(soak)],
+        pictures={
+            "plot": Picture(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))
+        },
+    )
+
+
+def num_lost(report: Report) -> int:
+    """Requests without an answer or a proper refusal, over all loads."""
+    return sum(load["num_lost"] for load in report.figures["loads"])
+
+
+def has_left_something(report: Report) -> bool:
+    """Files or processes that were not there before a soak."""
+    soak = report.figures["soak"]
+    if soak is None:
+        return False
+    return bool(soak["after"]["num_files"] or soak["after"]["num_processes"] > soak["before"]["num_processes"])
+
+
+def _of_load(load: Row) -> Iterator[RenderableType]:
+    named = {"first token": "ttft", "per token": "tpot", "whole answer": "e2e", "refusal": "refusal"}
+    rows = [{"ms": name, **load[key]} for name, key in named.items() if load[key] is not None]
+    columns = {"ms": column("ms"), **{name: column(name, "{:.1f}", 1000) for name in _PERCENTILES}}
+    yield table(f"{load['name']}: {load['num_requests']} requests in {load['duration_s']:.1f} s", columns, rows)
+    yield (
+        f"offered {load['offered_per_s']:.2f}/s, answered {load['answered_per_s']:.2f}/s, "
+        f"goodput {load['goodput_per_s']:.2f}/s, {load['tokens_per_s']:.1f} tokens/s"
+    )
+    yield (
+        f"answered {load['num_answered']} ({load['num_late']} after the deadline), refused {load['num_refused']}, "
+        f"left early {load['num_left_early']}, lost {load['num_lost']}"
+    )
+    if load["errors"]:
+        yield "errors: " + ", ".join(f"{count} x {error}" for error, count in load["errors"].items())
+
+
+def _footprints(soak: Row) -> RenderableType:
+    columns = {
+        "": column(""),
+        "resident MiB": column("resident_bytes", "{:.1f}", 1 / _MIB),
+        "processes": column("num_processes"),
+        "descriptors": column("num_descriptors"),
+        "upload files": column("num_files"),
+    }
+    title = f"After {soak['num_warm_up']} requests of warm-up, and after {soak['num_requests']} more"
+    made = table(title, columns, [{"": name, **soak[name]} for name in ("before", "after")])
+    made.add_row("growth", f"{100 * soak['growth']:+.2f} %")
+    return made
+
+
+def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None) -> None:
+    """Cumulative shares over seconds; for a soak, resident memory over requests below."""
+    shares, *below = figure.subplots(1 if soak is None else 2, 1, squeeze=False)[:, 0]
+    for name, of_load in outcomes.items():
+        whole = [outcome for outcome in of_load if outcome.is_complete]
+        _draw_shares(shares, f"{name}: first token", [each.ttft_s for each in whole if each.ttft_s is not None])
+        _draw_shares(shares, f"{name}: whole answer", [each.e2e_s for each in whole])
+        _draw_shares(shares, f"{name}: refusal", [each.e2e_s for each in of_load if each.status in _REFUSALS])
+    shares.set_xscale("log")
+    shares.set_xlabel("seconds since the request was due")
+    shares.set_ylabel("share of requests")
+    shares.legend(fontsize=7)
+    if soak is not None:
+        (memory,) = below
+        samples = soak["samples"]
+        memory.plot([done for done, _ in samples], [held["resident_bytes"] / _MIB for _, held in samples])
+        memory.set_ylim(bottom=0)
+        memory.set_xlabel("requests ended after warm-up")
+        memory.set_ylabel("resident MiB, all processes")
+
+
+def _draw_shares(axes: Any, label: str, values: Sequence[float]) -> None:
+    if values:
+        shares = [(index + 1) / len(values) for index in range(len(values))]
+        axes.step(sorted(values), shares, where="post", label=label)

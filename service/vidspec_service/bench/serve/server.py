@@ -1,4 +1,4 @@
-"""A server of our own for the length of a block: `vidspec serve` on a free port, ended by SIGTERM."""
+"""A server of our own for the length of a block, ended by SIGTERM; and what it holds, as the kernel sees it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from vidspec_service.bench.common.report import Row
 from vidspec_service.errors import ConfigError
 
 _START_TIMEOUT_S = 600.0
@@ -26,6 +29,28 @@ class Server:
     url: str
     pid: int
     upload_dir: Path
+
+    def footprint(self) -> Row:
+        """Of the process and all below it; one that is gone meanwhile, or confined, counts nothing.
+
+        Resident memory counts what processes share in each of them: for differences, not for sums.
+        """
+        root = psutil.Process(self.pid)
+        processes = [root, *root.children(recursive=True)]
+        return {
+            "resident_bytes": _sum(processes, lambda process: process.memory_info().rss),
+            "num_processes": len(processes),
+            "num_descriptors": _sum(processes, lambda process: process.num_fds()),
+            "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # of uploads
+        }
+
+
+def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += figure(process)
+    return total
 
 
 @asynccontextmanager

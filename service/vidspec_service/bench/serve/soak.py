@@ -4,99 +4,77 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
+from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
-from vidspec_service.bench.serve.footprint import Footprint, footprint
 from vidspec_service.bench.serve.load import closed_load
-from vidspec_service.bench.serve.options import ServeOptions
 from vidspec_service.bench.serve.server import Server
 
-Told = Callable[[str, int, int], None]  # what is going on, answers so far, answers in all
-_WARM_UP_SHARE = 0.2  # caches fill, allocators find their size
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _NUM_SAMPLES = 50
 _QUIET_TIMEOUT_S, _LOOK_S = 30.0, 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakResult:
-    """Footprints are of the whole process tree: `before` after warm-up, `after` at the end, both with nothing to do."""
-
-    num_requests: int
-    num_warm_up: int
-    before: Footprint
-    after: Footprint
-    samples: tuple[tuple[int, Footprint], ...]  # requests ended, and the footprint then, under load
-
-    @property
-    def growth(self) -> float:
-        """Of resident memory, relative."""
-        return self.after.resident_bytes / self.before.resident_bytes - 1
-
-    @property
-    def has_left_something(self) -> bool:
-        """Files or processes that were not there before."""
-        return self.after.num_files > 0 or self.after.num_processes > self.before.num_processes
-
-
 async def soak(
-    asker: Asker, server: Server, clips: Iterator[bytes], options: ServeOptions, told: Told
-) -> tuple[list[Outcome], float, SoakResult]:
-    """Outcomes and duration of what came after warm-up, and the footprints."""
-    total = options.soak or 0
-    num_warm_up = options.warm_up or max(round(_WARM_UP_SHARE * total), 1)
-    questions = mixed_questions(clips, options, random.Random(options.seed))
-    await closed_load(
-        asker,
-        (next(questions) for _ in range(num_warm_up)),
-        options.concurrency,
-        lambda done: told("warming up", done, num_warm_up),
-    )
+    asker: Asker,
+    server: Server,
+    questions: Iterator[Question],
+    num_requests: tuple[int, int],
+    concurrency: int,
+    tell: Tell,
+) -> tuple[list[Outcome], float, Row]:
+    """(warm-up, measured) requests; outcomes and duration of what came after warm-up, and the footprints.
+
+    Those are of the whole process tree: `before` after warm-up, `after` at the end, both with nothing to do, and
+    `samples` under load, each with the number of requests that had ended.
+    """
+    num_warm_up, total = num_requests
+    warm_up = (next(questions) for _ in range(num_warm_up))
+    await closed_load(asker, warm_up, concurrency, lambda done: tell("warming up", done, num_warm_up))
     before = await _quiet_footprint(server)
-    samples: list[tuple[int, Footprint]] = [(0, before)]
+    samples = [(0, before)]
     every = max(total // _NUM_SAMPLES, 1)
 
     def watch(done: int) -> None:
-        told("soaking", done, total)
+        tell("soaking", done, total)
         if done % every == 0:
-            samples.append((done, footprint(server.pid, server.upload_dir)))
+            samples.append((done, server.footprint()))
 
-    asked = (next(questions) for _ in range(total))
-    outcomes, duration_s = await closed_load(asker, asked, options.concurrency, watch)
-    result = SoakResult(
-        num_requests=total,
-        num_warm_up=num_warm_up,
-        before=before,
-        after=await _quiet_footprint(server),
-        samples=tuple(samples),
-    )
+    outcomes, duration_s = await closed_load(asker, (next(questions) for _ in range(total)), concurrency, watch)
+    after = await _quiet_footprint(server)
+    result = {
+        "num_requests": total,
+        "num_warm_up": num_warm_up,
+        "before": before,
+        "after": after,
+        "samples": samples,
+        "growth": after["resident_bytes"] / before["resident_bytes"] - 1,
+    }
     return outcomes, duration_s, result
 
 
-def mixed_questions(clips: Iterator[bytes], options: ServeOptions, dice: random.Random) -> Iterator[Question]:
+def mixed_questions(
+    clips: Iterator[bytes], most_tokens: int, num_frames: int | None, dice: random.Random
+) -> Iterator[Question]:
     """Answers of any length; a quarter are cancelled, some of the rest are never fully sent."""
     for clip in clips:
         fate = dice.random()
         yield Question(
             clip=clip,
-            max_tokens=dice.randint(1, options.max_tokens),
-            num_frames=dice.choice((None, 1, 4, 8)) if options.num_frames is None else options.num_frames,
-            leave_after_events=dice.randint(1, 1 + options.max_tokens // 4) if fate < _CANCEL_SHARE else None,
+            max_tokens=dice.randint(1, most_tokens),
+            num_frames=dice.choice((None, 1, 4, 8)) if num_frames is None else num_frames,
+            leave_after_events=dice.randint(1, 1 + most_tokens // 4) if fate < _CANCEL_SHARE else None,
             leave_after_bytes=dice.randrange(len(clip)) if fate > 1 - _HANG_UP_SHARE else None,
         )
 
 
-async def _quiet_footprint(server: Server) -> Footprint:
+async def _quiet_footprint(server: Server) -> Row:
     """Once uploads are gone and nothing changes any more, or after a while as it is."""
-    found = footprint(server.pid, server.upload_dir)
+    found = server.footprint()
     for _ in range(round(_QUIET_TIMEOUT_S / _LOOK_S)):
         await asyncio.sleep(_LOOK_S)
-        earlier, found = found, footprint(server.pid, server.upload_dir)
-        if found.num_files == 0 and (earlier.num_processes, earlier.num_descriptors) == (
-            found.num_processes,
-            found.num_descriptors,
-        ):
+        earlier, found = found, server.footprint()
+        if found["num_files"] == 0 and all(earlier[key] == found[key] for key in ("num_processes", "num_descriptors")):
             break
     return found

@@ -12,15 +12,12 @@ import pytest
 from rich.console import Console
 
 from tests.fakes import clip
-from vidspec_service.bench.decode.libraries import MODULES, is_installed
-from vidspec_service.bench.decode.measuring import difference
-from vidspec_service.bench.decode.options import DecodeOptions, Reader
-from vidspec_service.bench.decode.output import renderables, save_plot
-from vidspec_service.bench.decode.report import ClipResult, DecodeReport, ReaderResult
-from vidspec_service.bench.decode.worker import GRID, means
-from vidspec_service.bench.facts import hardware, versions
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, is_installed, means
+from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
+from vidspec_service.bench.decode.run import DecodeOptions, difference
 from vidspec_service.cli.bench_decode import decode_options
-from vidspec_service.cli.parsing import parse
+from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
 
@@ -45,8 +42,8 @@ CLIP = result(CHILD=OURS, OPENCV=SLOWER, DECORD=WRONG, TORCHCODEC=BROKEN)
 
 def test_a_library_that_gives_other_frames_is_no_peer() -> None:
     assert CLIP.fastest_other is Reader.OPENCV
-    assert CLIP.over_fastest_other() == 0.5
-    assert result(CHILD=OURS, DECORD=WRONG).over_fastest_other() is None
+    assert CLIP.over_fastest_other == 0.5
+    assert result(CHILD=OURS, DECORD=WRONG).over_fastest_other is None
 
 
 def test_equal_frames_differ_by_nothing_at_any_size_and_missing_ones_by_everything() -> None:
@@ -63,29 +60,20 @@ def test_a_picture_from_afar_does_not_depend_on_its_size() -> None:
 
 
 def test_table_and_file_say_the_same(tmp_path: Path) -> None:
-    report = DecodeReport(
-        created="now",
-        command="vidspec bench decode",
-        hardware=hardware({}),
-        versions=versions(),
-        num_frames=32,
-        repeats=3,
-        not_installed=(Reader.OPENCV_SEEK,),
-        clips=(CLIP,),
-        load_average_before=0.0,
-    )
+    provenance = Provenance(command="vidspec bench decode", created="now", versions={}, load_average=0.0)
+    report = decode_report([CLIP], [Reader.OPENCV_SEEK], 32, 3, provenance)
     console = Console(width=132, record=True, file=io.StringIO())
-    for renderable in renderables(report):
-        console.print(renderable)
+    report.show(console)
     text = console.export_text()
     assert "vidspec takes 0.50x the time of the fastest other, opencv" in text
     assert "40.0 !" in text
     assert "torchcodec: RuntimeError: no FFmpeg" in text
-    report.write(tmp_path / "r.json")
+    assert "not installed: opencv, seeking" in text
+    report.write({"json": tmp_path / "r.json"})
     written = json.loads((tmp_path / "r.json").read_text())["clips"][0]
     assert (written["fastest_other"], written["over_fastest_other"]) == ("opencv", 0.5)
     pytest.importorskip("matplotlib")
-    save_plot(report, tmp_path / "p.png")
+    report.write({"plot": tmp_path / "p.png"})
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -97,7 +85,7 @@ def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("flags", ["--frames 0", "--repeats 0", "--seconds 0", "--seconds -1", "--clip /no/such.mp4"])
 def test_what_cannot_be_measured_is_refused(flags: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises((ConfigError, UsageError)):
         decode_options(parse(["bench", "decode", *flags.split()])[1])
 
 

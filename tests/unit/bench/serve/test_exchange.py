@@ -21,11 +21,9 @@ from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.reading import read
 from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
-from vidspec_service.bench.serve.clips import endless, render_clips
 from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
-from vidspec_service.bench.serve.footprint import footprint, tree
-from vidspec_service.bench.serve.load import closed_load, open_load
-from vidspec_service.bench.serve.options import ServeOptions
+from vidspec_service.bench.serve.load import closed_load, endless, open_load, render_clips
+from vidspec_service.bench.serve.server import Server
 from vidspec_service.bench.serve.soak import mixed_questions
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 
@@ -135,7 +133,7 @@ def test_an_open_load_counts_from_when_each_request_was_due(tmp_path: Path) -> N
 
 
 def test_a_soak_has_clients_of_every_kind() -> None:
-    questions = mixed_questions(endless([CLIP_BYTES], is_repeated=True), ServeOptions(), random.Random(0))
+    questions = mixed_questions(endless([CLIP_BYTES], is_repeated=True), 64, None, random.Random(0))
     asked = [next(questions) for _ in range(1000)]
     assert 200 < sum(question.leave_after_events is not None for question in asked) < 300
     assert 100 < sum(question.leave_after_bytes is not None for question in asked) < 200
@@ -152,13 +150,13 @@ def test_files_are_told_apart_unless_they_are_to_be_repeated() -> None:
 
 def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
     (tmp_path / "upload-1").touch()
-    before = footprint(os.getpid(), tmp_path)
-    assert before.num_files == 1
+    server = Server(url="", pid=os.getpid(), upload_dir=tmp_path)
+    before = server.footprint()
+    assert before["num_files"] == 1
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        during = footprint(os.getpid(), tmp_path)
-        assert len(list(tree(child.pid))) == 2
-    assert during.num_processes == before.num_processes + 2
-    assert during.resident_bytes > before.resident_bytes
+        during = server.footprint()
+    assert during["num_processes"] == before["num_processes"] + 2
+    assert during["resident_bytes"] > before["resident_bytes"]

@@ -1,0 +1,1 @@
+"""What every bench shares: child processes, facts of a run, intervals, prompts, and the one report."""

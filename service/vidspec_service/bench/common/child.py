@@ -1,0 +1,106 @@
+"""Child: an object in a fresh process of its own, so that its model, threads and memory disturb nobody's timings."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from vidspec_models.errors import ModelError
+from vidspec_service.errors import ConfigError
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+_GRACE_S = 5.0
+_TIMEOUT_S = 900.0
+
+
+class Child(Generic[T]):
+    """One question at a time. Made by `make(*given)` in the new process, before the constructor returns.
+
+    Constructor and `ask` raise ConfigError with the words of the child's ModelError, or for its death or silence.
+    """
+
+    def __init__(self, make: Callable[..., T], *given: object) -> None:
+        context = get_context("spawn")
+        self._name = make.__name__
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make, given), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self._reply()
+        except ConfigError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Child[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The child sees the end of its connection and leaves; it is killed if that takes too long."""
+        self._connection.close()
+        self._process.join(_GRACE_S)
+        self._process.kill()
+        self._process.join()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ask(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method of the child's object there."""
+        with suppress(OSError):  # `_reply` tells of a child that is gone
+            self._connection.send((method, args, kwargs))
+        found: R = self._reply()
+        return found
+
+    def _reply(self) -> Any:
+        try:
+            if not self._connection.poll(_TIMEOUT_S):
+                raise ConfigError(f"{self._name} did not answer within {_TIMEOUT_S:g} s")
+            is_value, reply = self._connection.recv()
+        except (EOFError, OSError):
+            raise ConfigError(f"the process of {self._name} ended unexpectedly; its output says why") from None
+        if not is_value:
+            raise ConfigError(reply)
+        return reply
+
+
+def call_in_child(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """One call, in a process that then ends."""
+    with Child(_Caller, partial(function, *args, **kwargs)) as child:
+        found: R = child.ask(_Caller.call)
+        return found
+
+
+class _Caller(Generic[R]):
+    def __init__(self, work: Callable[[], R]) -> None:
+        self._work = work
+
+    def call(self) -> R:
+        return self._work()
+
+
+def _serve(connection: Connection, make: Callable[..., object], given: tuple[object, ...]) -> None:
+    """In the child: answer until the parent closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    with suppress(EOFError, BrokenPipeError):
+        try:
+            made = make(*given)
+            connection.send((True, None))
+            while True:
+                method, args, kwargs = connection.recv()
+                connection.send((True, method(made, *args, **kwargs)))
+        except ModelError as error:
+            connection.send((False, str(error)))

@@ -1,0 +1,118 @@
+"""What a figure was measured with: machine, versions, models, time. A number without these is no number."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from vidspec_models.spec import ModelSpec
+from vidspec_service import __version__
+from vidspec_service.engine.roles import roles, share_cores
+from vidspec_service.engine.types import EngineConfig, WorkerConfig
+
+if TYPE_CHECKING:
+    from vidspec_models.video_lm import VideoLM
+
+_LIBRARIES = ("torch", "transformers")
+_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where figures come from, taken before anything is measured. A load well above zero: others were at work."""
+
+    command: str
+    created: str
+    versions: Mapping[str, str]
+    load_average: float
+
+    @classmethod
+    def now(cls, command: str) -> Provenance:
+        return cls(
+            command=command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions(),
+            load_average=os.getloadavg()[0],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a loaded model runs, and in which numbers; only a process that imports torch can tell."""
+
+    device: str
+    dtype: str
+    device_name: str = ""  # of the accelerator; empty on CPU
+    rows_are_invariant: bool = True
+
+    @classmethod
+    def of(cls, model: VideoLM) -> Placement:
+        import torch
+
+        geometry = model.decoder.geometry
+        is_cuda = geometry.device.type == "cuda"
+        return cls(
+            device=geometry.device_names,
+            dtype=str(geometry.dtype).removeprefix("torch."),
+            device_name=torch.cuda.get_device_name(geometry.device) if is_cuda else "",
+            rows_are_invariant=model.decoder.row_rule.holds,
+        )
+
+
+def hardware(*placements: Placement) -> dict[str, Any]:
+    """This machine, with the accelerators on which these models ran."""
+    fields = cpu_fields(_CPU_INFO.read_text(encoding="utf-8")) if _CPU_INFO.exists() else {}
+    present = set(fields.get("flags", "").split())
+    return {
+        "cpu": fields.get("model name") or platform.processor() or platform.machine(),
+        "cores": num_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "flags": [flag for flag in _FLAGS if flag in present],  # those that matter to matrix products
+        "has_amx": "amx_tile" in present,
+        "has_avx512": "avx512f" in present,
+        "platform": platform.platform(),
+        "accelerators": {each.device: each.device_name for each in placements if each.device_name},
+    }
+
+
+def cpu_fields(text: str) -> dict[str, str]:
+    """The first processor's entries of /proc/cpuinfo."""
+    lines = text.partition("\n\n")[0].splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def versions() -> dict[str, str]:
+    """Of what runs; the commit where this is a checkout."""
+    found = {"vidspec": __version__, "python": platform.python_version()}
+    found.update({name: version(name) for name in _LIBRARIES})
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return found
+    return {**found, "commit": done.stdout.strip()}
+
+
+def threads_of(config: EngineConfig) -> dict[str, int]:
+    """What the engine gives each of its workers."""
+    return share_cores(roles(config), num_cores())
+
+
+def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
+    """The model that a worker of this role loads."""
+    return ModelSpec(path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype)

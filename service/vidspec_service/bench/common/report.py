@@ -1,0 +1,142 @@
+"""Report: what every bench says, in one shape. Here alone tables are printed, JSON is written and plots are signed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import msgspec
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.errors import ConfigError
+
+_QUIET_LOAD = 0.3  # per core
+_LEAST_WIDTH = 148  # a table that is wrapped by the terminal is still whole
+_SIGNATURE_WIDTH = 180
+_DASH = "-"
+
+Tell = Callable[[str, int, int], None]  # what is going on, parts done, parts in all (0: unknown)
+Row = dict[str, Any]  # one line of results under its JSON keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A plot: its size in inches, and what draws it into a matplotlib figure."""
+
+    size: tuple[float, float]
+    draw: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Figures of one run, and all that they depend on."""
+
+    bench: str
+    baseline: str
+    provenance: Provenance
+    hardware: Row  # of `facts.hardware`
+    subject: str  # the models or libraries, for a plot's signature
+    facts: Mapping[str, str]  # what else was fixed, by label
+    figures: Mapping[str, Any]  # as they go into the JSON file
+    body: Sequence[RenderableType]  # tables and lines
+    pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the flag that names their file
+
+    def to_json(self) -> str:
+        """As written to the file."""
+        content = {
+            "bench": self.bench,
+            "created": self.provenance.created,
+            "command": self.provenance.command,
+            "baseline": self.baseline,
+            "hardware": self.hardware,
+            "versions": self.provenance.versions,
+            "load_average_before": self.provenance.load_average,
+            **self.figures,
+        }
+        return json.dumps(msgspec.to_builtins(content), indent=2) + "\n"
+
+    def renderables(self) -> Iterator[RenderableType]:
+        """Facts first, then the tables, then a warning if the machine was not quiet."""
+        machine, load = self.hardware, self.provenance.load_average
+        form = "hardware  {cpu}, {cores} cores, {memory_gib} GiB; "
+        yield form.format(**machine) + " ".join(machine["flags"])
+        for device, name in machine["accelerators"].items():
+            yield f"          {device} {name}"
+        labelled = {
+            "versions": self._versions,
+            **self.facts,
+            "baseline": self.baseline,
+            "command": self.provenance.command,
+        }
+        for label, text in labelled.items():
+            yield f"{label:<9} {text}"
+        yield from self.body
+        if load > _QUIET_LOAD * machine["cores"]:
+            yield (
+                f"WARNING: load average {load:.2f} on {machine['cores']} cores before the run: "
+                "others were at work, these timings are not to be trusted"
+            )
+
+    def show(self, console: Console | None = None) -> None:
+        """To stdout, in a width that keeps tables whole."""
+        console = console or Console(highlight=False, width=max(Console().width, _LEAST_WIDTH), soft_wrap=True)
+        for renderable in self.renderables():
+            console.print(renderable, markup=False)
+
+    def write(self, paths: Mapping[str, Path | None]) -> None:
+        """The file of `json`, and the pictures for which there is a path."""
+        if (path := paths.get("json")) is not None:
+            path.write_text(self.to_json(), encoding="utf-8")
+        for name, picture in self.pictures.items():
+            if (path := paths.get(name)) is not None:
+                self._draw(picture, path)
+
+    def _draw(self, picture: Picture, path: Path) -> None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=picture.size, dpi=150, layout="constrained")
+        picture.draw(figure)
+        lines = (
+            "{cpu}, {cores} cores; {}".format(self.subject, **self.hardware),
+            f"{self._versions}; baseline: {self.baseline}",
+            *wrap(self.provenance.command, _SIGNATURE_WIDTH),
+        )
+        figure.supxlabel("\n".join(lines), fontsize=6, x=0.01, ha="left")
+        figure.savefig(path)
+
+    @property
+    def _versions(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.provenance.versions.items())
+
+
+def require_matplotlib() -> None:
+    """Before anything is measured: raises ConfigError naming the remedy."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: pip install 'vidspec[bench]'")
+
+
+def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterable[object]) -> Table:
+    """Rows under named columns, each column with what it shows of a row; the first one names the row."""
+    made = Table(title=title, title_justify="left")
+    for index, name in enumerate(columns):
+        made.add_column(name, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*(show(row) for show in columns.values()))
+    return made
+
+
+def number(value: float | None, form: str, scale: float = 1) -> str:
+    """In a format; a dash for None."""
+    return form.format(value * scale) if value is not None else _DASH
+
+
+def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
+    """A column that shows one entry of a row of results."""
+    return lambda row: row[key] if isinstance(row[key], str) else number(row[key], form, scale)

@@ -1,0 +1,153 @@
+"""Sample: one answer of an engine or a peer, with its clock. And what samples of one mode add up to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from vidspec_service.engine.client import EngineClient
+from vidspec_service.engine.types import Finished, GenerationRequest, SpeculationStats, Started, TextDelta
+from vidspec_service.errors import GenerationFailed
+
+Interval = tuple[float, float]  # start and stop, in seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Times are of the monotonic clock, as the asking process saw the tokens come."""
+
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    submitted: float
+    times: tuple[float, ...]  # of what was committed together
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    mode: str = ""
+    group: int = 0  # prompts of a group were answered together; modes are compared group by group
+    prompt: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.times:
+            raise GenerationFailed("no token came")
+
+    @property
+    def first(self) -> float:
+        return self.times[0]
+
+    @property
+    def last(self) -> float:
+        return self.times[-1]
+
+    def facts(self) -> dict[str, object]:
+        """All but the ids, so that every figure can be made again from a file."""
+        return {
+            "mode": self.mode,
+            "group": self.group,
+            "prompt": self.prompt,
+            "num_tokens": len(self.ids),
+            "prompt_tokens": self.prompt_tokens,
+            "ttft_s": self.first - self.submitted,
+            "decode_s": self.last - self.first,
+            "speculation": self.speculation,
+        }
+
+
+async def ask_engine(engine: EngineClient, request: GenerationRequest) -> Sample:
+    """Times are those of the committed tokens' arrival in this process."""
+    ids: list[int] = []
+    times: list[float] = []
+    prompt_tokens, stats = 0, SpeculationStats()
+    submitted = time.monotonic()
+    async for event in engine.generate(request):
+        match event:
+            case Started():
+                prompt_tokens = event.prompt_tokens
+            case TextDelta() if event.ids:
+                times.append(time.monotonic())
+                ids += event.ids
+            case Finished():
+                stats = event.speculation
+    return Sample(
+        ids=tuple(ids), prompt_tokens=prompt_tokens, submitted=submitted, times=tuple(times), speculation=stats
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Tokens and the seconds that they took."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second; 0 where nothing was timed."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def decoding_by_group(samples: Sequence[Sample]) -> dict[int, Work]:
+    """Tokens after each answer's first, over the time in which at least one answer was being decoded."""
+    return {
+        group: Work(
+            tokens=sum(max(len(sample.ids) - 1, 0) for sample in members),
+            seconds=sum(stop - start for start, stop in union(decoding_windows(members))),
+        )
+        for group, members in _by_group(samples).items()
+    }
+
+
+def decoding(samples: Sequence[Sample]) -> Work:
+    """All groups together, so that long answers count for more than short ones."""
+    works = decoding_by_group(samples).values()
+    return Work(tokens=sum(work.tokens for work in works), seconds=sum(work.seconds for work in works))
+
+
+def throughput(samples: Sequence[Sample]) -> Work:
+    """All tokens, over the time from a group's first submission to its last token: prefill and tower included."""
+    groups = _by_group(samples).values()
+    seconds = sum(max(one.last for one in members) - min(one.submitted for one in members) for members in groups)
+    return Work(tokens=sum(len(sample.ids) for sample in samples), seconds=seconds)
+
+
+def first_token_s(samples: Sequence[Sample]) -> float:
+    """Median time from submission to the first token."""
+    return median(sample.first - sample.submitted for sample in samples)
+
+
+def acceptance_rate(samples: Iterable[Sample]) -> float:
+    """Accepted over judged proposals, all prompts together."""
+    stats = [sample.speculation for sample in samples]
+    judged = sum(one.num_draft_tokens for one in stats)
+    return sum(one.num_accepted_tokens for one in stats) / judged if judged else 0.0
+
+
+def mean_accepted_tokens(samples: Iterable[Sample]) -> float:
+    """Accepted proposals per verification forward, the target's own token not counted."""
+    stats = [sample.speculation for sample in samples]
+    verifications = sum(one.num_verifications for one in stats)
+    return sum(one.num_accepted_tokens for one in stats) / verifications if verifications else 0.0
+
+
+def decoding_windows(samples: Iterable[Sample]) -> list[Interval]:
+    """From first to last token of each answer."""
+    return [(sample.first, sample.last) for sample in samples]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points of time, as disjoint intervals in order."""
+    merged: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _by_group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
+    """In order of the groups."""
+    groups: dict[int, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: sample.group):
+        groups.setdefault(sample.group, []).append(sample)
+    return groups

@@ -1,0 +1,172 @@
+"""Child process of one configuration: a target with one set of DyCoke's parameters, alone, timed and scored.
+
+A process of its own because a process's peak memory never falls again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from vidspec_models.bundled import questions, sample_scene
+from vidspec_models.compression.merging import merge_prompt
+from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.decoder import Decoder
+from vidspec_models.inputs import Prompt
+from vidspec_models.kv_cache import KVCache
+from vidspec_models.loading import load_model, tokenizer_file
+from vidspec_models.spec import ModelSpec
+from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+from vidspec_models.video_lm import StepRows
+from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.report import Row
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
+from vidspec_service.engine.conversion import model_inputs
+from vidspec_service.engine.types import DyCoke, VideoInput
+
+_PREFILL_ROWS = 512
+_ANSWER_TOKENS = 8
+_WARM_UP_TOKENS = 20  # beyond one refresh of the hidden rows
+_RESET_PEAK_RSS = "5"  # see proc_pid_clear_refs(5)
+
+
+class CompressedTarget:
+    """One clip at a time, greedy, one row a forward: the compressed target's own text."""
+
+    def __init__(self, spec: ModelSpec, threads: int, dycoke: DyCoke, max_tokens: int) -> None:
+        torch.set_num_threads(threads)
+        self._model = load_model(spec)
+        self._tokenizer = Tokenizer.from_file(tokenizer_file(spec))
+        self._dycoke = dycoke
+        self._max_tokens = max_tokens
+        self._sampler = CoupledSampler(SamplingLaw())
+        prompt = self._merged(self._prepared(scene_video(0, 5), CAPTION_PROMPT))
+        self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
+        forget_peak()
+
+    def placement(self) -> Placement:
+        return Placement.of(self._model)
+
+    def describe(self, seed: int, frames: int) -> Row:
+        """Caption a test scene at so many frames; what is timed. Bytes are of keys and values at the last token."""
+        video = scene_video(seed, frames)
+        began = time.perf_counter()
+        whole = self._prepared(video, CAPTION_PROMPT)
+        prepared = time.perf_counter()
+        prompt = self._merged(whole)
+        cache = self._cache(prompt.num_tokens + self._max_tokens)
+        ids, first = self._answer(prompt, cache, self._max_tokens)
+        ended = time.perf_counter()
+        return {
+            "score": score_caption(sample_scene(seed), self._tokenizer.decode(ids)),
+            "prompt_tokens": prompt.num_tokens,
+            "video_tokens": prompt.num_video_tokens,
+            "num_tokens": len(ids),
+            "prepare_s": prepared - began,  # template, vision tower, embedding
+            "prefill_s": first - prepared,  # merging and the language model's prefill
+            "decode_s": ended - first,  # of all tokens but the first
+            "stored_bytes": cache.length * self._model.decoder.geometry.bytes_per_token(),
+            "attended_bytes": self._attended_bytes(cache),
+            "peak_bytes": self._peak_bytes(),  # of the process or device so far
+        }
+
+    def question(self, seed: int, frames: int) -> Score:
+        """Ask everything about a test scene; its video is prefilled once."""
+        prompt = self._merged(self._prepared(scene_video(seed, frames), CAPTION_PROMPT))
+        num_common = prompt.num_tokens - len(text_behind_video(prompt))
+        seen = self._cache(num_common)
+        while seen.length < num_common:
+            self._model.prefill(prompt, seen, min(_PREFILL_ROWS, num_common - seen.length))
+        still = scene_video(seed, 1)
+        total = Score()
+        for asked in questions(sample_scene(seed)):
+            text = text_behind_video(self._prepared(still, asked.text))
+            about = with_text(prompt, text, self._model.decoder)
+            cache = self._cache(about.num_tokens + _ANSWER_TOKENS)
+            cache.copy_rows(seen, seen.length)
+            ids, _ = self._answer(about, cache, _ANSWER_TOKENS)
+            total += score_answer(asked.answer, self._tokenizer.decode(ids))
+        return total
+
+    def _cache(self, num_tokens: int) -> KVCache:
+        return KVCache(self._model.decoder.geometry, num_tokens)
+
+    def _prepared(self, video: VideoInput, text: str) -> Prompt:
+        return self._model.prepare(*model_inputs(about_video(text), (video,)))
+
+    def _merged(self, prompt: Prompt) -> Prompt:
+        return merge_prompt(prompt, self._dycoke.merge_ratio)
+
+    def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
+        """At most so many token ids, for which the cache has room, and when the first one was there."""
+        logits = None
+        while logits is None:
+            logits = self._model.prefill(prompt, cache, _PREFILL_ROWS)
+        ids = self._sampler.choose(logits[None], 0)
+        first = time.perf_counter()
+        pruner = KVPruner.of(prompt, self._dycoke, self._model.decoder.geometry.num_layers)
+        while ids[-1] not in self._model.stop_ids and len(ids) < most:
+            position = prompt.next_position + len(ids) - 1
+            rows = StepRows(cache=cache, ids=ids[-1:], position=position, pruner=pruner)
+            ids += self._sampler.choose(self._model.step([rows])[0], len(ids))
+        return ids, first
+
+    def _attended_bytes(self, cache: KVCache) -> int:
+        """What the last row's attention read."""
+        geometry = self._model.decoder.geometry
+        per_layer = geometry.bytes_per_token() // geometry.num_layers
+        hidden = cache.hidden
+        left_out = 0 if hidden is None else hidden.count * (geometry.num_layers - hidden.first_layer)
+        return per_layer * (geometry.num_layers * cache.length - left_out)
+
+    def _peak_bytes(self) -> int:
+        devices = {span.device for span in self._model.decoder.geometry.spans}
+        on_cuda = [torch.cuda.max_memory_allocated(device) for device in devices if device.type == "cuda"]
+        return sum(on_cuda) if on_cuda else peak_rss_bytes()
+
+
+def text_behind_video(prompt: Prompt) -> tuple[int, ...]:
+    """The ids of the rows after the last video row."""
+    return prompt.ids[int(prompt.is_video.nonzero()[-1]) + 1 :]
+
+
+@torch.inference_mode()
+def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
+    """The prompt with other text after its video, where positions are plain in every family.
+
+    Many questions about one video then share the rows up to its end, and copies of their cache.
+    """
+    num_behind = len(text_behind_video(prompt))
+    num_common, first = prompt.num_tokens - num_behind, prompt.next_position - num_behind
+    device = prompt.embeddings.device
+    cos, sin = decoder.rotary(torch.arange(first, first + len(ids), device=device))
+    additions = prompt.layer_additions
+    if additions is not None:
+        none = additions.new_zeros(len(additions), len(ids), additions.shape[2])
+        additions = torch.cat((additions[:, :num_common], none), 1)
+    return replace(
+        prompt,
+        ids=prompt.ids[:num_common] + ids,
+        embeddings=torch.cat((prompt.embeddings[:num_common], decoder.embed(torch.tensor(ids, device=device)))),
+        rotary=(torch.cat((prompt.rotary[0][:num_common], cos)), torch.cat((prompt.rotary[1][:num_common], sin))),
+        is_video=torch.cat((prompt.is_video[:num_common], prompt.is_video.new_zeros(len(ids)))),
+        next_position=first + len(ids),
+        identity=None,
+        layer_additions=additions,
+    )
+
+
+def forget_peak() -> None:
+    """Loading holds weights twice for a moment, which would hide the peak of the work."""
+    Path("/proc/self/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
+
+
+def peak_rss_bytes() -> int:
+    """Since the peak was forgotten; `getrusage` would count loading, and the parent that this was forked from."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024

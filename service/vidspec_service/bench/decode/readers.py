@@ -1,0 +1,138 @@
+"""The ways to get frames that are compared: each reads numbered frames of a file as RGB pictures, and is timed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec_service.bench.common.report import Row
+from vidspec_service.decoding.frame_request import FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits
+
+GRID = 8  # each picture is told by the means of so many squares a side
+
+Pictures = list[NDArray[np.uint8]]  # each [H, W, 3]
+
+
+class Reader(StrEnum):
+    """Ours and others. A library's own defaults, but where its name says otherwise."""
+
+    CHILD = "vidspec"  # what the decode child does with the file: the work itself
+    POOL = "vidspec, spare ready"  # from `DecodePool.decode` to the clip, as a request sees it
+    COLD = "vidspec, cold"  # with the child's whole start: a request that finds no spare
+    OPENCV = "opencv"  # reads on to each frame
+    OPENCV_SEEK = "opencv, seeking"
+    TORCHCODEC = "torchcodec"
+    DECORD = "decord"
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Reader.CHILD, Reader.POOL, Reader.COLD)
+
+
+MODULES = {Reader.OPENCV: "cv2", Reader.OPENCV_SEEK: "cv2", Reader.TORCHCODEC: "torchcodec", Reader.DECORD: "decord"}
+
+
+def is_installed(reader: Reader) -> bool:
+    """Whether its module can be found; it may still fail to load, say without FFmpeg's libraries."""
+    return reader.is_ours or find_spec(MODULES[reader]) is not None
+
+
+def means(picture: NDArray[np.uint8]) -> list[float]:
+    """What a picture looks like from afar, whatever its size: GRID x GRID means of its brightness."""
+    height, width = (side - side % GRID for side in picture.shape[:2])
+    squares = picture[:height, :width].reshape(GRID, height // GRID, GRID, width // GRID, 3)
+    return [round(float(value), 2) for value in squares.mean(axis=(1, 3, 4)).ravel()]
+
+
+def time_reads(reader: Reader, path: str, repeats: int, indices: Sequence[int]) -> Row:
+    """Repeated reads of the same frames after one that is not counted; or why there are none."""
+    os.dup2(2, 1)  # what libraries print is no result
+    try:
+        read = _READS[reader]
+        pictures = read(path, indices)
+        wall_s, cpu_s = [], []
+        for _ in range(repeats):
+            wall, cpu = time.perf_counter(), time.process_time()
+            read(path, indices)
+            wall_s.append(time.perf_counter() - wall)
+            cpu_s.append(time.process_time() - cpu)
+    except Exception as error:  # a library that does not load or decode is a row without figures
+        return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
+    version = "" if reader.is_ours else str(import_module(MODULES[reader]).__version__)
+    return {"version": version, "wall_s": wall_s, "cpu_s": cpu_s, "means": [means(picture) for picture in pictures]}
+
+
+def _child(path: str, indices: Sequence[int]) -> Pictures:
+    """The work of a decode child, frames chosen by us as always: `indices` came from the same choice."""
+    from vidspec_service.decoding.reader import read_clip
+
+    mappings = list[mmap.mmap]()
+
+    def allocate(num_bytes: int) -> memoryview:
+        mappings.append(mmap.mmap(-1, num_bytes))
+        return memoryview(mappings[0])
+
+    request = FrameRequest(num_frames=len(indices))
+    with open(path, "rb", buffering=0) as file:
+        decoded = read_clip(file, request, DecodingLimits(), allocate, default_num_frames=len(indices))
+    shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
+    return list(np.frombuffer(mappings[0], np.uint8, count=decoded.num_bytes).reshape(shape))
+
+
+def _opencv(path: str, indices: Sequence[int]) -> Pictures:
+    cv2: Any = import_module("cv2")
+    capture = cv2.VideoCapture(path)
+    wanted, pictures = set(indices), []
+    for index in range(indices[-1] + 1):
+        capture.grab()
+        if index in wanted:
+            pictures.append(_rgb(cv2, capture.retrieve()))
+    capture.release()
+    return pictures
+
+
+def _opencv_seeking(path: str, indices: Sequence[int]) -> Pictures:
+    cv2: Any = import_module("cv2")
+    capture = cv2.VideoCapture(path)
+    pictures = []
+    for index in indices:
+        capture.set(cv2.CAP_PROP_POS_FRAMES, index)
+        pictures.append(_rgb(cv2, capture.read()))
+    capture.release()
+    return pictures
+
+
+def _rgb(cv2: Any, result: tuple[bool, Any]) -> NDArray[np.uint8]:
+    is_there, picture = result
+    if not is_there:
+        raise ValueError("a frame is missing")
+    rgb: NDArray[np.uint8] = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
+    return rgb
+
+
+def _torchcodec(path: str, indices: Sequence[int]) -> Pictures:
+    decoder = import_module("torchcodec.decoders").VideoDecoder(path, dimension_order="NHWC")
+    return list(decoder.get_frames_at(list(indices)).data.numpy())
+
+
+def _decord(path: str, indices: Sequence[int]) -> Pictures:
+    return list(import_module("decord").VideoReader(path).get_batch(list(indices)).asnumpy())
+
+
+_READS: dict[Reader, Callable[[str, Sequence[int]], Pictures]] = {
+    Reader.CHILD: _child,
+    Reader.OPENCV: _opencv,
+    Reader.OPENCV_SEEK: _opencv_seeking,
+    Reader.TORCHCODEC: _torchcodec,
+    Reader.DECORD: _decord,
+}

@@ -1,0 +1,138 @@
+"""`bench decode` from options to report: every reader on every clip, one after the other, each in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec_service.bench.common.child import call_in_child
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
+from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
+from vidspec_service.decoding.isolation.child import Job
+from vidspec_service.decoding.isolation.process import DecodeChild
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.writer import write_clip
+from vidspec_service.errors import ConfigError
+
+_START_TIMEOUT_S = 60.0
+_LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too
+_WIDTH, _HEIGHT, _FPS = 1280, 720, 30
+_ENCODING = {"preset": "veryfast", "crf": "23"}  # B-frames and references as any encoder's; x264's own GOP of 250
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions:
+    """By default 32 frames of a minute of 720p."""
+
+    clips: tuple[Path, ...] = ()  # besides, or instead of, the rendered one
+    rendered_s: float = 60.0  # length of the rendered clip; 0 for none
+    num_frames: int = 32
+    repeats: int = 5
+
+
+def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report:
+    """Raises VideoError for a clip that we cannot read, ConfigError if no decode child starts."""
+    provenance = Provenance.now(command)
+    readers = [reader for reader in Reader if is_installed(reader)]
+    total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
+    clips, library_versions, done = list[ClipResult](), dict[str, str](), 0
+    with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
+        for name, path in _clips(options, Path(folder), tell):
+            clip = asyncio.run(_choose(path, options))
+            found = {}
+            for reader in readers:
+                tell(f"{name}: {reader}", done, total)
+                found[reader], library_version = _measure(reader, path, clip, options)
+                if library_version:
+                    library_versions[reader.partition(",")[0]] = library_version
+                done += 1
+            clips.append(ClipResult.of(name, clip, found))
+    provenance = replace(provenance, versions={**provenance.versions, "av": version("av"), **library_versions})
+    not_installed = [reader for reader in Reader if reader not in readers]
+    return decode_report(clips, not_installed, options.num_frames, options.repeats, provenance)
+
+
+def _clips(options: DecodeOptions, folder: Path, tell: Tell) -> Iterator[tuple[str, Path]]:
+    if options.rendered_s > 0:
+        tell("rendering a clip", 0, 0)
+        path = folder / "rendered.mp4"
+        write_clip(path, _pictures(max(round(options.rendered_s * _FPS), 1)), _FPS, options=_ENCODING)
+        yield f"rendered {options.rendered_s:g} s, {_WIDTH}x{_HEIGHT}, {_FPS} fps", path
+    yield from ((path.name, path) for path in options.clips)
+
+
+def _pictures(count: int) -> Iterator[NDArray[np.uint8]]:
+    """A camera that moves over a textured scene: what compresses to nothing would decode in no time."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(30, 226, (2 * _HEIGHT // 40, 2 * _WIDTH // 40, 3))
+    scene = np.clip(coarse.repeat(40, 0).repeat(40, 1) + rng.integers(-12, 13, (2 * _HEIGHT, 2 * _WIDTH, 1)), 0, 255)
+    texture = scene.astype(np.uint8)
+    for number in range(count):
+        left, top = 3 * number % _WIDTH, 2 * number % _HEIGHT
+        picture = texture[top : top + _HEIGHT, left : left + _WIDTH].copy()
+        at = 7 * number % (_WIDTH - 160)
+        picture[280:440, at : at + 160] = (230, 40, 40)
+        yield picture
+
+
+async def _choose(path: Path, options: DecodeOptions) -> Clip:
+    """Our own choice of frames; all readers then read these, and are compared with how these look."""
+    async with DecodePool(_LIMITS, 1) as pool:
+        return await pool.decode(path, FrameRequest(num_frames=options.num_frames), options.num_frames)
+
+
+def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> tuple[ReaderResult, str]:
+    """Its result and its library's version."""
+    if reader is Reader.POOL:
+        return ReaderResult(wall_s=tuple(asyncio.run(_time_pool(path, options)))), ""
+    if reader is Reader.COLD:
+        return ReaderResult(wall_s=tuple(_time_cold(path, options) for _ in range(options.repeats))), ""
+    try:
+        answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.video.source_indices)
+    except ConfigError as error:  # it took its process with it
+        return ReaderResult(error=str(error)), ""
+    if "error" in answer:
+        return ReaderResult(error=answer["error"]), ""
+    unlike = difference(clip, answer["means"])
+    return ReaderResult(wall_s=answer["wall_s"], cpu_s=answer["cpu_s"], difference=unlike), answer["version"]
+
+
+def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
+    """The largest mean difference of a frame's squares from ours, of 255; infinite if frames are missing."""
+    if len(found) != len(clip.video.frames):
+        return float("inf")
+    ours = np.array([means(frame) for frame in clip.video.frames])
+    return float(np.abs(ours - np.array(found)).mean(axis=1).max())
+
+
+async def _time_pool(path: Path, options: DecodeOptions) -> list[float]:
+    times = []
+    request = FrameRequest(num_frames=options.num_frames)
+    for _ in range(options.repeats):
+        async with DecodePool(_LIMITS, 1) as pool:  # leaving waits for nothing that is timed
+            started = time.perf_counter()
+            await pool.decode(path, request, options.num_frames)
+            times.append(time.perf_counter() - started)
+    return times
+
+
+def _time_cold(path: Path, options: DecodeOptions) -> float:
+    request = FrameRequest(num_frames=options.num_frames)
+    job = Job(path=str(path.absolute()), request=request, default_num_frames=options.num_frames, limits=_LIMITS)
+    started = time.perf_counter()
+    child = DecodeChild()
+    child.start(_START_TIMEOUT_S)
+    child.decode(job)
+    return time.perf_counter() - started

@@ -1,0 +1,133 @@
+"""Pictures of `bench pruning`: acceptance over the pruned share, the draft's start, and what each strategy keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec_models.preservation import pruned
+from vidspec_service.bench.common.report import Row
+from vidspec_service.bench.pruning.judging import Answered, LoadedPair, kept_rows
+from vidspec_service.bench.pruning.options import Asked, Setting
+
+_LEVELS = {"none": "all video tokens", "blind": "no video tokens"}
+_EMPHASIS = "hippo"
+_OURS: Any = {"linewidth": 2.8, "markersize": 5, "zorder": 3}
+_OTHERS: Any = {"linewidth": 1.2, "markersize": 3}
+_SPANS = {"tower": "#9bb7c9", "prefill": "#1f5f8b", "prefill again": "#e08e45"}
+_DARKENED = 0.25
+_GAP = 4  # pixels between frames
+_SCALE = 2
+_MOST_COLUMNS = 8
+
+
+def draw_report(figure: Any, rows: Sequence[Row], clip: Row) -> None:
+    """`rows` of all tasks together: a line a strategy; `clip`: with and without waiting for the target's scores."""
+    acceptance, lanes = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_acceptance(acceptance, rows)
+    _draw_time_line(lanes, clip)
+
+
+def _draw_acceptance(axes: Any, rows: Sequence[Row]) -> None:
+    """Ratios stand at equal distances, in their order: what matters happens between 0.9 and 0.95."""
+    shown = sorted({row["ratio"] for row in rows if row["strategy"] not in _LEVELS})
+    for strategy in dict.fromkeys(row["strategy"] for row in rows):
+        mine = [row for row in rows if row["strategy"] == strategy]
+        rates = [row["acceptance_rate"] for row in mine]
+        if strategy in _LEVELS:
+            axes.axhline(rates[0], color="grey", linestyle="--", linewidth=1)
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+            axes.annotate(_LEVELS[strategy], (1, rates[0]), (-4, 3), fontsize=8, color="dimgrey", **place)
+            continue
+        places = [shown.index(row["ratio"]) for row in mine]
+        axes.plot(places, rates, marker="o", label=strategy, **(_OURS if strategy == _EMPHASIS else _OTHERS))
+        if strategy == _EMPHASIS:
+            axes.fill_between(places, [row["ci_low"] for row in mine], [row["ci_high"] for row in mine], alpha=0.15)
+    axes.set_xticks(range(len(shown)), [f"{100 * ratio:g} %" for ratio in shown])
+    axes.set_xlabel("of the video's tokens left out of the draft's prompt")
+    axes.set_ylabel("share of the target's tokens that the draft guesses")
+    axes.set_title("Acceptance of the pruned draft, all tasks (band: 95 %, over clips)", fontsize=9)
+    axes.grid(axis="y", alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.06))
+
+
+def _draw_time_line(axes: Any, clip: Row) -> None:
+    line = clip["time_line"]
+    scores, ready, first_token = line["relevance_s"], line["draft_ready_s"], line["target_first_token_s"]
+    target_s, draft_s = clip["target_prepare_s"], clip["draft_prepare_s"]
+    lanes = {
+        "target": [(0.0, target_s, "tower"), (target_s, first_token, "prefill")],
+        "draft": [
+            (0.0, draft_s, "tower"),
+            (draft_s, ready, "prefill"),
+            (max(scores, ready), line["draft_refined_s"], "prefill again"),
+        ],
+        "draft, had\nit waited": [
+            (0.0, draft_s, "tower"),
+            (max(scores, draft_s), line["draft_ready_if_it_waited_s"], "prefill"),
+        ],
+    }
+    for height, spans in enumerate(lanes.values()):
+        for start, end, what in spans:
+            axes.broken_barh([(1000 * start, 1000 * (end - start))], (height - 0.3, 0.6), color=_SPANS[what])
+    axes.axvline(1000 * first_token, color="black", linewidth=0.8)
+    for what, colour in _SPANS.items():
+        axes.broken_barh([], (0, 0), color=colour, label=what)
+    axes.legend(fontsize=8, loc="center")
+    axes.set_yticks(range(len(lanes)), list(lanes), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms after both took the request up; line: first token", fontsize=8)
+    axes.set_title(f"When the draft can propose, {clip['frames']} frames", fontsize=9)
+
+
+def draw_overlays(
+    models: LoadedPair, asked: Asked, answer: Answered, settings: Sequence[Setting], folder: Path
+) -> None:
+    """One picture per setting, `STRATEGY-RATIO.png`, all frames of the clip in reading order."""
+    from matplotlib.image import imsave
+
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = models.prompt("draft", asked)
+    assert whole.grid is not None
+    places = whole.grid.cpu().numpy()
+    for setting in settings:
+        grid = pruned(whole, kept_rows(setting, whole, answer, asked.clip)).grid
+        assert grid is not None
+        picture = overlay(asked.video.frames, places, grid.cpu().numpy())
+        imsave(folder / f"{setting.strategy.value}-{setting.ratio:g}.png", picture)
+
+
+def overlay(frames: NDArray[np.uint8], places: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """One picture [height, width, 3] of frames [T, H, W, 3] side by side; cells that are not kept are darkened.
+
+    places, kept: (frame, row, column) of all rows and of those kept; rows that are no cell are negative. Frames that
+    share a cell (models that merge pairs) are all drawn with it.
+    """
+    num_frames, num_rows, num_columns = places.max(axis=0) + 1
+    is_kept = np.zeros((num_frames, num_rows, num_columns), bool)
+    is_kept[tuple(kept[(kept >= 0).all(axis=1)].T)] = True
+    return _tiled([_drawn(frame, is_kept[index * num_frames // len(frames)]) for index, frame in enumerate(frames)])
+
+
+def _drawn(frame: NDArray[np.uint8], is_kept: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    height, width = frame.shape[:2]
+    rows = np.arange(height) * is_kept.shape[0] // height
+    columns = np.arange(width) * is_kept.shape[1] // width
+    brightness = np.where(is_kept[rows[:, None], columns], 1.0, _DARKENED)
+    return (frame * brightness[..., None]).astype(np.uint8).repeat(_SCALE, 0).repeat(_SCALE, 1)
+
+
+def _tiled(pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    height, width = pictures[0].shape[:2]
+    num_columns = min(len(pictures), _MOST_COLUMNS)
+    num_rows = -(-len(pictures) // num_columns)
+    sheet = np.full((num_rows * (height + _GAP) - _GAP, num_columns * (width + _GAP) - _GAP, 3), 255, np.uint8)
+    for index, picture in enumerate(pictures):
+        top, left = index // num_columns * (height + _GAP), index % num_columns * (width + _GAP)
+        sheet[top : top + height, left : left + width] = picture
+    return sheet

@@ -1,0 +1,146 @@
+"""`bench serve` from options to report: one load, an overload after its capacity was measured, or a soak."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.report import Report, Row, Tell
+from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
+from vidspec_service.bench.serve.load import closed_load, endless, open_load, poisson_times, render_clips
+from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
+from vidspec_service.bench.serve.server import Server, own_server
+from vidspec_service.bench.serve.soak import mixed_questions, soak
+
+_WARM_UP = 2
+_SOAK_WARM_UP_SHARE = 0.2  # caches fill, allocators find their size
+_GRACE_S = 30.0  # a client waits so much longer than the server's deadline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """One load: `rate` makes it open, else `concurrency` closed; `overload` and `soak` are runs of their own."""
+
+    num_requests: int = 64
+    concurrency: int = 8
+    rate: float | None = None  # arrivals per second, Poisson
+    overload: float | None = None  # arrivals as a multiple of the measured capacity
+    duration_s: float = 120.0  # of the overload
+    soak: int | None = None  # requests, of which some leave early
+    warm_up: int | None = None  # requests before the soak; None: a fifth as many
+    clips: tuple[Path, ...] = ()  # none: rendered ones
+    num_clips: int = 8  # that are rendered
+    has_repeated_files: bool = False  # else every request's file differs in a byte: no cache can help
+    max_tokens: int = 64
+    num_frames: int | None = None
+    objectives: Objectives = field(default_factory=Objectives)
+    seed: int = 0
+
+    def as_settings(self) -> Row:
+        """What the figures depend on."""
+        return {
+            "max_tokens": self.max_tokens,
+            "num_frames": self.num_frames,
+            "clips": len(self.clips) or self.num_clips,
+            "repeated_files": self.has_repeated_files,
+            "slo_ttft_s": self.objectives.ttft_s,
+            "slo_tpot_s": self.objectives.tpot_s,
+            "deadline_s": self.objectives.deadline_s,
+            "seed": self.seed,
+        }
+
+
+async def run_load(
+    options: ServeOptions, url: str | None, flags: list[str], api_key: str | None, command: str, tell: Tell
+) -> Report:
+    """Against `url`, or a server started with `flags`. Raises ConfigError if that does not start."""
+    provenance = Provenance.now(command)
+    if options.clips:
+        clips = [path.read_bytes() for path in options.clips]
+    else:
+        tell("rendering clips", 0, 0)
+        clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
+    async with AsyncExitStack() as stack:
+        server = None
+        if url is None:
+            tell("starting a server", 0, 0)
+            server = await stack.enter_async_context(own_server(flags))
+        address = server.url if server else url or ""
+        asker = await stack.enter_async_context(Asker(address, options.objectives.deadline_s + _GRACE_S, api_key))
+        model = await asker.model()  # before minutes of load: a server that is not there, or wants another key
+        run = _Run(options, asker, endless(clips, is_repeated=options.has_repeated_files), tell)
+        await run.warm_up()
+        soaked = await run.measure(server)
+    return serve_report(
+        run.loads,
+        run.outcomes,
+        soaked,
+        {"model": model, "server": "its own" if server else address, "settings": options.as_settings()},
+        provenance=provenance,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """One measurement of a server that is up."""
+
+    options: ServeOptions
+    asker: Asker
+    clips: Iterator[bytes]
+    tell: Tell
+    loads: list[Row] = field(default_factory=list)
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    async def warm_up(self) -> None:
+        told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
+        await closed_load(self.asker, self._questions(_WARM_UP), 1, told)
+
+    async def measure(self, server: Server | None) -> Row | None:
+        options = self.options
+        dice = random.Random(options.seed)
+        if options.soak is not None:
+            assert server is not None
+            return await self._soak(server, options.soak, dice)
+        if options.overload is not None:
+            capacity = await self._closed("capacity")
+            rate = options.overload * max(capacity["answered_per_s"], 1e-3)
+            await self._open(f"{options.overload:g}x overload", poisson_times(rate, dice, until_s=options.duration_s))
+        elif options.rate is not None:
+            times = poisson_times(options.rate, dice, count=options.num_requests)
+            await self._open(f"open, {options.rate:g} a second", times)
+        else:
+            await self._closed(f"closed, {options.concurrency} at once")
+        return None
+
+    async def _soak(self, server: Server, total: int, dice: random.Random) -> Row:
+        options = self.options
+        questions = mixed_questions(self.clips, options.max_tokens, options.num_frames, dice)
+        counts = (options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1), total)
+        found = await soak(self.asker, server, questions, counts, options.concurrency, self.tell)
+        outcomes, duration_s, result = found
+        self._note("soak", outcomes, duration_s)
+        return result
+
+    async def _closed(self, name: str) -> Row:
+        total = self.options.num_requests
+        told = lambda done: self.tell(name, done, total)  # noqa: E731
+        found = await closed_load(self.asker, self._questions(total), self.options.concurrency, told)
+        return self._note(name, *found)
+
+    async def _open(self, name: str, times: list[float]) -> None:
+        told = lambda done: self.tell(name, done, len(times))  # noqa: E731
+        self._note(name, *await open_load(self.asker, self._questions(len(times)), times, told))
+
+    def _questions(self, count: int) -> Iterator[Question]:
+        options = self.options
+        for _ in range(count):
+            yield Question(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
+
+    def _note(self, name: str, outcomes: list[Outcome], duration_s: float) -> Row:
+        self.outcomes[name] = outcomes
+        self.loads.append(load_result(name, outcomes, duration_s, self.options.objectives))
+        return self.loads[-1]

@@ -1,0 +1,159 @@
+"""The run itself: every prompt goes through all modes before the next one does, in an order that rotates."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+
+import psutil
+from prometheus_client import CollectorRegistry
+
+from vidspec_service.bench.common.facts import num_cores, spec_of
+from vidspec_service.bench.common.report import Tell
+from vidspec_service.bench.common.samples import Interval, Sample
+from vidspec_service.bench.speed.activity import Activity, Span
+from vidspec_service.bench.speed.contenders import (
+    BenchPrompt,
+    Contender,
+    engine_contender,
+    make_prompts,
+    stock_contender,
+)
+from vidspec_service.bench.speed.costs import alone_config
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
+from vidspec_service.engine.client import EngineClient
+from vidspec_service.engine.types import EngineConfig
+from vidspec_service.errors import ConfigError
+from vidspec_service.telemetry import Metrics
+
+_WARM_UP_PROMPTS = 2
+_SHOWN_TOKENS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What was seen. `activities` has an entry for every mode that an engine served."""
+
+    samples: tuple[Sample, ...]
+    activities: Mapping[Mode, Activity]
+    idle_workers_cpu: float  # cores kept busy, on average, by processes whose turn it was not
+
+    def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[Span]], Interval]:
+        """Both workers' work, and the decoding of the mode's first answer that is long enough to show something."""
+        samples = [sample for sample in self.samples if sample.mode == mode]
+        shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
+        activity = self.activities[mode]
+        return {role: activity.spans(role) for role in ("draft", "target")}, (shown.first, shown.last)
+
+
+async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Comparison:
+    """Start what the modes need, warm it up, measure, end it. Raises ConfigError and EngineError."""
+    if pair.draft is None and any(mode.needs_draft for mode in options.modes):
+        raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
+    activities: dict[Mode, Activity] = {}
+    async with AsyncExitStack() as stack:
+        contenders = await open_contenders(stack, options.modes, pair, activities, tell)
+        return await Run(options, contenders, activities, tell).measure()
+
+
+async def open_contenders(
+    stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig, activities: dict[Mode, Activity], tell: Tell
+) -> dict[Mode, Contender]:
+    """One process for `hf`, one engine for `off`, one for all that speculate; each is ready before the next starts."""
+    contenders: dict[Mode, Contender] = {}
+    if Mode.HF in modes:
+        tell("loading stock transformers", 0, 0)
+        stock = stock_contender(spec_of(pair.target, "target"), num_cores())
+        contenders[Mode.HF] = await stack.enter_async_context(stock)
+    for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
+        wanted = [mode for mode in members if mode in modes]
+        if not wanted:
+            continue
+        tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
+        activity = Activity()
+        engine = EngineClient(config, Metrics(CollectorRegistry()), on_trace=activity.take)
+        contender = engine_contender(await stack.enter_async_context(engine))
+        contenders.update(dict.fromkeys(wanted, contender))
+        activities.update(dict.fromkeys(wanted, activity))
+    return contenders
+
+
+@dataclass(slots=True)
+class Run:
+    """One measurement on started contenders."""
+
+    options: SpeedOptions
+    contenders: Mapping[Mode, Contender]
+    activities: Mapping[Mode, Activity]
+    tell: Tell
+    idle_cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    async def measure(self) -> Comparison:
+        """Warm up, then go through the prompts."""
+        options = self.options
+        first_unused = options.num_prompts
+        for prompt in make_prompts(options.task, range(first_unused, first_unused + _WARM_UP_PROMPTS)):
+            for mode in options.modes:
+                self.tell(f"warming up {mode}", 0, 0)
+                await self._ask(mode, -1, prompt)
+        samples: list[Sample] = []
+        for group, prompts in enumerate(_groups(options)):
+            for mode in rotated(options.modes, group):
+                self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
+                samples += await self._answer(mode, group, prompts)
+        for mode, activity in self.activities.items():
+            roles = ("target", "draft") if mode.needs_draft else ("target",)
+            await activity.complete(max(sample.last for sample in samples if sample.mode == mode), roles)
+        return Comparison(
+            samples=tuple(samples),
+            activities=self.activities,
+            idle_workers_cpu=self.idle_cpu_s / self.wall_s if self.wall_s > 0 else 0.0,
+        )
+
+    async def _answer(self, mode: Mode, group: int, prompts: Sequence[BenchPrompt]) -> list[Sample]:
+        """One group in one mode, `concurrency` requests at a time."""
+        gate = asyncio.Semaphore(self.options.concurrency)
+
+        async def answer(prompt: BenchPrompt) -> Sample:
+            async with gate:
+                return await self._ask(mode, group, prompt)
+
+        others = {pid for other in self.contenders.values() for pid in other.pids()}
+        others -= set(self.contenders[mode].pids())
+        started, cpu_before = time.monotonic(), cpu_s(others)
+        async with asyncio.TaskGroup() as tasks:
+            found = [tasks.create_task(answer(prompt)) for prompt in prompts]
+        self.idle_cpu_s += cpu_s(others) - cpu_before
+        self.wall_s += time.monotonic() - started
+        return [task.result() for task in found]
+
+    async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
+        sample = await self.contenders[mode].answer(prompt.request(mode, group, self.options))
+        return replace(sample, mode=mode, group=group, prompt=prompt.index)
+
+
+def rotated(modes: Sequence[Mode], by: int) -> list[Mode]:
+    """Another mode goes first each time, so that no mode always follows the same one."""
+    start = by % len(modes)
+    return [*modes[start:], *modes[:start]]
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """User and system time so far, all threads; processes that are gone count nothing."""
+    total = 0.0
+    for pid in pids:
+        with suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _groups(options: SpeedOptions) -> Iterator[list[BenchPrompt]]:
+    prompts = make_prompts(options.task, range(options.num_prompts))
+    while group := list(itertools.islice(prompts, options.group_size)):
+        yield group

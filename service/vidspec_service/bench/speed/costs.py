@@ -1,0 +1,125 @@
+"""What a forward and a message cost, each measured alone, and the speed-up that the speed model makes of it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from statistics import fmean
+
+import numpy as np
+
+from vidspec_service.bench.common.child import call_in_child
+from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.speed.options import Mode
+from vidspec_service.bench.speed.worker import Forwards, echo, time_forwards
+from vidspec_service.engine.channels import Channel, wait_readable
+from vidspec_service.engine.messages import Proposal, Verdict
+from vidspec_service.engine.policy import Plan, StepCosts, best_plan
+from vidspec_service.engine.types import EngineConfig, SpeculationMode
+from vidspec_service.errors import ConfigError
+
+_TARGET_ROWS, _DRAFT_ROWS = (1, 2, 5, 9, 17), (1,)
+_EXCHANGES, _WARM_UP = 2000, 200
+_START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
+_LEAST_GAIN_AUTO = 1.05  # as in `engine/speculation.py`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedCosts:
+    """The target with the threads it has beside a draft, the target with all cores, and the draft."""
+
+    context: int
+    target: Forwards
+    alone: Forwards
+    draft: Forwards | None = None
+
+    @property
+    def all(self) -> list[Forwards]:
+        return [self.target, self.alone, *([self.draft] if self.draft else [])]
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """c = T_target(1) / T_draft(1)."""
+        return self.target.seconds[1] / self.draft.seconds[1] if self.draft is not None else None
+
+
+def alone_config(pair: EngineConfig) -> EngineConfig:
+    """The same target without a draft and with every core."""
+    return replace(pair, target=replace(pair.target, threads=None), draft=None, speculation=SpeculationMode.OFF)
+
+
+def typical_context(samples: Sequence[Sample]) -> int:
+    """Rows in the cache half-way through a mean answer: what a forward attends to."""
+    return round(fmean(sample.prompt_tokens + len(sample.ids) / 2 for sample in samples))
+
+
+def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...] = _TARGET_ROWS) -> ProbedCosts:
+    """The target's forwards over so many rows, the draft's over one, none beside another. Raises ConfigError."""
+    threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
+    spec = spec_of(pair.target, "target")
+    target = alone = call_in_child(time_forwards, spec, threads["target"], context, rows)
+    if threads["target"] != threads_alone:
+        alone = call_in_child(time_forwards, spec, threads_alone, context, rows)
+    draft = None
+    if pair.draft is not None:
+        draft = call_in_child(time_forwards, spec_of(pair.draft, "draft"), threads["draft"], context, _DRAFT_ROWS)
+    return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
+
+
+def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:
+    """Seconds of a Proposal out and a Verdict back, over the workers' channel; both sides sleep between messages."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = get_context("spawn").Process(target=echo, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    channel = Channel(ours)
+    try:
+        times = [_exchange(channel, position) for position in range(_WARM_UP + num_exchanges)][_WARM_UP:]
+    finally:
+        channel.close()
+        process.join(_END_S)
+        process.kill()
+    p50, p99 = np.percentile(times, (50, 99))
+    return {"p50_s": float(p50), "p99_s": float(p99), "num_exchanges": num_exchanges}
+
+
+def _exchange(channel: Channel, position: int) -> float:
+    started = time.perf_counter()
+    sent = Proposal(
+        request_id="bench-00000000",
+        epoch=1,
+        start=position,
+        ids=(position,),
+        confidences=(0.5,),
+        step_s=0.001,
+        video_tokens=0,
+    )
+    channel.send(sent)
+    wait_readable([channel], _ANSWER_S if position else _START_S)
+    received = channel.receive()
+    if received is None or not isinstance(received[0], Verdict):
+        raise ConfigError("the far end of the channel did not answer")
+    return time.perf_counter() - started
+
+
+def step_costs(target: Forwards, draft_s: float, latency_s: float) -> StepCosts:
+    """The line base + row * n nearest to the probed forwards."""
+    rows = np.array(sorted(target.seconds), dtype=np.float64)
+    seconds = np.array([target.seconds[int(num_rows)] for num_rows in rows])
+    base_s, row_s = np.polynomial.polynomial.polyfit(rows, seconds, 1)
+    base_s, row_s = max(float(base_s), 1e-6), max(float(row_s), 0.0)
+    return StepCosts(base_s=base_s, row_s=row_s, draft_s=draft_s, latency_s=latency_s)
+
+
+def predict(mode: Mode, acceptance: float, costs: ProbedCosts, latency_s: float) -> tuple[Plan, float] | None:
+    """The policy's plan at this acceptance, and its speed over `off`; None for modes that do not speculate."""
+    if not mode.needs_draft or costs.draft is None:
+        return None
+    step = step_costs(costs.target, costs.draft.seconds[1], latency_s)
+    least_gain = _LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
+    plan = best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)
+    return plan, plan.speedup * costs.alone.seconds[1] / step.verification_s(1)

@@ -1,0 +1,66 @@
+"""Did every mode give the same token ids? Where not: which prompt, and at which token the two part. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from vidspec_service.bench.common.report import Row
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
+
+_MOST_FORKS = 10
+
+
+def reference_mode(modes: Sequence[Mode]) -> Mode:
+    """What the others are compared with: the baseline if it ran, else the engine's first, else the only one."""
+    engine_modes = [mode for mode in modes if mode is not Mode.HF]
+    if BASELINE in engine_modes or not engine_modes:
+        return BASELINE if BASELINE in engine_modes else modes[0]
+    return engine_modes[0]
+
+
+def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Row]:
+    """One entry for every answer that differs from the reference's answer to the same prompt."""
+    expected = {sample.prompt: sample.ids for sample in samples if sample.mode == reference}
+    forks = []
+    for sample in samples:
+        ids = expected.get(sample.prompt)
+        if ids is None or ids == sample.ids:
+            continue
+        ends = min(len(ids), len(sample.ids))
+        position = next((index for index in range(ends) if ids[index] != sample.ids[index]), ends)
+        forks.append(
+            {
+                "prompt": sample.prompt,
+                "mode": sample.mode,
+                "reference": reference,
+                "position": position,
+                "expected": ids[position] if position < len(ids) else None,  # None: it has ended
+                "found": sample.ids[position] if position < len(sample.ids) else None,
+            }
+        )
+    return forks
+
+
+def is_identical(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
+    """Did the engine's modes agree? None if there was nothing to compare."""
+    if len([mode for mode in options.modes if mode is not Mode.HF]) < 2:
+        return None
+    return all(fork["mode"] == Mode.HF for fork in forks)
+
+
+def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
+    """Did `hf` agree with the engine? Of greedy answers only: when sampling, transformers draws by itself."""
+    if Mode.HF not in options.modes or len(options.modes) < 2 or options.sampling.temperature > 0:
+        return None
+    return not any(fork["mode"] == Mode.HF for fork in forks)
+
+
+def fork_lines(forks: Sequence[Row], *, is_hf_compared: bool) -> Iterator[str]:
+    """The first few."""
+    for fork in forks[:_MOST_FORKS]:
+        if fork["mode"] != Mode.HF or is_hf_compared:
+            form = "  fork: prompt {prompt}, {mode} against {reference}, token {position}: {found} for {expected}"
+            yield form.format(**fork)
+    if len(forks) > _MOST_FORKS:
+        yield f"  ... {len(forks)} forks in all; the JSON file lists them"

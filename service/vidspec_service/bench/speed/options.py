@@ -1,0 +1,69 @@
+"""What a run of `bench speed` is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from vidspec_service.engine.types import SamplingParams, SpeculationMode
+
+
+class Mode(StrEnum):
+    """The ways to answer that are compared. `hf` is stock transformers on the target alone, the peer."""
+
+    HF = "hf"
+    OFF = "off"
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    AUTO = "auto"
+
+    @property
+    def speculation(self) -> SpeculationMode:
+        """What the engine is asked for; `hf` is not the engine."""
+        return SpeculationMode.OFF if self is Mode.HF else SpeculationMode(self.value)
+
+    @property
+    def needs_draft(self) -> bool:
+        return self not in (Mode.HF, Mode.OFF)
+
+
+BASELINE = Mode.OFF
+
+
+class Task(StrEnum):
+    """What is asked about each clip."""
+
+    CAPTION = "caption"
+    QA = "qa"
+    MIXED = "mixed"
+    SYNTHETIC = "synthetic"  # numbered prompts of random models; not for others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticOptions:
+    """Random models of a pair's real shapes, and the acceptance that is imposed on them."""
+
+    shape: str = "llava-onevision-7b+0.5b"
+    acceptance: float = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedOptions:
+    """By default greedy captions, one request at a time."""
+
+    num_prompts: int = 24
+    task: Task = Task.CAPTION
+    modes: tuple[Mode, ...] = tuple(Mode)
+    max_tokens: int = 160
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    concurrency: int = 1
+    synthetic: SyntheticOptions | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Prompts that one mode answers before the next mode has its turn.
+
+        One for one request at a time. With more at once a group is large enough to keep them going: a group of
+        `concurrency` requests would mostly measure its last, lonely answer.
+        """
+        return 1 if self.concurrency == 1 else 3 * self.concurrency

@@ -1,0 +1,245 @@
+"""What `bench speed` says: from samples to a row for every mode, and what explains it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from vidspec_service.bench.common.bootstrap import estimate, ratio
+from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
+from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table
+from vidspec_service.bench.common.samples import (
+    Sample,
+    Work,
+    acceptance_rate,
+    decoding,
+    decoding_by_group,
+    decoding_windows,
+    first_token_s,
+    mean_accepted_tokens,
+    throughput,
+)
+from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio
+from vidspec_service.bench.speed.comparison import Comparison
+from vidspec_service.bench.speed.costs import ProbedCosts, predict
+from vidspec_service.bench.speed.identity import (
+    find_forks,
+    fork_lines,
+    is_identical,
+    is_identical_to_hf,
+    reference_mode,
+)
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
+from vidspec_service.bench.speed.plots import draw_speedups, draw_timeline
+from vidspec_service.bench.speed.roofline import roofline_table
+from vidspec_service.bench.speed.worker import Forwards
+from vidspec_service.engine.types import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Everything that was seen."""
+
+    comparison: Comparison
+    round_trip: Mapping[str, float]
+    costs: ProbedCosts
+    provenance: Provenance
+    synthetic: Row | None = None
+
+    def of(self, mode: Mode) -> list[Sample]:
+        return [sample for sample in self.comparison.samples if sample.mode == mode]
+
+
+def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
+    """One mode. Rates of decoding leave out each answer's first token, throughput leaves out nothing.
+
+    A prediction is made for one request at a time only.
+    """
+    samples, base = measured.of(mode), measured.of(BASELINE)
+    work, whole = decoding(samples), throughput(samples)
+    speedup = _ratio(work, decoding(base))
+    found = predict(mode, acceptance_rate(samples), measured.costs, measured.round_trip["p50_s"])
+    plan, predicted = found if found is not None and concurrency == 1 else (None, None)
+    activity = measured.comparison.activities.get(mode)
+    roles = ("target", "draft") if mode.needs_draft else ("target",)
+    return {
+        "tokens_per_s": work.rate,
+        "speedup_vs_off": speedup,
+        "speedup_interval": speedup_interval(decoding_by_group(samples), decoding_by_group(base)),
+        "throughput_tokens_per_s": whole.rate,
+        "throughput_vs_off": _ratio(whole, throughput(base)),
+        "ttft_s": first_token_s(samples),
+        "num_tokens": sum(len(sample.ids) for sample in samples),
+        "acceptance_rate": acceptance_rate(samples) if mode.needs_draft else None,
+        "mean_accepted_tokens": mean_accepted_tokens(samples) if mode.needs_draft else None,
+        "predicted_speedup": predicted,
+        "predicted_minimum": plan.minimum if plan else None,
+        "predicted_window": plan.window if plan else None,
+        "fraction_of_prediction": speedup / predicted if predicted and speedup is not None else None,
+        "workers": {role: _worker(activity, role, samples) for role in roles} if activity is not None else {},
+    }
+
+
+def speedup_interval(ours: Mapping[int, Work], base: Mapping[int, Work]) -> tuple[float, float] | None:
+    """95 % of the ratio of rates when groups are drawn again; None with fewer than two groups."""
+    groups = sorted(ours.keys() & base.keys())
+    if len(groups) < 2:
+        return None
+    rows = [(ours[one].tokens, ours[one].seconds, base[one].tokens, base[one].seconds) for one in groups]
+    found = estimate(ratio, rows)
+    return (found.low, found.high) if math.isfinite(found.low) else None
+
+
+def _ratio(ours: Work, base: Work) -> float | None:
+    return ours.rate / base.rate if base.rate > 0 else None
+
+
+def _worker(activity: Activity, role: str, samples: Sequence[Sample]) -> Row:
+    """While answers of one mode were decoded."""
+    windows, spans = decoding_windows(samples), activity.spans(role)
+    return {"idle_ratio": idle_ratio(spans, windows), "forwards": forward_facts(spans, windows)}
+
+
+def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
+    """Measurements in the words of the report. `identical` speaks of the engine's modes, ids not text."""
+    costs, synthetic = measured.costs, measured.synthetic
+    forks = find_forks(measured.comparison.samples, reference_mode(options.modes))
+    models, law = _models(pair, costs), options.sampling
+    figures: Row = {
+        "models": models,
+        "prompts": options.num_prompts,
+        "task": options.task,
+        "max_tokens": options.max_tokens,
+        "sampling": law,
+        "concurrency": options.concurrency,
+        "modes": {mode: mode_row(mode, measured, options.concurrency) for mode in options.modes},
+        "cost_ratio": costs.cost_ratio,  # c = T_target(1) / T_draft(1)
+        "costs": costs,
+        "channel_round_trip": measured.round_trip,
+        "identical": is_identical(options, forks),
+        "identical_to_hf": is_identical_to_hf(options, forks),
+        "forks": forks,
+        "idle_workers_cpu": measured.comparison.idle_workers_cpu,
+        "samples": [sample.facts() for sample in measured.comparison.samples],
+        "synthetic": synthetic,  # of random models only
+    }
+    sampling = f"temperature {law.temperature:g}, seed {law.seed}" if law.temperature else "greedy"
+    at_once = f", {options.concurrency} at once" if options.concurrency > 1 else ""
+    facts = {role: "{model}, {device} {dtype}, {threads} threads".format(**of) for role, of in models.items()}
+    facts["prompts"] = (
+        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {sampling}{at_once}"
+    )
+    if synthetic is not None:
+        form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"
+        facts["synthetic"] = form.format(**synthetic)
+    named = [
+        "{} {model} {device} {dtype} x{threads}".format(role, **models[role])
+        for role in ("target", "draft")
+        if role in models
+    ]
+    return Report(
+        bench="speed",
+        baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
+        provenance=measured.provenance,
+        hardware=hardware(*costs.all),
+        subject=f"{', '.join(named)}; {options.num_prompts} prompts",
+        facts=facts,
+        figures=figures,
+        body=list(_body(figures, measured)),
+        pictures=_pictures(figures["modes"], measured.comparison),
+    )
+
+
+def _models(pair: EngineConfig, costs: ProbedCosts) -> dict[str, Row]:
+    """What each worker ran; stock transformers does not say whether its rows are invariant."""
+
+    def facts(forwards: Forwards) -> Row:
+        return {
+            "device": forwards.device,
+            "dtype": forwards.dtype,
+            "threads": forwards.threads,
+            "rows_are_invariant": forwards.rows_are_invariant,
+        }
+
+    alone = {"model": pair.target.model, **facts(costs.alone)}
+    models = {
+        "target": {"model": pair.target.model, **facts(costs.target)},
+        "off": alone,
+        "hf": {**alone, "threads": num_cores(), "rows_are_invariant": None},
+    }
+    if pair.draft is not None and costs.draft is not None:
+        models["draft"] = {"model": pair.draft.model, **facts(costs.draft)}
+    return models
+
+
+def _pictures(modes: Mapping[str, Row], comparison: Comparison) -> dict[str, Picture]:
+    pictures = {"plot": Picture(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, modes))}
+    if Mode.PARALLEL in modes:
+        lanes, window = comparison.lanes(Mode.PARALLEL)
+        pictures["timeline"] = Picture(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
+    return pictures
+
+
+def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
+    modes: Mapping[str, Row] = figures["modes"]
+    yield _modes_table(modes)
+    yield _costs_table(measured.costs)
+    if measured.synthetic is not None:
+        yield roofline_table(measured.synthetic["rooflines"])
+        yield from (f"note      {note}" for note in measured.synthetic["notes"])
+    for mode, row in modes.items():
+        steps = [
+            f"{role} {1000 * use['forwards']['median_s']:.3f} ms ({use['forwards']['mean_rows']:.1f} rows)"
+            for role, use in row["workers"].items()
+            if use["forwards"] is not None
+        ]
+        if steps:
+            yield f"steps in the run, {mode}: {', '.join(steps)}"
+    yield f"c = T_target(1) / T_draft = {number(figures['cost_ratio'], '{:.2f}')}"
+    p50_s, p99_s, count = measured.round_trip.values()
+    yield f"channel round trip: p50 {1000 * p50_s:.3f} ms, p99 {1000 * p99_s:.3f} ms ({count})"
+    yield f"cores kept busy by workers out of turn: {figures['idle_workers_cpu']:.3f}"
+    yield f"identical ids: {_verdict(figures['identical'])}; equal to hf: {_verdict(figures['identical_to_hf'])}"
+    yield from fork_lines(figures["forks"], is_hf_compared=figures["identical_to_hf"] is not None)
+
+
+def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
+    def interval(row: Row) -> str:
+        return "{:.2f}..{:.2f}".format(*row["speedup_interval"]) if row["speedup_interval"] else "-"
+
+    def idle(row: Row) -> str:
+        return " / ".join(number(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
+
+    columns = {
+        "mode": column("mode"),
+        "tokens/s": column("tokens_per_s", "{:.1f}"),
+        "vs off": column("speedup_vs_off", "{:.2f}x"),
+        "95 %": interval,
+        "all-in tok/s": column("throughput_tokens_per_s", "{:.1f}"),
+        "TTFT ms": column("ttft_s", "{:.0f}", 1000),
+        "alpha": column("acceptance_rate", "{:.3f}"),
+        "accepted": column("mean_accepted_tokens", "{:.2f}"),
+        "predicted": column("predicted_speedup", "{:.2f}x"),
+        "of it": column("fraction_of_prediction", "{:.0%}"),
+        "idle t/d": idle,
+    }
+    return table("Speed by mode", columns, [{"mode": mode, **row} for mode, row in modes.items()])
+
+
+def _costs_table(costs: ProbedCosts) -> RenderableType:
+    named = {"target beside a draft": costs.target, "target with all cores": costs.alone, "draft": costs.draft}
+    counts = sorted(costs.target.seconds)
+    rows = [
+        {"model": f"{name} ({of.threads} threads)", **{str(n): of.seconds.get(n) for n in counts}}
+        for name, of in named.items()
+        if of is not None
+    ]
+    columns = {"model": column("model"), **{f"T({n})": column(str(n), "{:.3f}", 1000) for n in counts}}
+    return table(f"One forward alone, median ms, {costs.context} rows in the cache", columns, rows)
+
+
+def _verdict(value: bool | None) -> str:
+    return {True: "yes, 100 %", False: "NO", None: "not compared"}[value]

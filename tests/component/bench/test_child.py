@@ -1,0 +1,50 @@
+"""Objects in processes of their own: they answer, refuse in words, and their death is told."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from vidspec_models.errors import ModelLoadError
+from vidspec_service.bench.common.child import Child, call_in_child
+from vidspec_service.errors import ConfigError
+
+
+class Adder:
+    def __init__(self, start: int) -> None:
+        if start < 0:
+            raise ModelLoadError("a start below zero")
+        self.total = start
+
+    def add(self, number: int) -> int:
+        self.total += number
+        return self.total
+
+    def die(self) -> None:
+        os._exit(1)
+
+    def refuse(self) -> None:
+        raise ModelLoadError("no such sum")
+
+
+def test_an_object_keeps_its_state_in_another_process() -> None:
+    with Child(Adder, 40) as child:
+        assert child.pid != os.getpid()
+        assert [child.ask(Adder.add, 1), child.ask(Adder.add, 1)] == [41, 42]
+    assert call_in_child(os.getpid) != os.getpid()
+
+
+def test_a_model_error_is_told_in_its_own_words() -> None:
+    with pytest.raises(ConfigError, match="a start below zero"):
+        Child(Adder, -1)
+    with Child(Adder, 0) as child, pytest.raises(ConfigError, match="no such sum"):
+        child.ask(Adder.refuse)
+
+
+def test_a_death_is_told() -> None:
+    with Child(Adder, 0) as child:
+        with pytest.raises(ConfigError, match="Adder ended unexpectedly"):
+            child.ask(Adder.die)
+        with pytest.raises(ConfigError, match="Adder ended unexpectedly"):
+            child.ask(Adder.add, 1)

@@ -1,0 +1,97 @@
+"""The one report: what is named in text, file and picture, and what is refused before anything is measured."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields, hardware
+from vidspec_service.bench.common.report import Picture, Report, column, number, table
+from vidspec_service.cli.bench_decode import run
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
+
+PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
+REPORT = Report(
+    bench="some",
+    baseline="none",
+    provenance=PROVENANCE,
+    hardware=hardware(Placement(device="cuda:0", dtype="bfloat16", device_name="Some GPU")),
+    subject="a model",
+    facts={"server": "its own"},
+    figures={"answer": 42},
+    body=["a line"],
+    pictures={"plot": Picture(size=(4, 3), draw=lambda figure: figure.add_subplot())},
+)
+
+
+def text_of(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=160, record=True)
+    report.show(console)
+    return console.export_text()
+
+
+def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
+    found = json.loads(REPORT.to_json())
+    assert found["hardware"]["accelerators"] == {"cuda:0": "Some GPU"}
+    assert (found["bench"], found["created"], found["load_average_before"]) == ("some", "now", 0.0)
+    assert (found["baseline"], found["command"], found["versions"]) == ("none", "vidspec bench some", {"vidspec": "0"})
+    assert found["answer"] == 42
+    text = text_of(REPORT)
+    for line in (
+        f"hardware  {REPORT.hardware['cpu']}",
+        "          cuda:0 Some GPU",
+        "versions  vidspec 0",
+        "server    its own",
+        "baseline  none",
+        "command   vidspec bench some",
+        "a line",
+    ):
+        assert line in text
+
+
+def test_a_busy_machine_is_warned_about() -> None:
+    assert "WARNING" not in text_of(REPORT)
+    busy = replace(REPORT, provenance=replace(PROVENANCE, load_average=99.0))
+    assert "WARNING: load average 99.00" in text_of(busy)
+
+
+def test_files_are_written_where_there_is_a_path(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    REPORT.write({"json": tmp_path / "r.json", "plot": tmp_path / "p.png", "timeline": tmp_path / "t.png"})
+    assert json.loads((tmp_path / "r.json").read_text()) == json.loads(REPORT.to_json())
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "t.png").exists()
+
+
+def test_what_is_not_there_is_a_dash() -> None:
+    columns = {"name": column("name"), "ms": column("seconds", "{:.1f}", 1000)}
+    made = table("Times", columns, [{"name": "a", "seconds": 0.0125}, {"name": "b", "seconds": None}])
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(made)
+    text = console.export_text()
+    assert "12.5" in text
+    assert number(None, "{:.1f}") == "-"
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_a_folder_that_is_not_there_is_refused_before_measuring(flag: str) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
+        run(parse(["bench", "decode", flag, "no/such/folder/out"])[1])
+
+
+def test_plots_without_matplotlib_name_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vidspec_service.bench.common.report.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'vidspec\[bench\]'"):
+        run(parse(["bench", "decode", "--plot", str(tmp_path / "plot.png")])[1])
+
+
+def test_the_processor_is_read_from_its_first_entry() -> None:
+    text = "processor\t: 0\nmodel name\t: One\nflags\t\t: avx2 amx_tile\n\nprocessor\t: 1\nmodel name\t: Two\n"
+    assert cpu_fields(text)["model name"] == "One"
+    assert cpu_fields(text)["flags"].split() == ["avx2", "amx_tile"]

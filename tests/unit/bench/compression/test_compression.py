@@ -1,0 +1,189 @@
+"""`bench compression`: what counts as right, what the figures are made of, the keys that others read."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.unit.models.compression.prompts import video_prompt
+from vidspec_models.bundled import caption, sample_scene
+from vidspec_models.bundled.scene import BACKGROUND_NAMES
+from vidspec_service.bench.common.facts import Placement, Provenance
+from vidspec_service.bench.common.report import Report, Row
+from vidspec_service.bench.compression.report import compression_report, results
+from vidspec_service.bench.compression.run import CompressionOptions, Configuration, Measured, Method
+from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
+from vidspec_service.bench.compression.target import peak_rss_bytes, text_behind_video, with_text
+from vidspec_service.cli.bench_compression import compression_options
+from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.cli.settings_flags import settings_of
+from vidspec_service.engine.types import DyCoke
+from vidspec_service.errors import ConfigError
+
+
+def options(*flags: str) -> CompressionOptions:
+    args = parse(["bench", "compression", *flags])[1]
+    return compression_options(args, settings_of(args))
+
+
+def test_without_flags_it_is_the_run_of_the_issue() -> None:
+    assert options() == CompressionOptions()
+    lines = [(one.frames, one.label) for one in options().configurations()]
+    kinds = ["none", "ttm K=0.3", "ttm K=0.5", "ttm K=0.7", "dycoke K=0.3", "dycoke K=0.5", "dycoke K=0.7"]
+    assert lines == [(frames, kind) for frames in (16, 64) for kind in kinds]
+
+
+def test_flags_and_settings_become_parameters_of_each_method() -> None:
+    flags = "--clips 3 --frames 4 --ratios 0.9 --max-tokens 9 --dycoke-layer 5 --dycoke-hide-ratio 0.4"
+    found = options(*flags.split())
+    assert (found.num_clips, found.max_tokens) == (3, 9)
+    none, ttm, dycoke = (one.dycoke for one in found.configurations())
+    assert (none.merge_ratio, none.hide_ratio) == (0, 0)
+    assert (ttm.merge_ratio, ttm.hide_ratio) == (0.9, 0)
+    assert dycoke == DyCoke(merge_ratio=0.9, layer=5, hide_ratio=0.4)
+
+
+@pytest.mark.parametrize("flags", [["--ratios", "1"], ["--ratios", "0"], ["--frames", "0"], ["--clips", "none"]])
+def test_a_wrong_flag_is_a_usage_error(flags: list[str]) -> None:
+    with pytest.raises(UsageError, match="bench compression"):
+        options(*flags)
+
+
+def test_compression_for_all_configurations_is_refused() -> None:
+    with pytest.raises(ConfigError, match="with and without"):
+        options("--compression", "dycoke")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_true_caption_has_every_fact_and_nonsense_none(seed: int) -> None:
+    scene = sample_scene(seed)
+    right = score_caption(scene, caption(scene))
+    assert right.right == right.asked == 4 + 8 * len(scene.things)
+    assert score_caption(scene, "I see nothing.") == Score(0, right.asked)
+
+
+def test_a_caption_with_one_wrong_fact_has_all_the_others() -> None:
+    scene = sample_scene(0)
+    truth = caption(scene)
+    other = next(name for name in BACKGROUND_NAMES if name != scene.background)
+    wrong = truth.replace(f"{scene.texture} {scene.background}", f"{scene.texture} {other}")
+    assert wrong != truth
+    found = score_caption(scene, wrong)
+    assert found.right == found.asked - 1
+
+
+def test_a_question_is_answered_by_its_word_alone() -> None:
+    assert [score_answer("red", text).right for text in ("red", " red ", "reddish", "red red", "")] == [1, 1, 0, 0, 0]
+
+
+def test_other_text_behind_a_video_leaves_its_rows_and_goes_on_from_its_positions() -> None:
+    prompt = video_prompt(3, 2, 2)
+    assert len(text_behind_video(prompt)) == 3
+
+    class Positions:
+        @staticmethod
+        def rotary(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return (positions.float().view(-1, 1, 1).expand(-1, 1, 4),) * 2
+
+        @staticmethod
+        def embed(ids: torch.Tensor) -> torch.Tensor:
+            return ids.float()[:, None].expand(-1, 8)
+
+    other = with_text(prompt, (7, 8, 9, 10), Positions())  # type: ignore[arg-type]
+    assert other.ids == (*prompt.ids[:-3], 7, 8, 9, 10)
+    assert torch.equal(other.embeddings[:-4], prompt.embeddings[:-3])
+    assert other.rotary[0][-4:, 0, 0].tolist() == [prompt.next_position - 3 + i for i in range(4)]
+    assert other.next_position == prompt.next_position + 1
+    assert other.num_video_tokens == prompt.num_video_tokens
+    assert other.layer_additions is not None
+    assert not other.layer_additions[:, -4:].any()
+
+
+def test_the_peak_is_of_this_process() -> None:
+    assert 10 * 2**20 < peak_rss_bytes() < 2**40
+
+
+def described(*, right: int, stored: int, prefill_s: float) -> Row:
+    return {
+        "score": Score(right, 10),
+        "prompt_tokens": 100,
+        "video_tokens": 90,
+        "num_tokens": 11,
+        "prepare_s": 1.0,
+        "prefill_s": prefill_s,
+        "decode_s": 0.5,
+        "stored_bytes": stored,
+        "attended_bytes": stored // 2,
+        "peak_bytes": 10**9 + stored,
+    }
+
+
+def measured() -> list[Measured]:
+    """Merging: two facts of a clip fewer, half the bytes, a quarter of the prefill."""
+    kinds = {Method.NONE: (9, 2000, 4.0), Method.TTM: (7, 1000, 1.0)}
+    return [
+        Measured(
+            configuration=Configuration(method=method, frames=16, dycoke=DyCoke(merge_ratio=0.5, hide_ratio=0.0)),
+            captions=[described(right=right, stored=stored, prefill_s=prefill_s)] * 3,
+            questions=[Score(10, 10)] * 3,
+        )
+        for method, (right, stored, prefill_s) in kinds.items()
+    ]
+
+
+def test_the_figures_are_those_of_the_answers() -> None:
+    none, ttm = results(measured())
+    assert none["accuracy"] == pytest.approx(57 / 60)
+    assert none["accuracy_change"] is none["speedup"] is none["kv_ratio"] is None
+    assert ttm["accuracy_change"] == pytest.approx(-0.1)
+    assert ttm["accuracy_change_interval"] == pytest.approx((-0.1, -0.1))
+    assert (ttm["question_accuracy"], ttm["caption_fact_accuracy"]) == pytest.approx((1.0, 0.7))
+    assert ttm["time_per_output_token_s"] == pytest.approx(0.05)
+    assert none["request_s"] == pytest.approx(1 + 4 + 0.5)
+    assert ttm["speedup"] == pytest.approx(5.5 / 2.5)
+    assert (ttm["kv_bytes"], ttm["kv_attended_bytes"], ttm["kv_ratio"]) == (1000, 500, 2.0)
+    assert ttm["peak_rss_bytes"] == 10**9 + 1000
+
+
+def test_one_clip_gives_no_interval() -> None:
+    one_clip = [replace(one, captions=one.captions[:1], questions=one.questions[:1]) for one in measured()]
+    _, ttm = results(one_clip)
+    assert ttm["accuracy_change"] == pytest.approx(-0.1)
+    assert ttm["accuracy_change_interval"] is None
+
+
+def report() -> Report:
+    provenance = Provenance(
+        command="vidspec bench compression", created="now", versions={"vidspec": "0"}, load_average=0.0
+    )
+    placement = Placement(device="cpu", dtype="float32")
+    return compression_report(CompressionOptions(frames=(16,)), measured(), "bundled", 2, placement, provenance)
+
+
+def test_the_json_has_the_keys_that_were_promised() -> None:
+    found = json.loads(report().to_json())
+    assert {"results", "hardware", "versions", "command", "baseline"} < set(found)
+    for line in found["results"]:
+        promised = "compression frames accuracy prefill_s time_per_output_token_s kv_bytes peak_rss_bytes"
+        assert set(promised.split()) < set(line)
+    assert [line["compression"] for line in found["results"]] == ["none", "ttm K=0.5"]
+
+
+def test_the_table_names_hardware_versions_command_and_baseline() -> None:
+    console = Console(file=io.StringIO(), width=132, record=True)
+    report().show(console)
+    text = console.export_text()
+    for words in ("hardware", "versions", "command   vidspec", "baseline  none", "16 frames", "-10.0 (-10.0..-10.0)"):
+        assert words in text
+
+
+def test_a_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report().write({"plot": tmp_path / "plot.png"})
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

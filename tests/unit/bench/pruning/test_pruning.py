@@ -1,0 +1,200 @@
+"""`bench pruning` without models: counts to rates, rates to results, results to tables, pictures, JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from vidspec_models.bundled.questions import QUESTION_TYPES
+from vidspec_service.bench.common.bootstrap import difference
+from vidspec_service.bench.common.facts import Provenance, hardware
+from vidspec_service.bench.common.report import Report, Row
+from vidspec_service.bench.pruning.judging import Judged, laws_of, mean_accepted, settings_of
+from vidspec_service.bench.pruning.options import (
+    QUESTION_TASKS,
+    PruningOptions,
+    Setting,
+    Task,
+    asked_about,
+    long_clip,
+)
+from vidspec_service.bench.pruning.plots import overlay
+from vidspec_service.bench.pruning.report import paired, pruning_report, results
+from vidspec_service.bench.pruning.timing import time_line
+from vidspec_service.cli.bench_pruning import pruning_options, run
+from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.engine.types import Preservation
+from vidspec_service.errors import ConfigError
+
+OPTIONS = PruningOptions(
+    strategies=(Preservation.HIPPO, Preservation.RANDOM, Preservation.NONE, Preservation.BLIND),
+    ratios=(0.0, 0.9),
+    tasks=(Task.CAPTION, Task.COUNT),
+)
+ISSUE_KEYS = (
+    "strategy", "ratio", "task", "acceptance_rate", "ci_low", "ci_high", "mean_accepted_tokens", "draft_prefill_s",
+    "tokens_per_s",
+)  # fmt: skip
+
+
+def judged(setting: Setting, clip: int, hits: Sequence[int], task: Task = Task.CAPTION) -> Judged:
+    return Judged(
+        setting=setting,
+        clip=clip,
+        task=task,
+        hits=tuple(bool(hit) for hit in hits),
+        video_tokens=52,
+        prefill_s=0.5,
+        selection_s=0.25,
+    )
+
+
+def everything_judged() -> list[Judged]:
+    """Four clips: unpruned 9 of 10, hippo 8 of 10, random 6 of 10, blind none."""
+    found = []
+    for setting in settings_of(OPTIONS):
+        num_right = {"none": 9, "hippo": 8, "random": 6, "blind": 0}[setting.strategy]
+        for clip in range(4):
+            found.append(judged(setting, clip, [1] * num_right + [0] * (10 - num_right)))
+            found.append(judged(setting, clip, [1, 0], Task.COUNT))
+    return found
+
+
+def rows_of(found: Sequence[Judged]) -> list[Row]:
+    return results(OPTIONS, found, lambda *_: (100.0, "speed model"))
+
+
+def report_of(found: Sequence[Judged]) -> Report:
+    line = time_line(first_token_s=1.0, relevance_s=0.1, draft_prepare_s=0.5, choice_s=0.01, draft_prefill_s=0.02)
+    clip = {
+        "frames": 64,
+        "video_tokens": 4097,
+        "target_prepare_s": 0.5,
+        "target_prefill_s": 0.5,
+        "draft_prepare_s": 0.5,
+        "relevance_s": 0.1,
+        "scoring_over_prefill": 0.22,
+        "draft_prefill_s": {"0": 0.2, "0.9": 0.02},
+        "draft_prefill_ratio": 0.1,
+        "time_line": line,
+    }
+    facts = {"model": "bundled", "device": "cpu", "dtype": "float32", "threads": 1}
+    provenance = Provenance(command="vidspec bench pruning", created="now", versions={"torch": "2"}, load_average=0.0)
+    return pruning_report(OPTIONS, rows_of(found), clip, {"target": facts, "draft": facts}, hardware(), provenance)
+
+
+def test_results_have_the_keys_and_rows_that_were_promised() -> None:
+    content = json.loads(report_of(everything_judged()).to_json())
+    assert set(ISSUE_KEYS) <= set(content["results"][0])
+    assert {"hardware", "versions", "command", "baseline", "models"} <= set(content)
+    rows = {(row["strategy"], row["ratio"], row["task"]) for row in content["results"]}
+    tasks = ("all", "caption", "count")
+    pairs = [("hippo", 0.0), ("hippo", 0.9), ("random", 0.0), ("random", 0.9), ("none", 0.0), ("blind", 1.0)]
+    assert rows == {(*pair, task) for pair in pairs for task in tasks}
+
+
+def test_figures_are_paired_with_the_unpruned_draft_and_with_hippo() -> None:
+    rows = {(row["strategy"], row["ratio"], row["task"]): row for row in rows_of(everything_judged())}
+    random = rows["random", 0.9, "caption"]
+    assert (random["acceptance_rate"], random["ci_low"], random["ci_high"]) == (0.6, 0.6, 0.6)
+    assert random["over_unpruned"].value == pytest.approx(0.6 / 0.9)
+    assert random["less_than_hippo"].value == pytest.approx(0.2)
+    assert random["num_tokens"] == 40
+    assert rows["random", 0.0, "caption"]["over_unpruned"].value == 1.0
+
+
+def test_only_clips_that_both_have_are_compared() -> None:
+    assert paired(difference, {0: (1, 1), 1: (0, 1)}, {0: (1, 1)}).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("hits", "accepted", "verifications"),
+    [
+        ([], 0, 0),
+        ([1, 1, 1], 3, 1),
+        ([0, 0, 0], 0, 3),
+        ([1, 1, 0, 1], 3, 2),
+        ([1] * 9, 8, 1),  # eight accepted, the ninth is the target's own
+        ([1] * 10, 9, 2),
+    ],
+)
+def test_accepted_tokens_follow_the_serial_schedule(hits: list[int], accepted: int, verifications: int) -> None:
+    assert mean_accepted([bool(hit) for hit in hits], 8) == (accepted, verifications)
+
+
+def test_every_setting_is_measured_once_the_unpruned_first() -> None:
+    found = list(settings_of(PruningOptions()))
+    assert found[0] == Setting(Preservation.NONE, 0.0)
+    assert len(found) == len(set(found)) == 2 + 7 * 4
+    assert Setting(Preservation.BLIND, 1.0) in found
+    assert len(laws_of(found)) == 2, "specvlm and attention share one"
+
+
+def test_every_question_type_belongs_to_a_task() -> None:
+    assert set(QUESTION_TASKS) == set(QUESTION_TYPES)
+    asked = list(asked_about(0, tuple(Task)))
+    assert asked[0].task is Task.CAPTION
+    assert {each.task for each in asked} == set(Task)
+    assert {each.task for each in asked_about(0, (Task.COUNT,))} == {Task.COUNT}
+
+
+def test_the_timed_clip_has_the_frames_that_were_asked_for() -> None:
+    assert long_clip(20).video.frames.shape[0] == len(long_clip(20).video.source_indices) == 20
+
+
+def test_the_draft_that_starts_at_once_is_never_ready_later() -> None:
+    line = time_line(first_token_s=2.0, relevance_s=0.1, draft_prepare_s=1.0, choice_s=0.1, draft_prefill_s=0.3)
+    assert line["draft_ready_s"] == pytest.approx(1.4)
+    assert line["draft_ready_if_it_waited_s"] == pytest.approx(2.5)
+    assert line["draft_refined_s"] == pytest.approx(2.5)
+
+
+def test_cells_that_are_not_kept_are_dark() -> None:
+    frames = np.full((2, 4, 4, 3), 200, np.uint8)
+    places = np.array([(f, r, c) for f in range(2) for r in range(2) for c in range(2)] + [(-1, -1, -1)])
+    picture = overlay(frames, places, places[[0, 7, 8]])
+    assert picture.shape == (8, 8 + 4 + 8, 3)
+    assert (picture[:4, :4] == 200).all()
+    assert (picture[4:, :8] == 50).all()
+    assert (picture[4:, 16:] == 200).all()
+
+
+def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    report = report_of(everything_judged())
+    report.show(console)
+    text = console.export_text()
+    named = ("hippo", "random", "none", "blind", "0.600", "vidspec bench pruning", "baseline", report.hardware["cpu"])
+    for word in named:
+        assert word in text
+    assert "0.600*" in text, "hippo is better beyond the interval"
+
+
+def test_the_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report_of(everything_judged()).write({"plot": tmp_path / "plot.png"})
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_flags_become_options() -> None:
+    args = parse(["bench", "pruning", "--clips", "3", "--strategies", "none", "hippo", "--ratios", "0.9", "0"])[1]
+    options = pruning_options(args)
+    assert options.num_clips == 3
+    assert options.strategies == (Preservation.HIPPO, Preservation.NONE)
+    assert options.ratios == (0.0, 0.9)
+
+
+def test_a_ratio_of_everything_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"from 0 to 0\.99"):
+        run(parse(["bench", "pruning", "--ratios", "1"])[1])
+
+
+def test_a_wrong_number_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="--clips: must be 1 or more, not 0"):
+        parse(["bench", "pruning", "--clips", "0"])

@@ -1,0 +1,77 @@
+"""Figures of a load, against outcomes made by hand; arrival times against the law they follow."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_service.bench.common.report import Row
+from vidspec_service.bench.serve.exchange import Outcome
+from vidspec_service.bench.serve.load import poisson_times
+from vidspec_service.bench.serve.report import Objectives, load_result, percentiles
+
+
+def whole(ttft_s: float = 0.5, e2e_s: float = 1.0, num_tokens: int = 11, **more: Any) -> Outcome:
+    return Outcome(due_s=1.0, status=200, ttft_s=ttft_s, e2e_s=e2e_s, num_tokens=num_tokens, is_complete=True, **more)
+
+
+def result(*outcomes: Outcome, duration_s: float = 10.0) -> Row:
+    return load_result("load", outcomes, duration_s, Objectives(ttft_s=1.0, tpot_s=0.1, deadline_s=5.0))
+
+
+def test_every_outcome_is_counted_once() -> None:
+    found = result(
+        whole(),
+        whole(e2e_s=6.0, num_tokens=200),
+        Outcome(due_s=1, status=503, code="queue_full", e2e_s=0.02),
+        Outcome(due_s=1, status=429, code="rate_limited", e2e_s=0.04),
+        Outcome(due_s=1, status=200, code="deadline_exceeded", ttft_s=1.0, e2e_s=5.0),
+        Outcome(due_s=1, status=0, code="ReadError", e2e_s=0.1),
+        Outcome(due_s=1, status=500, code="internal_error", e2e_s=0.1),
+        Outcome(due_s=1, status=200, e2e_s=0.3, left_early=True),
+        Outcome(due_s=1, status=0, e2e_s=0.3, left_early=True),
+    )
+    counts = {"num_answered": 2, "num_refused": 2, "num_lost": 3, "num_left_early": 2, "num_late": 1}
+    assert {name: found[name] for name in counts} == counts
+    codes = ("503 queue_full", "429 rate_limited", "200 deadline_exceeded", "0 ReadError", "500 internal_error")
+    assert found["errors"] == dict.fromkeys(codes, 1)
+    assert found["refusal"]["p50"] == pytest.approx(0.03)
+    assert found["refusal"]["worst"] == 0.04
+    assert found["tokens_per_s"] == 21.1
+
+
+def test_good_answers_meet_both_objectives() -> None:
+    slow_start, slow_tokens = whole(ttft_s=1.1, e2e_s=1.2), whole(ttft_s=0.1, e2e_s=1.2)
+    assert result(whole(), slow_start, slow_tokens)["goodput_per_s"] == 0.1
+    assert result(whole(num_tokens=1, e2e_s=0.5))["goodput_per_s"] == 0.1  # one token has no time between tokens
+
+
+def test_a_token_takes_the_time_after_the_first() -> None:
+    assert whole(ttft_s=0.5, e2e_s=1.0, num_tokens=11).tpot_s == pytest.approx(0.05)
+    assert whole(num_tokens=1).tpot_s is None
+
+
+def test_nothing_has_no_percentiles() -> None:
+    assert percentiles([]) is None
+    assert (result()["ttft"], result()["goodput_per_s"]) == (None, 0.0)
+
+
+@given(seed=st.integers(0, 2**32), rate=st.floats(0.1, 100))
+def test_arrivals_are_in_order_and_repeatable(seed: int, rate: float) -> None:
+    times = poisson_times(rate, random.Random(seed), count=50)
+    assert len(times) == 50
+    assert times == sorted(times)
+    assert times == poisson_times(rate, random.Random(seed), count=50)
+
+
+def test_arrivals_have_the_rate_and_the_scatter_of_a_poisson_process() -> None:
+    times = poisson_times(5.0, random.Random(0), until_s=2000.0)
+    assert len(times) == pytest.approx(10_000, rel=0.05)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert sum(gap > 0.2 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.02)  # e to the -1
+    assert times[-1] < 2000.0

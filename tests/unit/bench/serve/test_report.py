@@ -1,0 +1,102 @@
+"""Report, tables, plot and flags of `bench serve`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.report import Report, Row
+from vidspec_service.bench.serve.exchange import Outcome
+from vidspec_service.bench.serve.report import Objectives, has_left_something, load_result, num_lost, serve_report
+from vidspec_service.bench.serve.run import ServeOptions
+from vidspec_service.cli.bench_serve import serve_options, server_flags
+from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import Settings
+
+
+def held(mib: int, files: int = 0) -> Row:
+    return {"resident_bytes": mib << 20, "num_processes": 5, "num_descriptors": 40, "num_files": files}
+
+
+def report(after: Row) -> Report:
+    outcomes = (
+        Outcome(due_s=0.1, status=200, ttft_s=0.5, e2e_s=1.0, num_tokens=6, is_complete=True),
+        Outcome(due_s=0.2, status=503, code="queue_full", e2e_s=0.01),
+    )
+    load = load_result("soak", outcomes, 2.0, Objectives(ttft_s=1, tpot_s=1, deadline_s=5))
+    before = held(1000)
+    soak = {
+        "num_requests": 2,
+        "num_warm_up": 1,
+        "before": before,
+        "after": after,
+        "samples": [(0, before), (2, after)],
+        "growth": after["resident_bytes"] / before["resident_bytes"] - 1,
+    }
+    served = {"model": "m", "server": "its own", "settings": {"max_tokens": 5}}
+    provenance = Provenance(command="vidspec bench serve", created="now", versions={}, load_average=0.0)
+    return serve_report([load], {"soak": outcomes}, soak, served, provenance)
+
+
+def test_tables_and_file_say_the_same(tmp_path: Path) -> None:
+    made = report(held(1020))
+    console = Console(width=132, record=True, file=io.StringIO())
+    made.show(console)
+    text = console.export_text()
+    assert "+2.00 %" in text
+    assert "answered 1 (0 after the deadline), refused 1, left early 0, lost 0" in text
+    assert "1 x 503 queue_full" in text
+    made.write({"json": tmp_path / "r.json"})
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["soak"]["growth"] == pytest.approx(0.02)
+    assert written["loads"][0]["ttft"]["p50"] == 0.5
+    assert len(written["outcomes"]["soak"]) == 2
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report(held(1000)).write({"plot": tmp_path / "p.png"})
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_or_processes_that_stay_are_told() -> None:
+    assert has_left_something(report(held(1000, files=1)))
+    assert not has_left_something(report(held(1000)))
+    assert num_lost(report(held(1000))) == 0
+
+
+def options(*flags: str) -> ServeOptions:
+    return serve_options(parse(["bench", "serve", *flags])[1], Settings(request_timeout_s=30))
+
+
+def test_flags_become_options() -> None:
+    assert options() == ServeOptions(objectives=Objectives(deadline_s=30))
+    assert options("--rate", "2.5", "--requests", "9", "--repeat-files") == ServeOptions(
+        rate=2.5, num_requests=9, has_repeated_files=True, objectives=Objectives(deadline_s=30)
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--rate 1 --soak 5", "--rate and --soak cannot go together"),
+        ("--soak 5 --url http://localhost", "leave out --url"),
+        ("--concurrency 0", "1 or more"),
+        ("--overload -1", "above 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(flags: str, reason: str) -> None:
+    with pytest.raises((ConfigError, UsageError), match=reason):
+        options(*flags.split())
+
+
+def test_settings_go_on_to_the_server_but_for_its_address() -> None:
+    flags = ["--max-queued-requests", "2", "--no-metrics", "--port", "80", "--config", "c.yaml", "--log-format", "text"]
+    args = parse(["bench", "serve", *flags])[1]
+    assert server_flags(args) == ["--config", "c.yaml", "--max-queued-requests", "2", "--no-metrics"]

@@ -1,0 +1,66 @@
+"""`vidspec bench speed`: flags to options, and what is refused before anything is measured."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from vidspec_service.bench.speed.comparison import compare
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
+from vidspec_service.cli.bench_speed import run, speed_options
+from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.engine.types import EngineConfig, SamplingParams, WorkerConfig
+from vidspec_service.errors import ConfigError
+
+
+def options(*flags: str) -> SpeedOptions:
+    return speed_options(parse(["bench", "speed", *flags])[1])
+
+
+def test_without_flags_it_is_the_run_of_the_issue() -> None:
+    assert options() == SpeedOptions()
+    assert SpeedOptions().modes == (Mode.HF, Mode.OFF, Mode.SERIAL, Mode.PARALLEL, Mode.AUTO)
+
+
+def test_flags_become_options_and_modes_keep_their_order() -> None:
+    flags = "--prompts 3 --task qa --modes parallel off --temperature 0.8 --seed 5 --concurrency 8 --max-tokens 9"
+    assert options(*flags.split()) == SpeedOptions(
+        num_prompts=3,
+        task=Task.QA,
+        modes=(Mode.OFF, Mode.PARALLEL),
+        max_tokens=9,
+        sampling=SamplingParams(temperature=0.8, seed=5),
+        concurrency=8,
+    )
+
+
+@pytest.mark.parametrize(
+    "flags", [["--prompts", "0"], ["--modes", "fast"], ["--promts", "3"], ["--concurrency", "many"]]
+)
+def test_a_wrong_flag_is_a_usage_error(flags: list[str]) -> None:
+    with pytest.raises(UsageError, match="bench speed"):
+        options(*flags)
+
+
+def test_a_mistyped_bench_is_suggested() -> None:
+    with pytest.raises(UsageError, match="did you mean bench speed"):
+        parse(["bench", "sped"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--timeline", "t.png", "--modes", "off"], "leaves out"),
+        (["--temperature", "-1"], "0 or more"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_measuring(flags: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        run(parse(["bench", "speed", *flags])[1])
+
+
+def test_speculating_modes_need_a_draft() -> None:
+    config = EngineConfig(target=WorkerConfig(model="bundled"))
+    with pytest.raises(ConfigError, match="--draft-model"):
+        asyncio.run(compare(SpeedOptions(), config, lambda *_: None))

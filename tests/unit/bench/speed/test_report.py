@@ -1,0 +1,146 @@
+"""The report: the keys that others read, the table, the pictures, and what a run is asked to do."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.unit.bench.speed.worlds import costs, sample, stats
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.report import Report
+from vidspec_service.bench.common.samples import Work
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT
+from vidspec_service.bench.speed.activity import Activity
+from vidspec_service.bench.speed.comparison import Comparison, rotated
+from vidspec_service.bench.speed.contenders import make_prompts
+from vidspec_service.bench.speed.costs import typical_context
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
+from vidspec_service.bench.speed.report import Measurements, build_report, speedup_interval
+from vidspec_service.engine.messages import Trace
+from vidspec_service.engine.types import EngineConfig, WorkerConfig
+
+PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
+PACE_S = {Mode.HF: 0.02, Mode.OFF: 0.01, Mode.SERIAL: 0.005, Mode.PARALLEL: 0.0025, Mode.AUTO: 0.0025}
+IDS = tuple(range(41))
+
+
+def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Measurements:
+    """Every mode at its own pace, the answers all alike, the target always and the draft half of the time at work."""
+    samples = [
+        sample(mode, prompt, IDS, at=100.0 * prompt, per_token_s=PACE_S[mode], stats=stats(36, 32, 8))
+        for prompt in range(num_prompts)
+        for mode in modes
+    ]
+    activity = Activity()
+    for role, length in (("target", 1.0), ("draft", 0.5)):
+        spans = tuple((100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5) for prompt in range(num_prompts))
+        activity.take(role, Trace(until=1e9, spans=spans))
+    return Measurements(
+        comparison=Comparison(
+            samples=tuple(samples),
+            activities={mode: activity for mode in modes if mode is not Mode.HF},
+            idle_workers_cpu=0.001,
+        ),
+        round_trip={"p50_s": 0.00005, "p99_s": 0.0002, "num_exchanges": 2000},
+        costs=costs(),
+        provenance=Provenance(
+            command="vidspec bench speed", created="2026-01-01", versions={"vidspec": "0"}, load_average=0.1
+        ),
+    )
+
+
+def report(options: SpeedOptions) -> Report:
+    return build_report(options, PAIR, measured(options.modes))
+
+
+def as_json(options: SpeedOptions) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(report(options).to_json())
+    return found
+
+
+def test_the_json_has_the_keys_that_were_promised() -> None:
+    found = as_json(SpeedOptions(num_prompts=3))
+    assert {"cost_ratio", "identical", "prompts", "hardware", "versions", "command", "baseline", "models"} < set(found)
+    assert list(found["modes"]) == ["hf", "off", "serial", "parallel", "auto"]
+    for mode in found["modes"].values():
+        assert {"tokens_per_s", "speedup_vs_off"} < set(mode)
+    assert {"acceptance_rate", "mean_accepted_tokens", "predicted_speedup"} < set(found["modes"]["parallel"])
+    assert found["cost_ratio"] == pytest.approx(10)
+    assert found["identical"] is True
+    assert found["prompts"] == 3
+    assert len(found["samples"]) == 15
+
+
+def test_the_figures_are_those_of_the_samples() -> None:
+    modes = as_json(SpeedOptions(num_prompts=3))["modes"]
+    assert modes["off"]["tokens_per_s"] == pytest.approx(100)
+    assert modes["parallel"]["tokens_per_s"] == pytest.approx(400)
+    assert modes["parallel"]["speedup_vs_off"] == pytest.approx(4)
+    assert modes["parallel"]["speedup_interval"] == pytest.approx([4, 4])
+    assert modes["hf"]["speedup_vs_off"] == pytest.approx(0.5)
+    assert modes["parallel"]["acceptance_rate"] == pytest.approx(32 / 36)
+    assert modes["parallel"]["mean_accepted_tokens"] == 4
+    fraction = modes["parallel"]["fraction_of_prediction"]
+    assert fraction == pytest.approx(4 / modes["parallel"]["predicted_speedup"])
+    assert modes["parallel"]["workers"]["draft"]["idle_ratio"] == pytest.approx(0.5)
+    assert modes["off"]["workers"].keys() == {"target"}
+
+
+def test_without_the_baseline_there_is_no_speed_up_and_at_once_no_prediction() -> None:
+    alone = as_json(SpeedOptions(modes=(Mode.PARALLEL,)))
+    assert alone["modes"]["parallel"]["speedup_vs_off"] is None
+    assert alone["modes"]["parallel"]["fraction_of_prediction"] is None
+    assert alone["identical"] is None
+    assert as_json(SpeedOptions(concurrency=8))["modes"]["parallel"]["predicted_speedup"] is None
+
+
+def test_the_table_names_hardware_models_versions_command_and_baseline() -> None:
+    console = Console(file=io.StringIO(), width=132, record=True)
+    report(SpeedOptions()).show(console)
+    text = console.export_text()
+    for words in ("hardware", "versions", "target    bundled", "command   vidspec bench", "baseline  off:", "4.00x"):
+        assert words in text
+    assert "identical ids: yes, 100 %" in text
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report(SpeedOptions()).write({"plot": tmp_path / "bars.png", "timeline": tmp_path / "lanes.png"})
+    for name in ("bars.png", "lanes.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_speed_up_has_an_interval_where_two_groups_have_a_baseline() -> None:
+    base = {group: Work(tokens=100 + group, seconds=1.0) for group in range(8)}
+    ours = {group: Work(tokens=100 + group, seconds=0.25) for group in range(8)}
+    assert speedup_interval(ours, base) == pytest.approx((4.0, 4.0))
+    assert speedup_interval(ours, {0: base[0]}) is None
+    assert speedup_interval(ours, {}) is None
+    nothing = {group: Work(tokens=0, seconds=0.0) for group in range(2)}
+    assert speedup_interval(nothing, nothing) is None
+
+
+def test_modes_take_turns_at_being_first() -> None:
+    modes = (Mode.HF, Mode.OFF, Mode.PARALLEL)
+    assert [rotated(modes, group)[0] for group in range(4)] == [Mode.HF, Mode.OFF, Mode.PARALLEL, Mode.HF]
+    assert {frozenset(rotated(modes, group)) for group in range(4)} == {frozenset(modes)}
+
+
+def test_prompts_are_held_out_and_the_same_every_time() -> None:
+    captions = list(make_prompts(Task.CAPTION, range(2)))
+    assert [(prompt.index, prompt.text) for prompt in captions] == [(0, CAPTION_PROMPT), (1, CAPTION_PROMPT)]
+    assert captions[0].video.frames.shape == (8, 128, 128, 3)
+    mixed = [prompt.text for prompt in make_prompts(Task.MIXED, range(4))]
+    assert mixed[0] == mixed[2] == CAPTION_PROMPT
+    assert CAPTION_PROMPT not in mixed[1::2]
+    asked = [prompt.text for prompt in make_prompts(Task.QA, range(4))]
+    assert asked == [prompt.text for prompt in make_prompts(Task.QA, range(4))]
+
+
+def test_a_forward_is_timed_at_the_context_of_a_mean_answer() -> None:
+    assert typical_context([sample(Mode.OFF, 0, IDS), sample(Mode.OFF, 1, IDS[:1])]) == 510

@@ -1,0 +1,63 @@
+"""`bench speed --random-weights`: its flags, its order of modes, and what it makes of bytes and seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from vidspec_models.synthetic.shapes import SHAPES
+from vidspec_service.bench.speed.contenders import make_prompts
+from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
+from vidspec_service.bench.speed.roofline import fraction, over_weights, roofline, synthetic_notes
+from vidspec_service.bench.speed.run import phases
+from vidspec_service.bench.speed.worker import Forwards
+from vidspec_service.cli.bench_speed import run, speed_options
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
+
+
+def test_flags_become_options() -> None:
+    found = speed_options(parse(["bench", "speed", "--random-weights", "--shape", "tiny", "--alpha", "0.9"])[1])
+    assert found.synthetic == SyntheticOptions(shape="tiny", acceptance=0.9)
+    assert found.task is Task.SYNTHETIC
+    assert speed_options(parse(["bench", "speed"])[1]).synthetic is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--shape", "tiny"], "belong to --random-weights"),
+        (["--random-weights", "--alpha", "1.5"], "from 0 to 1"),
+        (["--random-weights", "--temperature", "1"], "greedily"),
+        (["--random-weights", "--modes", "parallel"], "needs mode off"),
+        (["--random-weights", "--model", "some/checkpoint"], "leave out --model"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_before_measuring(flags: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        run(parse(["bench", "speed", *flags])[1])
+
+
+def test_the_target_speaks_alone_before_an_oracle_repeats_it() -> None:
+    assert phases(tuple(Mode)) == [(Mode.HF,), (Mode.OFF,), (Mode.SERIAL, Mode.PARALLEL, Mode.AUTO)]
+    assert phases((Mode.PARALLEL, Mode.OFF)) == [(Mode.OFF,), (Mode.PARALLEL,)]
+
+
+def test_prompts_are_asked_by_number() -> None:
+    assert [prompt.text for prompt in make_prompts(Task.SYNTHETIC, range(2, 4))] == ["prompt 2", "prompt 3"]
+
+
+def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
+    shape = SHAPES["llava-onevision-7b+0.5b"].target
+    num_bytes = shape.step_bytes(6400, 2)
+    on_it = Forwards(threads=1, seconds={1: num_bytes / 3e12}, device="cuda:0", dtype="bfloat16")
+    found = roofline(shape, on_it, 6400, 3e12)
+    assert found["weight_bytes"] + found["cache_bytes"] == num_bytes
+    assert fraction(found) == pytest.approx(1.0)
+    assert over_weights(found) == pytest.approx(num_bytes / found["weight_bytes"])
+    assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion numbers, of the embedding one row
+
+
+def test_a_shared_device_is_said() -> None:
+    pair = SHAPES["tiny"]
+    assert any("share cuda:0" in note for note in synthetic_notes(pair, {"target": "cuda:0", "draft": "cuda:0"}))
+    assert not any("share" in note for note in synthetic_notes(pair, {"target": "cuda:1", "draft": "cuda:0"}))
