@@ -1,4 +1,4 @@
-"""What is asked: one conversation about videos and how to answer it. The same object in every process; imports no torch."""
+"""What is asked: a conversation about videos and how to answer it. The same object in every process; needs no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SpeculationMode(StrEnum):
 
 
 class Compression(StrEnum):
-    """Lossy compression of the video on the target; an explicit opt-in."""
+    """Lossy target-side token compression; an explicit opt-in."""
 
     NONE = "none"
     DYCOKE = "dycoke"

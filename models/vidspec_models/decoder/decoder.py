@@ -213,7 +213,7 @@ class Decoder:
 
 
 def _visible(stored: Tensor, context: int, whole: int, skipped: int) -> tuple[Tensor, ...]:
-    """What each layer reads of a cache: all of its context, from layer `whole` on only what lies behind skipped rows."""
+    """What each layer reads of a cache: all of its context, from layer `whole` on only what follows skipped rows."""
     return (*stored[:whole, :, :, :context].unbind(0), *stored[whole:, :, :, skipped:context].unbind(0))
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from vidspec_models.request import Compression
 from vidspec_service.bench.common.facts import Provenance, num_cores, spec_of
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.cli.bench_flags import add_number, add_output_flags, count, require_outputs, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.engine.types import Compression
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
 

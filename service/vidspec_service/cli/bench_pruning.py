@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.pruning.options import PruningOptions, Task
 from vidspec_service.cli.bench_flags import add_number, add_output_flags, require_outputs, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.engine.types import Preservation, SpeculationMode
+from vidspec_service.engine.config import Preservation
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
 from vidspec_service.telemetry import configure_logging

@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec_models.synthetic.shapes import SHAPES
+from vidspec_models.request import SamplingParams, SpeculationMode
+from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.cli.bench_flags import add_number, add_output_flags, require_outputs, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
-from vidspec_service.engine.types import EngineConfig, SamplingParams, SpeculationMode
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
 from vidspec_service.settings.derived import BUNDLED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.compression.report import results
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 from vidspec_service.bench.pruning.judging import LoadedPair, answered, judged, laws_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
 from vidspec_service.bench.pruning.run import measure_pruning
-from vidspec_service.engine.types import EngineConfig, Preservation, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
 
 PAIR = EngineConfig(
     target=WorkerConfig(model="bundled", dtype="float32"), draft=WorkerConfig(model="bundled", dtype="float32")

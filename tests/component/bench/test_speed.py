@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from vidspec_models.request import SamplingParams
 from vidspec_service.bench.speed.costs import measure_round_trip
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
-from vidspec_service.engine.types import EngineConfig, SamplingParams, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
     target=WorkerConfig(model="bundled", dtype="float32"), draft=WorkerConfig(model="bundled", dtype="float32")

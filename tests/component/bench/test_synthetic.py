@@ -9,7 +9,7 @@ import pytest
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_synthetic
-from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
     target=WorkerConfig(model="shape of a target", device="cpu", dtype="float32"),

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service import __version__
-from vidspec_service.engine.roles import roles, share_cores
-from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.frontend.workers import share_cores, worker_configs
 
 if TYPE_CHECKING:
     from vidspec_models.video_lm import VideoLM
@@ -65,7 +65,7 @@ class Placement:
             device=geometry.device_names,
             dtype=str(geometry.dtype).removeprefix("torch."),
             device_name=torch.cuda.get_device_name(geometry.device) if is_cuda else "",
-            rows_are_invariant=model.decoder.row_rule.holds,
+            rows_are_invariant=model.decoder.batch_invariance.holds,
         )
 
 
@@ -110,7 +110,7 @@ def versions() -> dict[str, str]:
 
 def threads_of(config: EngineConfig) -> dict[str, int]:
     """What the engine gives each of its workers."""
-    return share_cores(roles(config), num_cores())
+    return share_cores(worker_configs(config), num_cores())
 
 
 def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:

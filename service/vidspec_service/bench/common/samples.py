@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.types import Finished, GenerationRequest, SpeculationStats, Started, TextDelta
+from vidspec_models.request import GenerationRequest
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.types import Accepted, Finished, SpeculationStats, TextDelta
 from vidspec_service.errors import GenerationFailed
 
 Interval = tuple[float, float]  # start and stop, in seconds
@@ -61,7 +62,7 @@ async def ask_engine(engine: EngineClient, request: GenerationRequest) -> Sample
     submitted = time.monotonic()
     async for event in engine.generate(request):
         match event:
-            case Started():
+            case Accepted():
                 prompt_tokens = event.prompt_tokens
             case TextDelta() if event.ids:
                 times.append(time.monotonic())

@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from vidspec_models.bundled import NUM_SLOTS, SCENE_DURATION_S, render, sample_scene
-from vidspec_service.engine.types import ChatMessage, VideoInput
+from vidspec_models.request import Turn, Video
 
 CAPTION_PROMPT = "Describe the video."
 _SOURCE_FPS = 16.0
 
 
-def scene_video(seed: int, num_frames: int = NUM_SLOTS, key: str | None = None) -> VideoInput:
+def scene_video(seed: int, num_frames: int = NUM_SLOTS, key: str | None = None) -> Video:
     """A scene's whole clip at so many frames, evenly spaced; by default exactly those the bundled pair is made for."""
     times = (np.arange(num_frames) + 0.5) / num_frames
     num_source = max(int(SCENE_DURATION_S * _SOURCE_FPS), num_frames)
-    return VideoInput(
+    return Video(
         frames=render(sample_scene(seed), times),
-        timestamps_s=tuple(float(time * SCENE_DURATION_S) for time in times),
         source_indices=tuple(int(time * num_source) for time in times),
         source_fps=num_source / SCENE_DURATION_S,
         source_num_frames=num_source,
@@ -26,6 +25,6 @@ def scene_video(seed: int, num_frames: int = NUM_SLOTS, key: str | None = None) 
     )
 
 
-def about_video(text: str) -> tuple[ChatMessage, ...]:
+def about_video(text: str) -> tuple[Turn, ...]:
     """One question about one video."""
-    return (ChatMessage(role="user", text=text, num_videos=1),)
+    return (Turn(role="user", text=text, num_videos=1),)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from vidspec_models.bundled import TEST_SEEDS
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.compression.scoring import Score
-from vidspec_service.engine.types import DyCoke
+from vidspec_service.engine.config import DyCoke
 
 
 class Method(StrEnum):

@@ -15,19 +15,19 @@ from tokenizers import Tokenizer
 from vidspec_models.bundled import questions, sample_scene
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.decoder import Decoder
+from vidspec_models.decoder.decoder import Decoder
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.loading import load_model, tokenizer_file
-from vidspec_models.spec import ModelSpec
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+from vidspec_models.loading.load_model import load_model, tokenizer_file
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import SamplingParams, Video
+from vidspec_models.sampling.coupled import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import DyCoke, VideoInput
+from vidspec_service.engine.config import DyCoke
 
 _PREFILL_ROWS = 512
 _ANSWER_TOKENS = 8
@@ -44,7 +44,7 @@ class CompressedTarget:
         self._tokenizer = Tokenizer.from_file(tokenizer_file(spec))
         self._dycoke = dycoke
         self._max_tokens = max_tokens
-        self._sampler = CoupledSampler(SamplingLaw())
+        self._sampler = CoupledSampler(SamplingParams())
         prompt = self._merged(self._prepared(scene_video(0, 5), CAPTION_PROMPT))
         self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
         forget_peak()
@@ -96,8 +96,8 @@ class CompressedTarget:
     def _cache(self, num_tokens: int) -> KVCache:
         return KVCache(self._model.decoder.geometry, num_tokens)
 
-    def _prepared(self, video: VideoInput, text: str) -> Prompt:
-        return self._model.prepare(*model_inputs(about_video(text), (video,)))
+    def _prepared(self, video: Video, text: str) -> Prompt:
+        return self._model.prepare(about_video(text), (video,))
 
     def _merged(self, prompt: Prompt) -> Prompt:
         return merge_prompt(prompt, self._dycoke.merge_ratio)

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vidspec_models.encoded_videos import EncodedVideos
-from vidspec_models.inputs import Prompt
-from vidspec_models.kv_cache import KVCache
-from vidspec_models.loading import load_model
-from vidspec_models.preservation import RelevanceLaw, TextQueries, find_strategy, grid_checksum, kept_of_prompt, pruned
-from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.inputs import Prompt, grid_checksum, pruned
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.preservation.strategies import find_strategy, kept_of_prompt
+from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.request import SamplingParams
+from vidspec_models.sampling.coupled import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.pruning.options import BASELINE, Asked, PruningOptions, Setting, Task
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.types import EngineConfig, Preservation
+from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.errors import ConfigError
 
 _ENCODED_BYTES = 2**24
@@ -64,7 +65,7 @@ class LoadedPair:
         self.draft = load_model(spec_of(pair.draft, "draft"))
         self.threads = threads_of(pair)
         self.chunk = pair.prefill_chunk
-        self._encoded = {role: EncodedVideos(_ENCODED_BYTES) for role in ("target", "draft")}
+        self._encoded = {role: EncoderCache(_ENCODED_BYTES) for role in ("target", "draft")}
 
     def run_as(self, role: str) -> VideoLM:
         """The model of a role, after giving this process that worker's number of threads."""
@@ -73,7 +74,7 @@ class LoadedPair:
 
     def prompt(self, role: str, asked: Asked) -> Prompt:
         """The whole prompt as that model reads it."""
-        return self.run_as(role).prepare(*model_inputs(asked.messages, (asked.video,)), self._encoded[role])
+        return self.run_as(role).prepare(asked.turns, (asked.video,), self._encoded[role])
 
 
 def settings_of(options: PruningOptions) -> Iterator[Setting]:
@@ -167,7 +168,7 @@ def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Seque
 
 def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: int) -> tuple[int, ...]:
     """The model's own text, the end token included; the cache then holds all of it but its last token."""
-    sampler, cache = CoupledSampler(SamplingLaw()), after.cache
+    sampler, cache = CoupledSampler(SamplingParams()), after.cache
     ids = sampler.choose(after.logits[None], 0)
     while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
         position = prompt.next_position + len(ids) - 1
@@ -178,7 +179,7 @@ def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: 
 
 def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]) -> tuple[bool, ...]:
     """At which tokens of `ids` the model's own choice, given all before, is the same. Leaves the cache as found."""
-    sampler, cache = CoupledSampler(SamplingLaw()), after.cache
+    sampler, cache = CoupledSampler(SamplingParams()), after.cache
     scores = [after.logits[None]]
     if len(ids) > 1:
         scores += model.step([StepRows(cache=cache, ids=ids[:-1], position=prompt.next_position)])

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
+from vidspec_models.request import Turn, Video
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.engine.types import ChatMessage, Preservation, VideoInput
+from vidspec_service.engine.config import Preservation
 
 BASELINE = Preservation.NONE
 
@@ -71,10 +72,10 @@ class Asked:
     clip: int
     task: Task
     text: str
-    video: VideoInput
+    video: Video
 
     @property
-    def messages(self) -> tuple[ChatMessage, ...]:
+    def turns(self) -> tuple[Turn, ...]:
         return about_video(self.text)
 
 

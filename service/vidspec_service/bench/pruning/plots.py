@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec_models.preservation import pruned
+from vidspec_models.inputs import pruned
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.pruning.judging import Answered, LoadedPair, kept_rows
 from vidspec_service.bench.pruning.options import Asked, Setting

@@ -17,7 +17,7 @@ from vidspec_service.bench.common.report import Picture, Report, Row, column, ta
 from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
 from vidspec_service.bench.pruning.plots import draw_report
-from vidspec_service.engine.types import Preservation
+from vidspec_service.engine.config import Preservation
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`

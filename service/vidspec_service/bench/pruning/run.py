@@ -11,7 +11,7 @@ from vidspec_service.bench.pruning.options import PruningOptions, Task, asked_ab
 from vidspec_service.bench.pruning.plots import draw_overlays
 from vidspec_service.bench.pruning.report import pruning_report, results
 from vidspec_service.bench.pruning.timing import Speeds, engine_speeds, measure_long_clip
-from vidspec_service.engine.types import EngineConfig
+from vidspec_service.engine.config import EngineConfig
 
 
 def measure_pruning(

@@ -13,17 +13,17 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from vidspec_models.bundled import TEST_SEEDS
-from vidspec_models.preservation import find_strategy, kept_of_prompt, pruned
+from vidspec_models.inputs import pruned
+from vidspec_models.preservation.strategies import find_strategy, kept_of_prompt
+from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.pruning.judging import LoadedPair, prefilled
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.conversion import model_inputs
-from vidspec_service.engine.policy import StepCosts, best_plan
-from vidspec_service.engine.speculation import measure_costs
-from vidspec_service.engine.types import EngineConfig, GenerationRequest, Preservation, SpeculationMode
+from vidspec_service.engine.config import EngineConfig, Preservation
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.speculation.plan import StepCosts, best_plan, measure_costs
 from vidspec_service.telemetry import Metrics
 
 _REPEATS = 5
@@ -38,7 +38,7 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
     and hippo's choice on the draft; `draft_prefill_ratio` is at the largest ratio up to 0.9, over unpruned.
     """
     asked = long_clip(options.long_frames)
-    inputs = model_inputs(asked.messages, (asked.video,))
+    inputs = asked.turns, (asked.video,)
     target, law = models.run_as("target"), find_strategy(_SHOWN).relevance
     assert law is not None
     target_prepare_s = _median_s(lambda: target.prepare(*inputs), 2)
@@ -155,7 +155,7 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
         for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
             request = GenerationRequest(
                 request_id=f"pruning-{group}",
-                messages=about_video(CAPTION_PROMPT),
+                turns=about_video(CAPTION_PROMPT),
                 videos=(scene_video(TEST_SEEDS[clip]),),
                 max_tokens=options.max_tokens,
                 speculation=config.speculation,

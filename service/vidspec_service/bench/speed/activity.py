@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.samples import Interval, union
-from vidspec_service.engine.messages import Trace
+from vidspec_service.engine.ipc.messages import Trace
 
 _TRACE_TIMEOUT_S = 10.0
 Span = tuple[float, float, int]  # start, end, rows of the forward in it

@@ -25,8 +25,8 @@ from vidspec_service.bench.speed.contenders import (
 )
 from vidspec_service.bench.speed.costs import alone_config
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.types import EngineConfig
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.client import EngineClient
 from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import Metrics
 

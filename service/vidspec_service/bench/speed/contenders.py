@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import GenerationRequest, Video
 from vidspec_models.synthetic.recipe import prompt_text
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.worker import Stock
-from vidspec_service.engine.client import EngineClient
-from vidspec_service.engine.types import GenerationRequest, VideoInput
+from vidspec_service.engine.frontend.client import EngineClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +27,13 @@ class BenchPrompt:
 
     index: int
     text: str
-    video: VideoInput
+    video: Video
 
     def request(self, mode: Mode, group: int, options: SpeedOptions) -> GenerationRequest:
         """The same for every mode but for how it speculates; each prompt has a seed of its own."""
         return GenerationRequest(
             request_id=f"{mode}-{group}-{self.index}",
-            messages=about_video(self.text),
+            turns=about_video(self.text),
             videos=(self.video,),
             max_tokens=options.max_tokens,
             sampling=replace(options.sampling, seed=options.sampling.seed + self.index),

@@ -11,15 +11,16 @@ from statistics import fmean
 
 import numpy as np
 
+from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.bench.speed.worker import Forwards, echo, time_forwards
-from vidspec_service.engine.channels import Channel, wait_readable
-from vidspec_service.engine.messages import Proposal, Verdict
-from vidspec_service.engine.policy import Plan, StepCosts, best_plan
-from vidspec_service.engine.types import EngineConfig, SpeculationMode
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.ipc.channel import Channel, wait_readable
+from vidspec_service.engine.ipc.messages import Proposal, Verdict
+from vidspec_service.engine.speculation.plan import Plan, StepCosts, best_plan
 from vidspec_service.errors import ConfigError
 
 _TARGET_ROWS, _DRAFT_ROWS = (1, 2, 5, 9, 17), (1,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vidspec_service.engine.types import SamplingParams, SpeculationMode
+from vidspec_models.request import SamplingParams, SpeculationMode
 
 
 class Mode(StrEnum):

@@ -36,7 +36,7 @@ from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.plots import draw_speedups, draw_timeline
 from vidspec_service.bench.speed.roofline import roofline_table
 from vidspec_service.bench.speed.worker import Forwards
-from vidspec_service.engine.types import EngineConfig
+from vidspec_service.engine.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "acceptance_rate": acceptance_rate(samples) if mode.needs_draft else None,
         "mean_accepted_tokens": mean_accepted_tokens(samples) if mode.needs_draft else None,
         "predicted_speedup": predicted,
-        "predicted_minimum": plan.minimum if plan else None,
-        "predicted_window": plan.window if plan else None,
+        "predicted_min_draft_tokens": plan.min_draft_tokens if plan else None,
+        "predicted_max_draft_tokens": plan.max_draft_tokens if plan else None,
         "fraction_of_prediction": speedup / predicted if predicted and speedup is not None else None,
         "workers": {role: _worker(activity, role, samples) for role in roles} if activity is not None else {},
     }

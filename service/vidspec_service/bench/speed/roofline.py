@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from vidspec_models.synthetic.shapes import PairShape, Shape
+from vidspec_models.synthetic.recipe import PairShape, Shape
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.speed.worker import Forwards
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vidspec_models.synthetic.recipe import Oracle, Recipe
-from vidspec_models.synthetic.shapes import SHAPES
+from vidspec_models.synthetic.recipe import SHAPES, Oracle, Recipe
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Row, Tell
@@ -27,7 +26,7 @@ from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOpt
 from vidspec_service.bench.speed.report import Measurements
 from vidspec_service.bench.speed.roofline import roofline, synthetic_notes
 from vidspec_service.bench.speed.worker import Forwards, time_copies
-from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 _ROWS = (1, 2, 4, 9, 17)
 

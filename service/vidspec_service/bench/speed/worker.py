@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vidspec_models.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.facts import Placement
-from vidspec_service.engine.channels import Channel, ChannelClosed, wait_readable
-from vidspec_service.engine.messages import Proposal, Verdict
-from vidspec_service.engine.types import GenerationRequest
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
+from vidspec_service.engine.ipc.messages import Proposal, Verdict
 
 if TYPE_CHECKING:
-    from vidspec_models.stock import StockAnswer
+    from vidspec_models.reference.stock import StockAnswer
 
 _WARM_UP, _REPEATS = 5, 60
 _COPIES = 12
@@ -31,20 +31,15 @@ class Stock:
     def __init__(self, spec: ModelSpec, threads: int) -> None:
         import torch
 
-        from vidspec_models.synthetic_stock import load_stock
+        from vidspec_models.reference.stock import load_stock
 
         torch.set_num_threads(threads)
         self._generator = load_stock(spec)
 
     def answer(self, request: GenerationRequest) -> StockAnswer:
         """One generation."""
-        from vidspec_models.token_sampling import SamplingLaw
-        from vidspec_service.engine.conversion import model_inputs
-
-        asked = request.sampling
-        law = SamplingLaw(temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, seed=asked.seed)
         assert request.max_tokens is not None, "stock `generate` has no limit of its own"
-        return self._generator.answer(*model_inputs(request.messages, request.videos), request.max_tokens, law)
+        return self._generator.answer(request.turns, request.videos, request.max_tokens, request.sampling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +54,17 @@ def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, 
     """With `context` rows in the cache. The row counts take turns, so that a disturbance meets all of them."""
     import torch
 
-    from vidspec_models.kv_cache import KVCache
-    from vidspec_models.loading import load_model
-    from vidspec_models.token_sampling import CoupledSampler, SamplingLaw
+    from vidspec_models.decoder.kv_cache import KVCache
+    from vidspec_models.loading.load_model import load_model
+    from vidspec_models.request import SamplingParams
+    from vidspec_models.sampling.coupled import CoupledSampler
     from vidspec_models.video_lm import StepRows
 
     torch.set_num_threads(threads)
     model = load_model(spec)
     context = min(context, model.context_length - max(rows))
     cache = KVCache(model.decoder.geometry, context + max(rows))
-    sampler = CoupledSampler(SamplingLaw())
+    sampler = CoupledSampler(SamplingParams())
     times: dict[int, list[float]] = {num_rows: [] for num_rows in rows}
     for turn in range(_WARM_UP + _REPEATS):
         for num_rows, measured in times.items():
@@ -111,6 +107,8 @@ def echo(sock: socket.socket) -> None:
             while (received := channel.receive()) is not None:
                 message = received[0]
                 if isinstance(message, Proposal):
-                    channel.send(Verdict(request_id=message.request_id, start=message.start, ids=message.ids, room=16))
+                    channel.send(
+                        Verdict(request_id=message.request_id, start=message.start, ids=message.ids, max_lead=16)
+                    )
     except ChannelClosed:
         return

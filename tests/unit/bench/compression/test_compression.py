@@ -23,7 +23,7 @@ from vidspec_service.bench.compression.target import peak_rss_bytes, text_behind
 from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.cli.settings_flags import settings_of
-from vidspec_service.engine.types import DyCoke
+from vidspec_service.engine.config import DyCoke
 from vidspec_service.errors import ConfigError
 
 

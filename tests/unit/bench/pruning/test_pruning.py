@@ -29,7 +29,7 @@ from vidspec_service.bench.pruning.report import paired, pruning_report, results
 from vidspec_service.bench.pruning.timing import time_line
 from vidspec_service.cli.bench_pruning import pruning_options, run
 from vidspec_service.cli.parsing import UsageError, parse
-from vidspec_service.engine.types import Preservation
+from vidspec_service.engine.config import Preservation
 from vidspec_service.errors import ConfigError
 
 OPTIONS = PruningOptions(

@@ -8,7 +8,7 @@ import pytest
 
 from vidspec_service.bench.speed import activity as module
 from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio, within
-from vidspec_service.engine.messages import Trace
+from vidspec_service.engine.ipc.messages import Trace
 
 SPANS = [(0.0, 1.0, 512), (1.0, 2.0, 1), (3.0, 4.0, 3), (6.0, 7.0, 1)]
 

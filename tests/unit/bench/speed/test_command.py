@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
+from vidspec_models.request import SamplingParams
 from vidspec_service.bench.speed.comparison import compare
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import UsageError, parse
-from vidspec_service.engine.types import EngineConfig, SamplingParams, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import ConfigError
 
 

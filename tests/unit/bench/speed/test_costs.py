@@ -7,7 +7,7 @@ import pytest
 from tests.unit.bench.speed.worlds import costs
 from vidspec_service.bench.speed.costs import predict, step_costs
 from vidspec_service.bench.speed.options import Mode
-from vidspec_service.engine.policy import best_plan
+from vidspec_service.engine.speculation.plan import best_plan
 
 
 def test_the_fitted_line_gives_back_its_forwards() -> None:

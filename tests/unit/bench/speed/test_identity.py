@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.bench.speed.worlds import sample
+from vidspec_models.request import SamplingParams
 from vidspec_service.bench.speed.identity import find_forks, is_identical, is_identical_to_hf, reference_mode
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
-from vidspec_service.engine.types import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.costs import typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import Measurements, build_report, speedup_interval
-from vidspec_service.engine.messages import Trace
-from vidspec_service.engine.types import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.ipc.messages import Trace
 
 PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
 PACE_S = {Mode.HF: 0.02, Mode.OFF: 0.01, Mode.SERIAL: 0.005, Mode.PARALLEL: 0.0025, Mode.AUTO: 0.0025}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_models.synthetic.shapes import SHAPES
+from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
 from vidspec_service.bench.speed.roofline import fraction, over_weights, roofline, synthetic_notes

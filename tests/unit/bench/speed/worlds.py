@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import ProbedCosts
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.bench.speed.worker import Forwards
-from vidspec_service.engine.types import SpeculationMode, SpeculationStats
+from vidspec_service.engine.types import SpeculationStats
 
 
 def sample(
