@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vidspec_models.request import GenerationRequest, SpeculationMode, Video
-from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.engine.types import (
     Accepted,
     EngineInfo,

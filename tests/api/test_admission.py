@@ -15,7 +15,7 @@ from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import middleware
-from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import Draining
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]

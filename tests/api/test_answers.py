@@ -10,7 +10,7 @@ import pytest
 from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeEngine
 from vidspec_models.request import Compression, SpeculationMode, Turn
-from vidspec_service.decoding.selection import FrameRequest
+from vidspec_service.decoding.clip import FrameRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 

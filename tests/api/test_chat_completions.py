@@ -14,7 +14,7 @@ from tests.api.test_stream import events_of
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeEngine
 from vidspec_models.request import SpeculationMode, Turn
-from vidspec_service.decoding.selection import FrameRequest
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.errors import GenerationFailed
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]

@@ -16,7 +16,7 @@ from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
 from tests.fakes import FakeDecodePool
 from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES
-from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 

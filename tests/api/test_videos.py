@@ -12,7 +12,7 @@ import pytest
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
-from vidspec_service.decoding.selection import FrameRequest
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]

@@ -14,11 +14,11 @@ from contextvars import copy_context
 from pathlib import Path
 from types import TracebackType
 
+from vidspec_service.decoding.clip import Clip, FrameRequest, check_request
 from vidspec_service.decoding.isolation.child import Job
 from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.isolation.sandbox import Missing
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.selection import Clip, FrameRequest, check_request
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from vidspec_models.request import Video
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import read_clip
-from vidspec_service.decoding.selection import Clip, FrameRequest
 
 EVERY_FRAME = FrameRequest(num_frames=768)
 LIMITS = DecodingLimits()

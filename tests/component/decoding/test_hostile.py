@@ -15,9 +15,9 @@ import pytest
 from tests.component.decoding.processes import children
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import Seeds, render_seeds
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupported
 
 _LIMITS = DecodingLimits(timeout_s=30)

@@ -24,9 +24,9 @@ import pytest
 
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, hanging_child
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.errors import (
     ConfigError,
     Draining,

@@ -10,9 +10,9 @@ import pytest
 
 from vidspec_models.bundled import caption, questions, render, sample_scene
 from vidspec_service.cli.parsing import parse
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.selection import Clip, FrameRequest
 
 
 def _render(*argv: str) -> int:

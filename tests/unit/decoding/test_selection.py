@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vidspec_service.decoding.clip import FrameRequest, check_request
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.selection import FramePicker, FrameRequest, Selection, check_request, select_frames
+from vidspec_service.decoding.selection import FramePicker, Selection, select_frames
 from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 
 pytestmark = pytest.mark.unit

@@ -15,7 +15,7 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
-from vidspec_service.decoding.selection import FrameRequest
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
 from vidspec_service.errors import GenerationFailed
 

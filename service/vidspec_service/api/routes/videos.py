@@ -24,7 +24,7 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.sources import take
 from vidspec_service.api.uploads.upload import Upload
-from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest
 
 VideoId = Annotated[str, Path(max_length=64, description="As the upload was answered.")]
 

@@ -26,7 +26,7 @@ from vidspec_service.api.schemas.fields import (
     Url,
     check_turns,
 )
-from vidspec_service.decoding.selection import FrameRequest
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.errors import InvalidRequest
 
 

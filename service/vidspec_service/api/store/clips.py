@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cachetools import TTLCache
 
-from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.telemetry import Metrics
 
 # What a small clip counts for: its memory came from a decoder and holds a file descriptor as long as it is here.

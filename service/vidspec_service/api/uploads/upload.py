@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,14 +19,18 @@ from vidspec_service.api.errors import UploadTimeout
 from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.uploads.folder import new_upload_path
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
-from vidspec_service.decoding.source import write_upload
-from vidspec_service.errors import DeadlineExceeded, InvalidRequest
+from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
+from vidspec_service.errors import CapacityError, DeadlineExceeded, InvalidRequest, VideoUnreadable
 from vidspec_service.settings import Settings
 
 _FORM = "multipart/form-data"
 _JSON = "application/json"
+_WRITE_BYTES = 1024 * 1024  # per hop to a thread
+_NO_ROOM = "The server cannot store the video at the moment; try again."
 
 F = TypeVar("F", bound=BaseModel)
 
@@ -109,3 +116,66 @@ class Upload:
         self.permit.hold_bytes(int(self._request.headers.get("content-length", 0)))  # before a byte of it is read
         async for chunk in self._request.stream():
             yield chunk
+
+
+async def write_upload(
+    chunks: AsyncIterator[bytes], directory: Path, max_bytes: int, *, is_still: bool = False
+) -> Path:
+    """Store a stream in a new private file in `directory` and give its path; the caller deletes it.
+
+    VideoUnsupported as soon as the first bytes cannot be a video's (`is_still`: an image's), VideoTooLarge as soon
+    as there are more than `max_bytes`, VideoUnreadable for none. On any error or cancellation the file is gone.
+    """
+    path = new_upload_path(directory)
+    try:
+        await _write(chunks, path, max_bytes, is_still)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+async def _write(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, is_still: bool) -> None:
+    num_bytes, pending, is_checked = 0, bytearray(), False
+    with _create(path) as file:
+        async for chunk in chunks:
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
+                raise over_limit("The video has more bytes", f"{max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES")
+            pending += chunk
+            if not is_checked and len(pending) >= HEAD_BYTES:
+                check_signature(bytes(pending[:HEAD_BYTES]), is_still=is_still)
+                is_checked = True
+            if len(pending) >= _WRITE_BYTES:
+                await _write_in_thread(file, bytes(pending))
+                pending.clear()
+        if num_bytes == 0:
+            raise VideoUnreadable("The video is empty.", param="video")
+        if not is_checked:
+            check_signature(bytes(pending), is_still=is_still)
+        await _write_in_thread(file, bytes(pending))
+
+
+def _create(path: Path) -> FileIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return open(os.open(path, flags, 0o600), "wb", buffering=0)
+    except OSError as error:
+        raise CapacityError(_NO_ROOM) from error
+
+
+async def _write_in_thread(file: FileIO, data: bytes) -> None:
+    writing = asyncio.ensure_future(asyncio.to_thread(_write_through, file, data))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait({writing})  # the file must not be closed under the thread
+        raise
+    except OSError as error:
+        raise CapacityError(_NO_ROOM) from error
+
+
+def _write_through(file: FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_service.bench.common.report import Row
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.selection import FrameRequest
 
 GRID = 8  # each picture is told by the means of so many squares a side
 

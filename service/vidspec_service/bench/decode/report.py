@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, number, table
 from vidspec_service.bench.decode.readers import Reader
-from vidspec_service.decoding.selection import Clip
+from vidspec_service.decoding.clip import Clip
 
 _BASELINE = "the fastest other library that gives the same frames"
 _SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more

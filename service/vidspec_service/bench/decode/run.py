@@ -18,11 +18,11 @@ from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation.child import Job
 from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.selection import Clip, FrameRequest
 from vidspec_service.decoding.writer import write_clip
 from vidspec_service.errors import ConfigError
 

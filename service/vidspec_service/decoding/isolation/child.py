@@ -17,6 +17,7 @@ import traceback
 
 import msgspec
 
+from vidspec_service.decoding.clip import Decoded, FrameRequest
 from vidspec_service.decoding.isolation.sandbox import (
     Missing,
     give_up_privileges,
@@ -24,7 +25,6 @@ from vidspec_service.decoding.isolation.sandbox import (
     limit_resources,
 )
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.selection import Decoded, FrameRequest
 from vidspec_service.errors import RequestError
 
 _NICENESS = 5  # as the workers': HTTP and health checks go first

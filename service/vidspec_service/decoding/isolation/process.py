@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 
 from vidspec_models.request import Video
+from vidspec_service.decoding.clip import Clip
 from vidspec_service.decoding.isolation.child import Answer, Failed, Job
 from vidspec_service.decoding.isolation.sandbox import Missing
-from vidspec_service.decoding.selection import Clip
 from vidspec_service.errors import (
     InvalidRequest,
     RequestError,

@@ -31,10 +31,12 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.limits import HEAD_BYTES, DecodingLimits, check_signature, over_limit
+from vidspec_service.decoding.clip import Decoded, FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.reader.frames import Allocate, FrameConverter, chosen_frames, fitted_size
 from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
-from vidspec_service.decoding.selection import Decoded, FramePicker, FrameRequest, select_frames
+from vidspec_service.decoding.selection import FramePicker, select_frames
+from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 _MAX_STREAMS = 8

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.component.decoding.processes import children, hanging_child
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import VideoUnreadable
 
 pytestmark = pytest.mark.component

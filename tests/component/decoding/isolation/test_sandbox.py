@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.clips import bar_codes, write_video
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.isolation import sandbox
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import ConfigError, InvalidRequest
 
 needs_filter = pytest.mark.skipif(not sandbox.is_filter_supported(), reason="this kernel takes no syscall filters")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clips import bar_codes, decode_all, number_of, write_video
 from tests.component.decoding.reading import read
-from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest
 
 pytestmark = pytest.mark.component
 

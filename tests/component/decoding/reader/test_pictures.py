@@ -11,7 +11,7 @@ import pytest
 
 from tests.clips import Picture, bar_codes, number_of, write_video
 from tests.component.decoding.reading import read
-from vidspec_service.decoding.selection import FrameRequest
+from vidspec_service.decoding.clip import FrameRequest
 
 pytestmark = pytest.mark.component
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.clips import bar_codes, number_of, write_sound, write_video
 from tests.component.decoding.reading import LIMITS, read
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.reader import opened
-from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import (
     InvalidRequest,
     RequestError,

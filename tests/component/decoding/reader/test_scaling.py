@@ -11,8 +11,8 @@ import pytest
 
 from tests.clips import bar_codes, decode_all, number_of, write_video
 from tests.component.decoding.reading import LIMITS, read
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.selection import FrameRequest
 from vidspec_service.errors import VideoTooLarge
 
 EIGHT = FrameRequest(num_frames=8)

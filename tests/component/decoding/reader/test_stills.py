@@ -16,7 +16,7 @@ from tests.component.decoding.reading import read
 from tests.component.decoding.test_hostile import assert_harmless, decode_all
 from tests.hostile.corpus import mutated
 from tests.hostile.stills import corners, still, still_bombs
-from vidspec_service.decoding.selection import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupported
 
 pytestmark = pytest.mark.component

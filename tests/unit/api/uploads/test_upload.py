@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vidspec_service.decoding.source import decode_data_url, sweep, write_upload
+from vidspec_service.api.uploads.folder import sweep
+from vidspec_service.api.uploads.sources import decode_data_url
+from vidspec_service.api.uploads.upload import write_upload
 from vidspec_service.errors import (
     CapacityError,
     InvalidRequest,

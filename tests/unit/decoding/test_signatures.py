@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_service.decoding.limits import HEAD_BYTES, check_signature
+from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import VideoUnsupported
 
 pytestmark = pytest.mark.unit
