@@ -53,7 +53,7 @@ def _serve(channel: Channel, config: Configure) -> int:
     from vidspec_models.errors import ModelLoadError
     from vidspec_models.loading.load_model import library_versions, load_model, tokenizer_file
     from vidspec_service.engine.draft.loop import DraftLoop
-    from vidspec_service.engine.speculation.plan import measure_costs
+    from vidspec_service.engine.speculation.probe import measure_costs
     from vidspec_service.engine.target.loop import TargetLoop
 
     torch.set_num_threads(config.threads)

@@ -23,7 +23,7 @@ from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Peer, Proposal, Relevance, Tokens
 from vidspec_service.engine.ipc.payload import CellScores, read_scores, write_request, write_scores
-from vidspec_service.engine.speculation.plan import measure_costs
+from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
 
 CELLS = 8 * 64

@@ -16,7 +16,7 @@ from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Tokens
 from vidspec_service.engine.ipc.payload import write_request
-from vidspec_service.engine.speculation.plan import measure_costs
+from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
 from vidspec_service.engine.types import Accepted
 

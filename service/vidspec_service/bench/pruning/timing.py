@@ -23,7 +23,8 @@ from vidspec_service.bench.pruning.judging import LoadedPair, prefilled
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
 from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.engine.frontend.client import EngineClient
-from vidspec_service.engine.speculation.plan import StepCosts, best_plan, measure_costs
+from vidspec_service.engine.speculation.plan import StepCosts, best_plan
+from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.telemetry import Metrics
 
 _REPEATS = 5

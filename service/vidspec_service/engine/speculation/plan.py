@@ -10,14 +10,11 @@ proposed another `verification time / draft time` tokens, of which one is the to
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import nlargest
 
-from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.request import SpeculationMode
-from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.speculation.proposals import ProposalChain
 
 _LEAST = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)
@@ -30,7 +27,6 @@ _LEAST_GAIN_AUTO = 1.05
 _MOST_DEMANDED = 0.9  # of probability
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and moves little from one to the next
 _DECAY = 0.98  # of measured forwards, per forward
-_PROBE_CONTEXT, _PROBE_ROWS, _PROBE_REPEATS = 500, (2, 10), 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,21 +195,3 @@ class CostMeter:
     def costs(self, num_requests: int) -> StepCosts:
         """As one of `num_requests` sharing each forward sees them."""
         return StepCosts(base_s=self.base_s, row_s=self.row_s * num_requests, draft_s=self.draft_s)
-
-
-def measure_costs(model: VideoLM) -> CostMeter:
-    """Time short forwards on a scratch cache, so that the first plan is not a guess."""
-    cache = KVCache(model.decoder.geometry, _PROBE_CONTEXT + max(_PROBE_ROWS))
-    times = []
-    for num_rows in _PROBE_ROWS:
-        best = float("inf")
-        for _ in range(_PROBE_REPEATS):
-            cache.length = _PROBE_CONTEXT
-            started = time.perf_counter()
-            (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=_PROBE_CONTEXT)])
-            logits[-1, 0].item()  # an accelerator is not done before something is read
-            best = min(best, time.perf_counter() - started)
-        times.append(best)
-    row_s = max((times[1] - times[0]) / (_PROBE_ROWS[1] - _PROBE_ROWS[0]), 0.0)
-    base_s = max(times[0] - row_s * _PROBE_ROWS[0], 1e-6)
-    return CostMeter(base_s=base_s, row_s=row_s, draft_s=base_s / 8)

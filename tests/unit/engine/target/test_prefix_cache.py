@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vidspec_models.decoder.kv_cache import CacheGeometry, HiddenRows, KVCache, KVPool
 from vidspec_models.inputs import Prompt, PromptIdentity
-from vidspec_service.engine.target.prefix_cache import PrefixCache
+from vidspec_service.engine.target.scheduler import PrefixCache
 
 pytestmark = pytest.mark.unit
 

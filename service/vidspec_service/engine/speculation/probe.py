@@ -1,0 +1,29 @@
+"""What the target's forwards cost, timed once at load, so that the first plan is not a guess."""
+
+from __future__ import annotations
+
+import time
+
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.speculation.plan import CostMeter
+
+_PROBE_CONTEXT, _PROBE_ROWS, _PROBE_REPEATS = 500, (2, 10), 5
+
+
+def measure_costs(model: VideoLM) -> CostMeter:
+    """Time short forwards on a scratch cache. The draft, which may be elsewhere, is put at an eighth of the target."""
+    cache = KVCache(model.decoder.geometry, _PROBE_CONTEXT + max(_PROBE_ROWS))
+    times = []
+    for num_rows in _PROBE_ROWS:
+        best = float("inf")
+        for _ in range(_PROBE_REPEATS):
+            cache.length = _PROBE_CONTEXT
+            started = time.perf_counter()
+            (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=_PROBE_CONTEXT)])
+            logits[-1, 0].item()  # an accelerator is not done before something is read
+            best = min(best, time.perf_counter() - started)
+        times.append(best)
+    row_s = max((times[1] - times[0]) / (_PROBE_ROWS[1] - _PROBE_ROWS[0]), 0.0)
+    base_s = max(times[0] - row_s * _PROBE_ROWS[0], 1e-6)
+    return CostMeter(base_s=base_s, row_s=row_s, draft_s=base_s / 8)
