@@ -161,11 +161,11 @@ class Decoder:
         product = layer.qkv(normed, layer.qkv_bias)
         cos, sin = rotary
         heads = product[: cos.shape[0]].view(-1, num_heads + 2 * num_kv_heads, head_dim)
-        turned, values = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        rotated, values = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         if layer.query_key_norm is not None:
-            turned = functional.rms_norm(turned, (head_dim,), None, layer.norm_eps) * layer.query_key_norm
-        turned = torch.addcmul(turned * cos, turned.roll(head_dim // 2, -1), sin)
-        queries, keys = turned.split((num_heads, num_kv_heads), dim=1)
+            rotated = functional.rms_norm(rotated, (head_dim,), None, layer.norm_eps) * layer.query_key_norm
+        rotated = torch.addcmul(rotated * cos, rotated.roll(head_dim // 2, -1), sin)
+        queries, keys = rotated.split((num_heads, num_kv_heads), dim=1)
         return queries, keys, values
 
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, views: Sequence[_View]) -> Tensor:

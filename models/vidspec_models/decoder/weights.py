@@ -89,7 +89,7 @@ def query_key_value_bias(attention: Any) -> Tensor | None:
 
 
 def query_key_norm(attention: Any) -> Tensor | None:
-    """[H + KV, D], where heads are normalised before they are turned."""
+    """[H + KV, D], where heads are normalised before they are rotated."""
     if not hasattr(attention, "q_norm"):
         return None
     heads = attention.config.num_attention_heads, attention.config.num_key_value_heads

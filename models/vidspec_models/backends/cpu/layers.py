@@ -25,7 +25,7 @@ from vidspec_models.backends.cpu.tiles import (
     score_tile,
     strip_tile,
     sum_of_squares,
-    turn,
+    transpose_lines,
     value_tile,
 )
 
@@ -128,15 +128,15 @@ def attend(
     width, stride = queries.shape[1], scores.shape[1]
     longest = context + (num_lines - 1) // group
     words = width * queries.itemsize // FLOAT  # of a line
-    turned = np.empty((words, STRIP), np.float32)
+    transposed = np.empty((words, STRIP), np.float32)
     num_tiles = (num_lines + MAX_ROWS - 1) // MAX_ROWS
     for key in range(0, longest, STRIP):
         block = keys + key * width * queries.itemsize
-        turn(block, min(STRIP, longest - key), words // LANES, turned.ctypes.data)
+        transpose_lines(block, min(STRIP, longest - key), words // LANES, transposed.ctypes.data)
         for tile in range(num_tiles):
             first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
             lines, place = queries[first].ctypes.data, scores[first, key:].ctypes.data
-            score_tile(queries, last - first, lines, width, turned.ctypes.data, place, stride, words)
+            score_tile(queries, last - first, lines, width, transposed.ctypes.data, place, stride, words)
     weights = np.empty((num_lines, stride), queries.dtype)
     totals = np.empty(num_lines, np.float32)
     for line in range(num_lines):
@@ -163,7 +163,7 @@ def attend_segment(
     heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
     scale: float, queries: Array, scores: Array, mixed: Array,
 ) -> None:  # fmt: skip
-    """Norm and turn a segment's heads [rows, H + 2 KV, D], write its keys and values, attend; mixed [rows, H, D].
+    """Norm and rotate a segment's heads [rows, H + 2 KV, D], write its keys and values, attend; mixed [rows, H, D].
 
     queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
     """

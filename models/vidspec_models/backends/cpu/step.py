@@ -185,8 +185,8 @@ def run_ahead(
     vocabulary = noise.shape[1]
     for i in range(len(tokens)):
         num_rows = hidden.shape[0]
-        turned = tables[position : position + num_rows]
-        logits = decode(hidden, turned, segment, num_heads, num_kv_heads, eps, scale, weights, queries)[num_rows - 1]
+        rotary = tables[position : position + num_rows]
+        logits = decode(hidden, rotary, segment, num_heads, num_kv_heads, eps, scale, weights, queries)[num_rows - 1]
         best, second, chosen = -math.inf, -math.inf, 0
         for token in range(vocabulary):
             score = sharpness * logits[token] + noise[i, token]

@@ -66,7 +66,7 @@ def score_tile(
 ) -> Any:  # fmt: skip
     """out[r, :32] = sum over k < count of x[r, k] * keys[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
-    x and keys, as `turn` leaves them, are float32, or pairs of bfloat16 that k counts.
+    x and keys, as `transpose_lines` leaves them, are float32, or pairs of bfloat16 that k counts.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -121,7 +121,7 @@ def value_tile(
 
 
 @intrinsic
-def turn(_typing: Any, lines: Any, num_lines: Any, count: Any, out: Any) -> Any:
+def transpose_lines(_typing: Any, lines: Any, num_lines: Any, count: Any, out: Any) -> Any:
     """out[k, j] = lines[j, k] for j < 32 and k < 16 * count, in words of 32 bits: lines' words become columns.
 
     Where there are fewer than 32 lines the last one stands for those that are missing.
@@ -140,8 +140,8 @@ def turn(_typing: Any, lines: Any, num_lines: Any, count: Any, out: Any) -> Any:
                 here = [emitter.address(place, block, index(LANES), 4) for place in places[half : half + LANES]]
                 for place in here:
                     emitter.prefetch(emitter.beyond(place, _AHEAD))
-                turned = emitter.transposed([emitter.load(place) for place in here])
-                for i, vector in enumerate(turned):
+                columns = emitter.transposed([emitter.load(place) for place in here])
+                for i, vector in enumerate(columns):
                     row = builder.add(builder.mul(block, index(LANES)), index(i))
                     emitter.store(vector, emitter.beyond(emitter.address(out, row, index(STRIP), 4), half * 4))
             return []

@@ -32,16 +32,16 @@ def _rotate_and_store(qkv, table, positions, rows, norm, queries, layer, eps,  #
                       HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, D)
-    turned = (d + D // 2) % D
+    partner = (d + D // 2) % D
     source = qkv + (row * (HEADS + 2 * KV) + head) * D
     kind = qkv.dtype.element_ty
     x = tl.load(source + d).to(tl.float32)
     if head < HEADS + KV:
-        other = tl.load(source + turned).to(tl.float32)
+        other = tl.load(source + partner).to(tl.float32)
         if HAS_NORM:
             power = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
             x = x * power * tl.load(norm + head * D + d).to(tl.float32)
-            other = other * power * tl.load(norm + head * D + turned).to(tl.float32)
+            other = other * power * tl.load(norm + head * D + partner).to(tl.float32)
         line = table + tl.load(positions + row) * 2 * D
         x = x * tl.load(line + d).to(tl.float32) + other * tl.load(line + D + d).to(tl.float32)
     if head < HEADS:

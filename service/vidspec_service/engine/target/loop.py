@@ -2,7 +2,7 @@
 
 Continuous batching: requests join and leave between forwards, and at most one prefill chunk stands between two
 decoding steps. Nothing waits at a barrier: a forward takes the proposals that have arrived, and waits for more only
-while a request has fewer than its plan's minimum and waiting is predicted to pay.
+while a request has fewer than its plan's `min_draft_tokens` and waiting is predicted to pay.
 """
 
 from __future__ import annotations
