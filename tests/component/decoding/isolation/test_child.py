@@ -27,7 +27,7 @@ REQUEST = ["vidspec_models", "vidspec_models.request"]
 
 
 @pytest.mark.parametrize(
-    ("module", "loaded"), [("isolation.child", []), ("reader", []), ("pool", REQUEST), ("source", [])]
+    ("module", "loaded"), [("isolation.child", []), ("reader", []), ("pool", REQUEST), ("clip", [])]
 )
 def test_decoding_loads_no_model_code(module: str, loaded: list[str]) -> None:
     code = (
@@ -43,7 +43,7 @@ def test_a_child_starts_without_numpy() -> None:
     assert run_python(f"import sys, {modules}\nprint('numpy' in sys.modules)") == "False\n"
 
 
-@pytest.mark.parametrize("module", ["pool", "source"])
+@pytest.mark.parametrize("module", ["pool", "clip"])
 def test_the_service_itself_loads_no_ffmpeg(module: str) -> None:
     assert run_python(f"import sys, vidspec_service.decoding.{module}\nprint('av' in sys.modules)") == "False\n"
 
