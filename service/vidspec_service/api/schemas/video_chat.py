@@ -6,6 +6,7 @@ A field is either honoured or refused; there is no third way. A valid body becom
 from __future__ import annotations
 
 import secrets
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -74,14 +75,14 @@ class ChatRequest(BaseModel):
         return self
 
     @property
+    @abstractmethod
     def turns(self) -> tuple[Turn, ...]:
         """The conversation."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def source(self) -> Source | None:
         """Where the video is; None: it is the form's file, which is here already."""
-        raise NotImplementedError
 
     @property
     def frames(self) -> FrameRequest:
