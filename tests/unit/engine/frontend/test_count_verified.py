@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.unit.test_telemetry import samples
+from tests.unit.telemetry.test_telemetry import samples
 from vidspec_service.engine.frontend.client import count_verified
 from vidspec_service.telemetry import Metrics
 
