@@ -18,22 +18,8 @@ if TYPE_CHECKING:
     from vidspec_service.cli.chat_display import ChatProgress
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-# Flags that are sent as fields of the same name, if given.
-FIELDS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "stop",
-    "fps",
-    "num_frames",
-    "max_frames",
-    "start_s",
-    "end_s",
-    "speculation",
-    "compression",
-)
+# Whatever else the command line says is sent as a field of the same name.
+NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from vidspec_service.cli.chat_display import ChatProgress
     from vidspec_service.settings import client_key, load_settings
 
-    given = {name: getattr(args, name) for name in FIELDS}
-    fields = {"prompt": args.prompt, **{name: value for name, value in given.items() if value is not None}}
+    fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
     key = client_key(load_settings({"api_key_file": args.api_key_file}))
     client = ChatClient(args.url, args.timeout_s, key)
     progress = ChatProgress()
@@ -87,18 +72,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         with progress, video:
             if args.json:
-                _print_json(client.ask(video, fields), progress)
+                answer = client.ask(video, fields)
+                progress.stop()
+                say(json.dumps(answer, indent=2, ensure_ascii=False))
             else:
                 _print_chunks(client.stream(video, fields), progress)
     except ChatFailed as error:
         note(f"vidspec chat: {error}")
         return 1
     return 0
-
-
-def _print_json(answer: dict[str, Any], progress: ChatProgress) -> None:
-    progress.stop()
-    say(json.dumps(answer, indent=2, ensure_ascii=False))
 
 
 def _print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> None:

@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, number, table
 from vidspec_service.bench.decode.readers import Reader
-from vidspec_service.decoding.selection import Clip
 
 _BASELINE = "the fastest other library that gives the same frames"
 _SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
@@ -50,18 +49,6 @@ class ClipResult:
     num_frames: int
     frame_size: tuple[int, int]  # (width, height) as we give it
     readers: Mapping[Reader, ReaderResult]
-
-    @classmethod
-    def of(cls, name: str, clip: Clip, readers: Mapping[Reader, ReaderResult]) -> ClipResult:
-        return cls(
-            name=name,
-            codec=clip.codec,
-            duration_s=clip.video.duration_s,
-            source_num_frames=clip.video.source_num_frames,
-            num_frames=len(clip.video.frames),
-            frame_size=(clip.width, clip.height),
-            readers=readers,
-        )
 
     @property
     def fastest_other(self) -> Reader | None:

@@ -65,7 +65,17 @@ def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report
                 if library_version:
                     library_versions[reader.partition(",")[0]] = library_version
                 done += 1
-            clips.append(ClipResult.of(name, clip, found))
+            clips.append(
+                ClipResult(
+                    name=name,
+                    codec=clip.codec,
+                    duration_s=clip.video.duration_s,
+                    source_num_frames=clip.video.source_num_frames,
+                    num_frames=len(clip.video.frames),
+                    frame_size=(clip.width, clip.height),
+                    readers=found,
+                )
+            )
     provenance = replace(provenance, versions={**provenance.versions, "av": version("av"), **library_versions})
     not_installed = [reader for reader in Reader if reader not in readers]
     return decode_report(clips, not_installed, options.num_frames, options.repeats, provenance)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import psutil
 from prometheus_client import CollectorRegistry
@@ -50,70 +50,78 @@ class Comparison:
         return {role: activity.spans(role) for role in ("draft", "target")}, (shown.first, shown.last)
 
 
-async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Comparison:
-    """Start what the modes need, warm it up, measure, end it. Raises ConfigError and EngineError."""
+async def compare(
+    options: SpeedOptions,
+    pair: EngineConfig,
+    tell: Tell,
+    phases: Sequence[tuple[Mode, ...]] = (),
+    ended: Callable[[Sequence[Sample]], None] = lambda _: None,
+) -> Comparison:
+    """For each phase (all modes in one by default) start what its modes need, warm it up, measure, end it.
+
+    After each, `ended` gets the samples so far. Raises ConfigError and EngineError.
+    """
     if pair.draft is None and any(mode.needs_draft for mode in options.modes):
         raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
-    activities: dict[Mode, Activity] = {}
-    async with AsyncExitStack() as stack:
-        contenders = await open_contenders(stack, options.modes, pair, activities, tell)
-        return await Run(options, contenders, activities, tell).measure()
-
-
-async def open_contenders(
-    stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig, activities: dict[Mode, Activity], tell: Tell
-) -> dict[Mode, Contender]:
-    """One process for `hf`, one engine for `off`, one for all that speculate; each is ready before the next starts."""
-    contenders: dict[Mode, Contender] = {}
-    if Mode.HF in modes:
-        tell("loading stock transformers", 0, 0)
-        stock = stock_contender(spec_of(pair.target, "target"), num_cores())
-        contenders[Mode.HF] = await stack.enter_async_context(stock)
-    for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
-        wanted = [mode for mode in members if mode in modes]
-        if not wanted:
-            continue
-        tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
-        activity = Activity()
-        engine = EngineClient(config, Metrics(CollectorRegistry()), on_trace=activity.take)
-        contender = engine_contender(await stack.enter_async_context(engine))
-        contenders.update(dict.fromkeys(wanted, contender))
-        activities.update(dict.fromkeys(wanted, activity))
-    return contenders
+    run = Run(options, tell)
+    for modes in phases or (options.modes,):
+        async with AsyncExitStack() as stack:
+            await run.open_contenders(stack, modes, pair)
+            await run.measure(modes)
+        ended(run.samples)
+    return Comparison(
+        samples=tuple(run.samples),
+        activities=run.activities,
+        idle_workers_cpu=run.idle_cpu_s / run.wall_s if run.wall_s > 0 else 0.0,
+    )
 
 
 @dataclass(slots=True)
 class Run:
-    """One measurement on started contenders."""
+    """The contenders that are up, and what was seen of all phases so far."""
 
     options: SpeedOptions
-    contenders: Mapping[Mode, Contender]
-    activities: Mapping[Mode, Activity]
     tell: Tell
+    contenders: dict[Mode, Contender] = field(default_factory=dict)
+    activities: dict[Mode, Activity] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
     idle_cpu_s: float = 0.0
     wall_s: float = 0.0
 
-    async def measure(self) -> Comparison:
+    async def open_contenders(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
+        """One process for `hf`, one engine for `off`, one for what speculates; each is ready before the next starts."""
+        self.contenders.clear()
+        if Mode.HF in modes:
+            self.tell("loading stock transformers", 0, 0)
+            stock = stock_contender(spec_of(pair.target, "target"), num_cores())
+            self.contenders[Mode.HF] = await stack.enter_async_context(stock)
+        for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
+            wanted = [mode for mode in members if mode in modes]
+            if not wanted:
+                continue
+            self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
+            activity = Activity()
+            engine = EngineClient(config, Metrics(CollectorRegistry()), on_trace=activity.take)
+            contender = engine_contender(await stack.enter_async_context(engine))
+            self.contenders.update(dict.fromkeys(wanted, contender))
+            self.activities.update(dict.fromkeys(wanted, activity))
+
+    async def measure(self, modes: Sequence[Mode]) -> None:
         """Warm up, then go through the prompts."""
-        options = self.options
+        options, samples = self.options, list[Sample]()
         first_unused = options.num_prompts
         for prompt in make_prompts(options.task, range(first_unused, first_unused + _WARM_UP_PROMPTS)):
-            for mode in options.modes:
+            for mode in modes:
                 self.tell(f"warming up {mode}", 0, 0)
                 await self._ask(mode, -1, prompt)
-        samples: list[Sample] = []
         for group, prompts in enumerate(_groups(options)):
-            for mode in rotated(options.modes, group):
-                self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
+            for mode in rotated(modes, group):
+                self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
                 samples += await self._answer(mode, group, prompts)
-        for mode, activity in self.activities.items():
+        for mode in self.activities.keys() & set(modes):
             roles = ("target", "draft") if mode.needs_draft else ("target",)
-            await activity.complete(max(sample.last for sample in samples if sample.mode == mode), roles)
-        return Comparison(
-            samples=tuple(samples),
-            activities=self.activities,
-            idle_workers_cpu=self.idle_cpu_s / self.wall_s if self.wall_s > 0 else 0.0,
-        )
+            await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), roles)
+        self.samples += samples
 
     async def _answer(self, mode: Mode, group: int, prompts: Sequence[BenchPrompt]) -> list[Sample]:
         """One group in one mode, `concurrency` requests at a time."""

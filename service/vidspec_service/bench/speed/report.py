@@ -14,13 +14,12 @@ from vidspec_service.bench.common.report import Picture, Report, Row, column, nu
 from vidspec_service.bench.common.samples import (
     Sample,
     Work,
-    acceptance_rate,
     decoding,
     decoding_by_group,
     decoding_windows,
     first_token_s,
-    mean_accepted_tokens,
     throughput,
+    total_speculation,
 )
 from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio
 from vidspec_service.bench.speed.comparison import Comparison
@@ -59,9 +58,9 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     A prediction is made for one request at a time only.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
-    work, whole = decoding(samples), throughput(samples)
+    work, whole, speculation = decoding(samples), throughput(samples), total_speculation(samples)
     speedup = _ratio(work, decoding(base))
-    found = predict(mode, acceptance_rate(samples), measured.costs, measured.round_trip["p50_s"])
+    found = predict(mode, speculation.acceptance_rate, measured.costs, measured.round_trip["p50_s"])
     plan, predicted = found if found is not None and concurrency == 1 else (None, None)
     activity = measured.comparison.activities.get(mode)
     roles = ("target", "draft") if mode.needs_draft else ("target",)
@@ -73,8 +72,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "throughput_vs_off": _ratio(whole, throughput(base)),
         "ttft_s": first_token_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
-        "acceptance_rate": acceptance_rate(samples) if mode.needs_draft else None,
-        "mean_accepted_tokens": mean_accepted_tokens(samples) if mode.needs_draft else None,
+        "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
+        "mean_accepted_tokens": speculation.mean_accepted_tokens if mode.needs_draft else None,
         "predicted_speedup": predicted,
         "predicted_min_draft_tokens": plan.min_draft_tokens if plan else None,
         "predicted_max_draft_tokens": plan.max_draft_tokens if plan else None,

@@ -19,26 +19,18 @@ def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -
     `bandwidth`: bytes per second, of a large copy on the same device.
     """
     itemsize = _ITEMSIZE[forwards.dtype]
-    weight_bytes = shape.step_bytes(0, itemsize)
+    weight_bytes, num_bytes = shape.step_bytes(0, itemsize), shape.step_bytes(context, itemsize)
+    step_s = forwards.seconds[1]
     return {
         "source": shape.source,  # the checkpoint whose shape this is
         "weight_bytes": weight_bytes,
-        "cache_bytes": shape.step_bytes(context, itemsize) - weight_bytes,
+        "cache_bytes": num_bytes - weight_bytes,
         "bandwidth": bandwidth,
-        "step_s": forwards.seconds[1],
+        "bytes_s": num_bytes / bandwidth,
+        "step_s": step_s,
+        "of_roofline": num_bytes / bandwidth / step_s,  # 1: the step takes as long as its bytes
+        "over_weights": step_s * bandwidth / weight_bytes,  # over the time of reading the weights alone
     }
-
-
-def fraction(line: Row) -> float:
-    """1: the step takes as long as its bytes."""
-    found: float = (line["weight_bytes"] + line["cache_bytes"]) / line["bandwidth"] / line["step_s"]
-    return found
-
-
-def over_weights(line: Row) -> float:
-    """The step's time over the time that reading the weights alone would take."""
-    found: float = line["step_s"] * line["bandwidth"] / line["weight_bytes"]
-    return found
 
 
 def synthetic_notes(pair: PairShape, devices: Mapping[str, str]) -> tuple[str, ...]:
@@ -61,10 +53,10 @@ def roofline_table(rooflines: Mapping[str, Row]) -> Table:
         "weights GB": column("weight_bytes", "{:.3f}", 1e-9),
         "KV GB": column("cache_bytes", "{:.3f}", 1e-9),
         "GB/s": column("bandwidth", "{:.0f}", 1e-9),
-        "bytes ms": lambda line: f"{1000 * fraction(line) * line['step_s']:.3f}",
+        "bytes ms": column("bytes_s", "{:.3f}", 1000),
         "T(1) ms": column("step_s", "{:.3f}", 1000),
-        "of roofline": lambda line: f"{fraction(line):.0%}",
-        "T(1) / weights": lambda line: f"{over_weights(line):.2f}x",
+        "of roofline": column("of_roofline", "{:.0%}"),
+        "T(1) / weights": column("over_weights", "{:.2f}x"),
     }
     rows = [{"model": role, **line} for role, line in rooflines.items()]
     return table("One row's bytes over the bandwidth of a large copy", columns, rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +18,7 @@ from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.activity import Activity
-from vidspec_service.bench.speed.comparison import Comparison, Run, compare, open_contenders
+from vidspec_service.bench.speed.comparison import compare
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
 from vidspec_service.bench.speed.report import Measurements
@@ -28,43 +26,35 @@ from vidspec_service.bench.speed.roofline import roofline, synthetic_notes
 from vidspec_service.bench.speed.worker import Forwards, time_copies
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
-_ROWS = (1, 2, 4, 9, 17)
+_ROWS, _RANDOM_ROWS = (1, 2, 5, 9, 17), (1, 2, 4, 9, 17)
 
 
 def measure_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell: Tell) -> Measurements:
-    """`pair` is the engine with its draft. Raises ConfigError and EngineError."""
-    if options.synthetic is not None:
-        return measure_synthetic(options, pair, options.synthetic, command, tell)
-    provenance = Provenance.now(command)
-    comparison = asyncio.run(compare(options, pair, tell))
-    tell("timing the channel", 0, 0)
-    round_trip = measure_round_trip()
-    tell("timing forwards", 0, 0)
-    costs = probe_costs(pair, typical_context(comparison.samples))
-    return Measurements(comparison=comparison, round_trip=round_trip, costs=costs, provenance=provenance)
+    """`pair` is the engine with its draft; of random models it says devices and types, their names are not looked at.
 
-
-def measure_synthetic(
-    options: SpeedOptions, pair: EngineConfig, asked: SyntheticOptions, command: str, tell: Tell
-) -> Measurements:
-    """`pair` says devices and types; its models' names are not looked at. Raises ConfigError and EngineError."""
+    Raises ConfigError and EngineError.
+    """
+    provenance, random = Provenance.now(command), options.synthetic
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        files = _Files(Path(folder), options, asked)
-        pair = replace(pair, target=files.worker(pair.target, "target"), draft=files.draft(pair))
-        provenance = Provenance.now(command)
-        comparison = asyncio.run(_compare(options, pair, files, tell))
+        if random is None:
+            comparison = asyncio.run(compare(options, pair, tell))
+        else:
+            files = _Files(Path(folder), options, random)
+            pair = replace(pair, target=files.worker(pair.target, "target"), draft=files.draft(pair))
+            comparison = asyncio.run(compare(options, pair, tell, phases(options.modes), files.write_references))
         tell("timing the channel", 0, 0)
         round_trip = measure_round_trip()
         tell("timing forwards", 0, 0)
-        costs = probe_costs(pair, typical_context(comparison.samples), _ROWS)
-        tell("timing memory", 0, 0)
-        return Measurements(
-            comparison=comparison,
-            round_trip=round_trip,
-            costs=costs,
-            provenance=provenance,
-            synthetic=_facts(asked, costs),
-        )
+        costs = probe_costs(pair, typical_context(comparison.samples), _ROWS if random is None else _RANDOM_ROWS)
+        if random is not None:
+            tell("timing memory", 0, 0)
+    return Measurements(
+        comparison=comparison,
+        round_trip=round_trip,
+        costs=costs,
+        provenance=provenance,
+        synthetic=None if random is None else _facts(random, costs),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +91,6 @@ def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
     members = ((Mode.HF,), (Mode.OFF,), tuple(mode for mode in Mode if mode.needs_draft))
     found = [tuple(mode for mode in members_of_one if mode in modes) for members_of_one in members]
     return [phase for phase in found if phase]
-
-
-async def _compare(options: SpeedOptions, pair: EngineConfig, files: _Files, tell: Tell) -> Comparison:
-    samples: list[Sample] = []
-    activities: dict[Mode, Activity] = {}
-    files.write_references(samples)
-    for modes in phases(options.modes):
-        of_phase: dict[Mode, Activity] = {}
-        async with AsyncExitStack() as stack:
-            contenders = await open_contenders(stack, modes, pair, of_phase, tell)
-            found = await Run(replace(options, modes=modes), contenders, of_phase, tell).measure()
-        samples += found.samples
-        activities.update(of_phase)
-        files.write_references(samples)
-    return Comparison(samples=tuple(samples), activities=activities, idle_workers_cpu=0.0)
 
 
 def _facts(asked: SyntheticOptions, costs: ProbedCosts) -> Row:
