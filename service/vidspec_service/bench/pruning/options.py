@@ -73,7 +73,7 @@ class PruningOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ClipPrompt:
     """One prompt about one clip."""
 
     clip: int
@@ -86,7 +86,7 @@ class Asked:
         return about_video(self.text)
 
 
-def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[Asked]:
+def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[ClipPrompt]:
     """Everything of these tasks about the clip-th test scene, the caption first."""
     seed = TEST_SEEDS[clip]
     video = scene_video(seed, key=f"test-{clip}")
@@ -94,9 +94,9 @@ def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[Asked]:
     texts += [(QUESTION_TASKS[question.kind], question.text) for question in questions(sample_scene(seed))]
     for task, text in texts:
         if task in tasks:
-            yield Asked(clip=clip, task=task, text=text, video=video)
+            yield ClipPrompt(clip=clip, task=task, text=text, video=video)
 
 
-def long_clip(num_frames: int) -> Asked:
+def long_clip(num_frames: int) -> ClipPrompt:
     """The caption of the first test scene, at more frames than the bundled pair was made for: for timing."""
-    return Asked(clip=0, task=Task.CAPTION, text=CAPTION_PROMPT, video=scene_video(TEST_SEEDS[0], num_frames))
+    return ClipPrompt(clip=0, task=Task.CAPTION, text=CAPTION_PROMPT, video=scene_video(TEST_SEEDS[0], num_frames))

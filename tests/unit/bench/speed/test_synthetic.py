@@ -7,8 +7,7 @@ import pytest
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
-from vidspec_service.bench.speed.roofline import roofline, synthetic_notes
-from vidspec_service.bench.speed.run import phases
+from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_notes
 from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import parse
