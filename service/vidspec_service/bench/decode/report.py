@@ -14,7 +14,6 @@ from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, number, table
 from vidspec_service.bench.decode.readers import Reader
 
-_BASELINE = "the fastest other library that gives the same frames"
 _SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
 _OURS, _OTHERS = "#1f5f8b", "#b0b0b0"
 
@@ -81,7 +80,7 @@ def decode_report(
         body.append(f"not installed: {', '.join(not_installed)}")
     return Report(
         bench="decode",
-        baseline=_BASELINE,
+        baseline="the fastest other library that gives the same frames",
         provenance=provenance,
         hardware=hardware(),
         subject=f"{num_frames} frames",

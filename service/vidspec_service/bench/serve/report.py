@@ -15,7 +15,6 @@ from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
 from vidspec_service.bench.serve.client import Outcome
 
-_BASELINE = "none: absolute figures of this server on this machine, its client on the same one if local"
 _REFUSALS = (429, 503)
 _PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "worst": 100}
 _MIB = 2**20
@@ -80,7 +79,7 @@ def serve_report(
     body = [part for load in loads for part in _of_load(load)]
     return Report(
         bench="serve",
-        baseline=_BASELINE,
+        baseline="none: absolute figures of this server on this machine, its client on the same one if local",
         provenance=provenance,
         hardware=hardware(),
         subject=served["model"],

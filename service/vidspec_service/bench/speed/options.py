@@ -66,12 +66,3 @@ class SpeedOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     concurrency: int = number(1, "--concurrency", "requests at once")
     synthetic: SyntheticOptions | None = None
-
-    @property
-    def group_size(self) -> int:
-        """Prompts that one mode answers before the next mode has its turn.
-
-        One for one request at a time. With more at once a group is large enough to keep them going: a group of
-        `concurrency` requests would mostly measure its last, lonely answer.
-        """
-        return 1 if self.concurrency == 1 else 3 * self.concurrency

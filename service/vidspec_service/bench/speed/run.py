@@ -207,6 +207,12 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def _groups(options: SpeedOptions) -> Iterator[list[BenchPrompt]]:
+    """Prompts that one mode answers before the next mode has its turn.
+
+    One for one request at a time. With more at once a group is large enough to keep them going: a group of
+    `concurrency` requests would mostly measure its last, lonely answer.
+    """
     prompts = make_prompts(options.task, range(options.num_prompts))
-    while group := list(itertools.islice(prompts, options.group_size)):
+    size = 1 if options.concurrency == 1 else 3 * options.concurrency
+    while group := list(itertools.islice(prompts, size)):
         yield group
