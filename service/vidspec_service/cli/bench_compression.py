@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from vidspec_models.request import Compression
 from vidspec_service.bench.common.facts import Provenance, num_cores, spec_of
+from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
-from vidspec_service.cli.bench_flags import add_number, add_output_flags, count, require_outputs, run_bench
+from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
@@ -22,19 +23,10 @@ if TYPE_CHECKING:
     from vidspec_service.bench.common.report import Report, Tell
     from vidspec_service.settings import Settings
 
-_DEFAULTS = CompressionOptions()
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the target."""
-    add_number(parser, "--clips", _DEFAULTS.num_clips, "test clips")
-    parser.add_argument(
-        "--frames", type=count, nargs="+", default=_DEFAULTS.frames, metavar="N", help="per clip (default 16 64)"
-    )
-    parser.add_argument(
-        "--ratios", type=_ratio, nargs="+", default=_DEFAULTS.ratios, metavar="K", help="(default 0.3 0.5 0.7)"
-    )
-    add_number(parser, "--max-tokens", _DEFAULTS.max_tokens, "per caption")
+    add_options(parser, CompressionOptions)
     add_output_flags(parser, "draw accuracy against time and memory")
     add_settings_flags(parser)
 
@@ -59,17 +51,10 @@ def compression_options(args: argparse.Namespace, settings: Settings) -> Compres
     """The options that flags and settings make; raises ConfigError for a compression of all configurations."""
     if settings.compression is not Compression.NONE:
         raise ConfigError("bench compression compares with and without: --compression has no place here")
-    return CompressionOptions(
-        num_clips=args.clips,
+    return options_of(
+        CompressionOptions,
+        args,
         frames=tuple(dict.fromkeys(args.frames)),
         ratios=tuple(dict.fromkeys(args.ratios)),
         dycoke=engine_config(settings).dycoke,
-        max_tokens=args.max_tokens,
     )
-
-
-def _ratio(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 0.99:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 0.99, not {text}")
-    return value

@@ -1,11 +1,11 @@
-"""What every bench does around its measuring: flags for its files, numbers that make sense, a bar, the report."""
+"""What every bench does around its measuring: flags for its files, a bar, the report."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,35 +16,10 @@ from vidspec_service.bench.common.report import Report, Tell, require_matplotlib
 from vidspec_service.errors import ConfigError
 
 
-def add_number(
-    parser: argparse.ArgumentParser, flag: str, default: float | None, about: str, metavar: str = "N"
-) -> None:
-    """A flag for a whole number from 1 on, or for any number above 0 where the default is one."""
-    kind = positive if isinstance(default, float) else count
-    shown = "" if default is None else f"(default {default:g})"
-    parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{about} {shown}".strip())
-
-
 def add_output_flags(parser: argparse.ArgumentParser, plot: str) -> None:
     """`--json` and `--plot`."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot)
-
-
-def count(text: str) -> int:
-    """A whole number from 1 on."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
-    return value
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {value:g}")
-    return value
 
 
 def require_outputs(args: argparse.Namespace, *pictures: Path | None) -> None:
@@ -54,13 +29,6 @@ def require_outputs(args: argparse.Namespace, *pictures: Path | None) -> None:
             raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")
     if any(path is not None for path in (args.plot, *pictures)):
         require_matplotlib()
-
-
-def require_files(paths: Iterable[Path]) -> None:
-    """Each is there to be read; raises ConfigError."""
-    for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"{path} is not a file")
 
 
 def run_bench(args: argparse.Namespace, measure: Callable[[str, Tell], Report]) -> Report:

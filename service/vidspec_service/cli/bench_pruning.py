@@ -10,31 +10,19 @@ import argparse
 from pathlib import Path
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.pruning.options import PruningOptions, Task
-from vidspec_service.cli.bench_flags import add_number, add_output_flags, require_outputs, run_bench
+from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.engine.config import Preservation
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
 from vidspec_service.telemetry import configure_logging
 
-_DEFAULTS = PruningOptions()
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    add_number(parser, "--clips", _DEFAULTS.num_clips, "test clips")
-    strategies = [strategy.value for strategy in Preservation]
-    parser.add_argument("--strategies", nargs="+", choices=strategies, default=strategies, help="default all")
-    parser.add_argument(
-        "--ratios", nargs="+", type=float, default=list(_DEFAULTS.ratios), metavar="R", help="default %(default)s"
-    )
-    tasks = [task.value for task in Task]
-    parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks, help="default all")
-    add_number(parser, "--max-tokens", _DEFAULTS.max_tokens, "per answer")
-    add_number(parser, "--long-frames", _DEFAULTS.long_frames, "frames of the clip that is timed")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the strategy random (default 0)")
-    parser.add_argument("--engine", action="store_true", help="measure tokens/s of captions in the engine")
+    add_options(parser, PruningOptions)
     add_output_flags(parser, "draw acceptance over ratio")
     parser.add_argument("--overlay", type=Path, metavar="DIR", help="draw what each strategy keeps of the first clip")
     add_settings_flags(parser)
@@ -58,13 +46,10 @@ def pruning_options(args: argparse.Namespace) -> PruningOptions:
     for ratio in args.ratios:
         if not 0 <= ratio <= 0.99:
             raise ConfigError(f"--ratios must be from 0 to 0.99, not {ratio:g}")
-    return PruningOptions(
-        num_clips=args.clips,
+    return options_of(
+        PruningOptions,
+        args,
         strategies=tuple(strategy for strategy in Preservation if strategy in args.strategies),
         ratios=tuple(sorted(set(args.ratios))),
         tasks=tuple(task for task in Task if task in args.tasks),
-        max_tokens=args.max_tokens,
-        long_frames=args.long_frames,
-        use_engine=args.engine,
-        seed=args.seed,
     )

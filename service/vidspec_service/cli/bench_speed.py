@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from vidspec_models.request import SamplingParams, SpeculationMode
 from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
-from vidspec_service.cli.bench_flags import add_number, add_output_flags, require_outputs, run_bench
+from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
@@ -28,25 +29,15 @@ from vidspec_service.telemetry import configure_logging
 if TYPE_CHECKING:
     from vidspec_service.bench.common.report import Report, Tell
 
-_DEFAULTS, _RANDOM = SpeedOptions(), SyntheticOptions()
-_MODES = tuple(mode.value for mode in Mode)
+_RANDOM = SyntheticOptions()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    add_number(parser, "--prompts", _DEFAULTS.num_prompts, "test clips")
-    parser.add_argument(
-        "--task",
-        choices=[task.value for task in Task if task is not Task.SYNTHETIC],
-        default=_DEFAULTS.task.value,
-        help="default %(default)s",
-    )
+    add_options(parser, SpeedOptions)
     _add_synthetic_arguments(parser)
-    parser.add_argument("--modes", nargs="+", choices=_MODES, default=_MODES, help="only these (default all)")
-    add_number(parser, "--max-tokens", _DEFAULTS.max_tokens, "per answer")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; prompt i has N + i (default 0)")
-    add_number(parser, "--concurrency", 1, "requests at once")
     add_output_flags(parser, "draw the speed-ups")
     parser.add_argument("--timeline", type=Path, metavar="FILE.png", help="draw one request's work on both workers")
     add_settings_flags(parser)
@@ -103,13 +94,12 @@ def speed_options(args: argparse.Namespace) -> SpeedOptions:
         raise ConfigError("--timeline shows a request in mode parallel, which --modes leaves out")
     if args.temperature < 0:
         raise ConfigError("--temperature must be 0 or more")
-    return SpeedOptions(
-        num_prompts=args.prompts,
+    return options_of(
+        SpeedOptions,
+        args,
         task=Task.SYNTHETIC if synthetic else Task(args.task),
         modes=modes,
-        max_tokens=args.max_tokens,
         sampling=SamplingParams(temperature=args.temperature, seed=args.seed),
-        concurrency=args.concurrency,
         synthetic=synthetic,
     )
 

@@ -8,32 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.spinner import Spinner
 
 from vidspec_service.cli.terminal import note, say
 
-if TYPE_CHECKING:
-    from vidspec_service.cli.chat_display import ChatProgress
-
 DEFAULT_URL = "http://127.0.0.1:8000"
-# Flags that are sent as fields of the same name, if given.
-FIELDS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "stop",
-    "fps",
-    "num_frames",
-    "max_frames",
-    "start_s",
-    "end_s",
-    "speculation",
-    "compression",
-)
+# Whatever else the command line says is sent as a field of the same name.
+NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,11 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask once."""
     from vidspec_service.cli.chat_client import ChatClient, ChatFailed
-    from vidspec_service.cli.chat_display import ChatProgress
     from vidspec_service.settings import client_key, load_settings
 
-    given = {name: getattr(args, name) for name in FIELDS}
-    fields = {"prompt": args.prompt, **{name: value for name, value in given.items() if value is not None}}
+    fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
     key = client_key(load_settings({"api_key_file": args.api_key_file}))
     client = ChatClient(args.url, args.timeout_s, key)
     progress = ChatProgress()
@@ -87,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         with progress, video:
             if args.json:
-                _print_json(client.ask(video, fields), progress)
+                answer = client.ask(video, fields)
+                progress.stop()
+                say(json.dumps(answer, indent=2, ensure_ascii=False))
             else:
                 _print_chunks(client.stream(video, fields), progress)
     except ChatFailed as error:
@@ -96,14 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_json(answer: dict[str, Any], progress: ChatProgress) -> None:
-    progress.stop()
-    say(json.dumps(answer, indent=2, ensure_ascii=False))
-
-
 def _print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> None:
-    from vidspec_service.cli.chat_display import printable, summary_lines
-
     final: dict[str, Any] = {}
     has_text = False
     try:
@@ -121,3 +101,52 @@ def _print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> N
             say("")
     for line in summary_lines(final):
         note(line)
+
+
+class ChatProgress(Progress):
+    """A bar while the one file opened with it is sent, then a spinner with `phase`; on a terminal's stderr only."""
+
+    def __init__(self) -> None:
+        self.phase = "decoding the video"
+        self._spinner = Spinner("dots")
+        console = Console(stderr=True)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Called by rich for every picture."""
+        if all(task.finished for task in self.tasks):
+            self._spinner.update(text=self.phase)
+            yield self._spinner
+        else:
+            yield self.make_tasks_table(self.tasks)
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: a model may write any character, an escape sequence too."""
+    return "".join(character for character in text if character.isprintable() or character in "\n\t")
+
+
+def summary_lines(final: dict[str, Any]) -> Iterator[str]:
+    """What the last chunk tells about the answer, and every warning about the video."""
+    usage, video = final["usage"], final["video"]
+    speculation, timings = final["speculation"], final["timings"]
+    for warning in video["warnings"]:
+        yield f"warning: {warning}"
+    per_token_s = timings["time_per_output_token_s"]
+    rate = f", {1 / per_token_s:.0f} tokens/s" if per_token_s > 0 else ""
+    first = f"first after {timings['time_to_first_token_s']:.2f} s"
+    waits = ", ".join(f"{name} {timings[f'{name}_s']:.2f}" for name in ("decode", "queue", "prefill"))
+    accepted = f", {speculation['acceptance_rate']:.0%} accepted" if speculation["mode"] != "off" else ""
+    yield (
+        f"{usage['completion_tokens']} tokens{rate}, {first} ({waits}); "
+        f"speculation {speculation['mode']}{accepted}; "
+        f"{video['num_frames']} frames of {video['duration_s']:.1f} s"
+    )

@@ -26,7 +26,8 @@ def add_settings_flags(parser: argparse.ArgumentParser) -> None:
         if field.annotation is bool:
             group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=about)
         else:
-            group.add_argument(flag, dest=name, metavar=_metavar(name), help=about)
+            last = name.rpartition("_")[2]
+            group.add_argument(flag, dest=name, metavar="SECONDS" if last == "s" else last.upper(), help=about)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -39,8 +40,3 @@ def default_text(field: FieldInfo) -> str:
     if field.default is None:
         return "unset"
     return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
-
-
-def _metavar(name: str) -> str:
-    last = name.rpartition("_")[2]
-    return "SECONDS" if last == "s" else last.upper()

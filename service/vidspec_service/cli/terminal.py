@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def loading_display() -> Iterator[OnLoading]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield LoadingLog().tell
+        yield _loading_log()
         return
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TimeElapsedColumn
 
@@ -68,18 +70,15 @@ def loading_display() -> Iterator[OnLoading]:
         yield tell
 
 
-class LoadingLog:
+def _loading_log() -> OnLoading:
     """A line for each worker whenever enough time has passed since its last one; none for a load that is quick."""
+    last: defaultdict[str, float] = defaultdict(partial(float, time.monotonic()))
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._last: dict[str, float] = {}
-
-    def tell(self, role: str, what: str, fraction: float | None) -> None:
-        """Log it, unless the worker's last line is too young."""
+    def tell(role: str, what: str, fraction: float | None) -> None:
         now = time.monotonic()
-        if now - self._last.get(role, self._began) < _EVERY_S:
-            return
-        self._last[role] = now
-        percent = None if fraction is None else round(100 * fraction)
-        _log.info("still loading", extra={"worker": role, "step": what, "percent": percent})
+        if now - last[role] >= _EVERY_S:
+            last[role] = now
+            percent = None if fraction is None else round(100 * fraction)
+            _log.info("still loading", extra={"worker": role, "step": what, "percent": percent})
+
+    return tell

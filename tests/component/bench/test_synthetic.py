@@ -8,7 +8,7 @@ import pytest
 
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
-from vidspec_service.bench.speed.run import measure_synthetic
+from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
@@ -28,7 +28,7 @@ def test_acceptance_is_imposed_and_changes_no_id() -> None:
         max_tokens=300,
         synthetic=asked,
     )
-    measured = measure_synthetic(options, PAIR, asked, "test", lambda *_: None)
+    measured = measure_speed(options, PAIR, "test", lambda *_: None)
     report = build_report(options, PAIR, measured)
     found = report.figures
     assert found["identical"] is True

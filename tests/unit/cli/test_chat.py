@@ -95,7 +95,8 @@ def test_every_flag_reaches_the_engine_or_the_decoder(tmp_path: Path) -> None:
 
 def test_there_is_a_flag_for_every_field_of_a_request() -> None:
     not_flags = {"video", "video_id", "video_url", "prompt", "messages", "stream"}
-    assert set(chat.FIELDS) == set(VideoChat.model_fields) - not_flags
+    flags = vars(parse(["chat", "a.mp4", "What moves?"])[1])
+    assert flags.keys() - {*chat.NOT_SENT, "prompt"} == set(VideoChat.model_fields) - not_flags
 
 
 def test_the_name_of_the_file_is_nobodys_business(tmp_path: Path) -> None:

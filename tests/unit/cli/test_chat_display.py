@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.spinner import Spinner
 
-from vidspec_service.cli.chat_display import ChatProgress, printable, summary_lines
+from vidspec_service.cli.chat import ChatProgress, printable, summary_lines
 
 FINAL = {
     "usage": {"completion_tokens": 1},

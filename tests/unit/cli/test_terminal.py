@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vidspec_service.cli.terminal import LoadingLog, loading_display
+from vidspec_service.cli.terminal import loading_display
 
 
 class Terminal(io.StringIO):
@@ -36,11 +36,10 @@ def test_a_log_has_a_line_only_when_a_load_takes_long(
 ) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    log = LoadingLog()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO), loading_display() as tell:
         for second in range(25):
             now = 100.0 + second
-            log.tell("target", "loading weights", second / 100)
+            tell("target", "loading weights", second / 100)
     lines = [vars(record) for record in caplog.records]
     assert [(line["worker"], line["step"], line["percent"]) for line in lines] == [
         ("target", "loading weights", 10),

@@ -29,7 +29,7 @@ class Child(Generic[T]):
 
     def __init__(self, make: Callable[..., T], *given: object) -> None:
         context = get_context("spawn")
-        self._name = make.__name__
+        self._name = getattr(make, "func", make).__name__
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make, given), daemon=True)
         self._process.start()
@@ -79,17 +79,12 @@ class Child(Generic[T]):
 
 def call_in_child(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """One call, in a process that then ends."""
-    with Child(_Caller, partial(function, *args, **kwargs)) as child:
-        found: R = child.ask(_Caller.call)
-        return found
+    with Child(partial(function, *args, **kwargs)) as child:
+        return child.ask(_itself)
 
 
-class _Caller(Generic[R]):
-    def __init__(self, work: Callable[[], R]) -> None:
-        self._work = work
-
-    def call(self) -> R:
-        return self._work()
+def _itself(made: R) -> R:
+    return made
 
 
 def _serve(connection: Connection, make: Callable[..., object], given: tuple[object, ...]) -> None:

@@ -68,6 +68,10 @@ class Placement:
             rows_are_invariant=model.decoder.batch_invariance.holds,
         )
 
+    def facts(self, model: str, threads: int) -> dict[str, Any]:
+        """As reports name a model and where it ran."""
+        return {"model": model, "device": self.device, "dtype": self.dtype, "threads": threads}
+
 
 def hardware(*placements: Placement) -> dict[str, Any]:
     """This machine, with the accelerators on which these models ran."""

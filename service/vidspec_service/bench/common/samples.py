@@ -116,18 +116,14 @@ def first_token_s(samples: Sequence[Sample]) -> float:
     return median(sample.first - sample.submitted for sample in samples)
 
 
-def acceptance_rate(samples: Iterable[Sample]) -> float:
-    """Accepted over judged proposals, all prompts together."""
+def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:
+    """Of all prompts together: what acceptance is taken over."""
     stats = [sample.speculation for sample in samples]
-    judged = sum(one.num_draft_tokens for one in stats)
-    return sum(one.num_accepted_tokens for one in stats) / judged if judged else 0.0
-
-
-def mean_accepted_tokens(samples: Iterable[Sample]) -> float:
-    """Accepted proposals per verification forward, the target's own token not counted."""
-    stats = [sample.speculation for sample in samples]
-    verifications = sum(one.num_verifications for one in stats)
-    return sum(one.num_accepted_tokens for one in stats) / verifications if verifications else 0.0
+    return SpeculationStats(
+        num_draft_tokens=sum(one.num_draft_tokens for one in stats),
+        num_accepted_tokens=sum(one.num_accepted_tokens for one in stats),
+        num_verifications=sum(one.num_verifications for one in stats),
+    )
 
 
 def decoding_windows(samples: Iterable[Sample]) -> list[Interval]:

@@ -14,7 +14,6 @@ from vidspec_service.bench.common.report import Picture, Report, Row, column, ta
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Method
 from vidspec_service.bench.compression.scoring import Score
 
-_BASELINE = "none: the same target, prompt and seeds without compression, at as many frames"
 _COLOURS = {Method.NONE: "#555555", Method.TTM: "#1f5f8b", Method.DYCOKE: "#e08e45"}
 _MIB = 2**20
 
@@ -101,7 +100,7 @@ def compression_report(
     where = f"{placement.device} {placement.dtype}"
     return Report(
         bench="compression",
-        baseline=_BASELINE,
+        baseline="none: the same target, prompt and seeds without compression, at as many frames",
         provenance=provenance,
         hardware=hardware(placement),
         subject=f"{model} {where}; {options.num_clips} clips",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -10,6 +11,7 @@ from vidspec_models.bundled import TEST_SEEDS
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.options import count, number, option
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.compression.scoring import Score
 from vidspec_service.engine.config import DyCoke
@@ -36,15 +38,26 @@ class Configuration:
         return self.method if self.method is Method.NONE else f"{self.method} K={self.dycoke.merge_ratio:g}"
 
 
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 0.99:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 0.99, not {text}")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionOptions:
     """By default the paper's parameters."""
 
-    num_clips: int = 24
-    frames: tuple[int, ...] = (16, 64)
-    ratios: tuple[float, ...] = (0.3, 0.5, 0.7)  # K
+    num_clips: int = number(24, "--clips", "test clips")
+    frames: tuple[int, ...] = option(
+        (16, 64), "--frames", "per clip (default 16 64)", type=count, nargs="+", metavar="N"
+    )
+    ratios: tuple[float, ...] = option(
+        (0.3, 0.5, 0.7), "--ratios", "(default 0.3 0.5 0.7)", type=_ratio, nargs="+", metavar="K"
+    )
     dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
-    max_tokens: int = 160
+    max_tokens: int = number(160, "--max-tokens", "per caption")
 
     def configurations(self) -> list[Configuration]:
         """For each number of frames the baseline first."""

@@ -47,7 +47,8 @@ class CompressedTarget:
         self._sampler = CoupledSampler(SamplingParams())
         prompt = self._merged(self._prepared(scene_video(0, 5), CAPTION_PROMPT))
         self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
-        forget_peak()
+        # Loading holds weights twice for a moment, which would hide the peak of the work.
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
 
     def placement(self) -> Placement:
         return Placement.of(self._model)
@@ -161,12 +162,7 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
     )
 
 
-def forget_peak() -> None:
-    """Loading holds weights twice for a moment, which would hide the peak of the work."""
-    Path("/proc/self/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
-
-
 def peak_rss_bytes() -> int:
-    """Since the peak was forgotten; `getrusage` would count loading, and the parent that this was forked from."""
+    """Since the peak was reset; `getrusage` would count loading, and the parent that this was forked from."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024

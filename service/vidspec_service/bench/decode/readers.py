@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -89,35 +90,22 @@ def _child(path: str, indices: Sequence[int]) -> Pictures:
     return list(np.frombuffer(mappings[0], np.uint8, count=decoded.num_bytes).reshape(shape))
 
 
-def _opencv(path: str, indices: Sequence[int]) -> Pictures:
+def _opencv(path: str, indices: Sequence[int], *, is_seeking: bool = False) -> Pictures:
     cv2: Any = import_module("cv2")
-    capture = cv2.VideoCapture(path)
-    wanted, pictures = set(indices), []
-    for index in range(indices[-1] + 1):
-        capture.grab()
-        if index in wanted:
-            pictures.append(_rgb(cv2, capture.retrieve()))
-    capture.release()
-    return pictures
-
-
-def _opencv_seeking(path: str, indices: Sequence[int]) -> Pictures:
-    cv2: Any = import_module("cv2")
-    capture = cv2.VideoCapture(path)
-    pictures = []
+    capture, place, pictures = cv2.VideoCapture(path), 0, []
     for index in indices:
-        capture.set(cv2.CAP_PROP_POS_FRAMES, index)
-        pictures.append(_rgb(cv2, capture.read()))
+        if is_seeking:
+            capture.set(cv2.CAP_PROP_POS_FRAMES, index)
+        else:
+            for _ in range(place, index):
+                capture.grab()
+        is_there, picture = capture.read()
+        if not is_there:
+            raise ValueError("a frame is missing")
+        pictures.append(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))
+        place = index + 1
     capture.release()
     return pictures
-
-
-def _rgb(cv2: Any, result: tuple[bool, Any]) -> NDArray[np.uint8]:
-    is_there, picture = result
-    if not is_there:
-        raise ValueError("a frame is missing")
-    rgb: NDArray[np.uint8] = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
-    return rgb
 
 
 def _torchcodec(path: str, indices: Sequence[int]) -> Pictures:
@@ -132,7 +120,7 @@ def _decord(path: str, indices: Sequence[int]) -> Pictures:
 _READS: dict[Reader, Callable[[str, Sequence[int]], Pictures]] = {
     Reader.CHILD: _child,
     Reader.OPENCV: _opencv,
-    Reader.OPENCV_SEEK: _opencv_seeking,
+    Reader.OPENCV_SEEK: partial(_opencv, is_seeking=True),
     Reader.TORCHCODEC: _torchcodec,
     Reader.DECORD: _decord,
 }

@@ -13,9 +13,7 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, number, table
 from vidspec_service.bench.decode.readers import Reader
-from vidspec_service.decoding.clip import Clip
 
-_BASELINE = "the fastest other library that gives the same frames"
 _SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
 _OURS, _OTHERS = "#1f5f8b", "#b0b0b0"
 
@@ -51,18 +49,6 @@ class ClipResult:
     frame_size: tuple[int, int]  # (width, height) as we give it
     readers: Mapping[Reader, ReaderResult]
 
-    @classmethod
-    def of(cls, name: str, clip: Clip, readers: Mapping[Reader, ReaderResult]) -> ClipResult:
-        return cls(
-            name=name,
-            codec=clip.codec,
-            duration_s=clip.video.duration_s,
-            source_num_frames=clip.video.source_num_frames,
-            num_frames=len(clip.video.frames),
-            frame_size=(clip.width, clip.height),
-            readers=readers,
-        )
-
     @property
     def fastest_other(self) -> Reader | None:
         """Of those that gave the frames asked for."""
@@ -94,7 +80,7 @@ def decode_report(
         body.append(f"not installed: {', '.join(not_installed)}")
     return Report(
         bench="decode",
-        baseline=_BASELINE,
+        baseline="the fastest other library that gives the same frames",
         provenance=provenance,
         hardware=hardware(),
         subject=f"{num_frames} frames",

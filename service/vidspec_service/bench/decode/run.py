@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.options import existing_file, number, option
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
@@ -36,10 +37,16 @@ _ENCODING = {"preset": "veryfast", "crf": "23"}  # B-frames and references as an
 class DecodeOptions:
     """By default 32 frames of a minute of 720p."""
 
-    clips: tuple[Path, ...] = ()  # besides, or instead of, the rendered one
-    rendered_s: float = 60.0  # length of the rendered clip; 0 for none
-    num_frames: int = 32
-    repeats: int = 5
+    clips: tuple[Path, ...] = option((), "--clip", "these, too", type=existing_file, nargs="+", metavar="FILE")
+    rendered_s: float = option(
+        60.0,
+        "--seconds",
+        "length of the 720p clip that is rendered; 0 for none (default %(default)g)",
+        type=float,
+        metavar="S",
+    )
+    num_frames: int = number(32, "--frames", "per clip")
+    repeats: int = number(5, "--repeats", "timed reads")
 
 
 def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report:
@@ -58,7 +65,17 @@ def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report
                 if library_version:
                     library_versions[reader.partition(",")[0]] = library_version
                 done += 1
-            clips.append(ClipResult.of(name, clip, found))
+            clips.append(
+                ClipResult(
+                    name=name,
+                    codec=clip.codec,
+                    duration_s=clip.video.duration_s,
+                    source_num_frames=clip.video.source_num_frames,
+                    num_frames=len(clip.video.frames),
+                    frame_size=(clip.width, clip.height),
+                    readers=found,
+                )
+            )
     provenance = replace(provenance, versions={**provenance.versions, "av": version("av"), **library_versions})
     not_installed = [reader for reader in Reader if reader not in readers]
     return decode_report(clips, not_installed, options.num_frames, options.repeats, provenance)
@@ -79,10 +96,10 @@ def _pictures(count: int) -> Iterator[NDArray[np.uint8]]:
     coarse = rng.integers(30, 226, (2 * _HEIGHT // 40, 2 * _WIDTH // 40, 3))
     scene = np.clip(coarse.repeat(40, 0).repeat(40, 1) + rng.integers(-12, 13, (2 * _HEIGHT, 2 * _WIDTH, 1)), 0, 255)
     texture = scene.astype(np.uint8)
-    for number in range(count):
-        left, top = 3 * number % _WIDTH, 2 * number % _HEIGHT
+    for index in range(count):
+        left, top = 3 * index % _WIDTH, 2 * index % _HEIGHT
         picture = texture[top : top + _HEIGHT, left : left + _WIDTH].copy()
-        at = 7 * number % (_WIDTH - 160)
+        at = 7 * index % (_WIDTH - 160)
         picture[280:440, at : at + 160] = (230, 40, 40)
         yield picture
 

@@ -23,7 +23,7 @@ from vidspec_models.request import SamplingParams
 from vidspec_models.sampling.coupled import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.bench.common.facts import spec_of, threads_of
-from vidspec_service.bench.pruning.options import BASELINE, Asked, PruningOptions, Setting, Task
+from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningOptions, Setting, Task
 from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.errors import ConfigError
 
@@ -72,7 +72,7 @@ class LoadedPair:
         torch.set_num_threads(self.threads[role])
         return self.target if role == "target" else self.draft
 
-    def prompt(self, role: str, asked: Asked) -> Prompt:
+    def prompt(self, role: str, asked: ClipPrompt) -> Prompt:
         """The whole prompt as that model reads it."""
         return self.run_as(role).prepare(asked.turns, (asked.video,), self._encoded[role])
 
@@ -93,7 +93,7 @@ def laws_of(settings: Sequence[Setting]) -> list[RelevanceLaw]:
     return list(dict.fromkeys(law for law in laws if law is not None))
 
 
-def answered(models: LoadedPair, asked: Asked, laws: Sequence[RelevanceLaw], max_tokens: int) -> Answered:
+def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[RelevanceLaw], max_tokens: int) -> Answered:
     """The target's turn."""
     target = models.run_as("target")
     prompt = models.prompt("target", asked)
@@ -105,7 +105,7 @@ def answered(models: LoadedPair, asked: Asked, laws: Sequence[RelevanceLaw], max
 
 
 def judged(
-    models: LoadedPair, asked: Asked, answer: Answered, settings: Sequence[Setting], seed: int
+    models: LoadedPair, asked: ClipPrompt, answer: Answered, settings: Sequence[Setting], seed: int
 ) -> Iterator[Judged]:
     """The draft's turn: under every setting it reads its part of the prompt and follows the target's text."""
     draft = models.run_as("draft")

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
 from vidspec_models.request import Turn, Video
+from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import Preservation
 
@@ -55,18 +56,24 @@ class Setting:
 class PruningOptions:
     """What to measure; by default everything."""
 
-    num_clips: int = 24
-    strategies: tuple[Preservation, ...] = tuple(Preservation)
-    ratios: tuple[float, ...] = (0.0, 0.5, 0.75, 0.9, 0.95)
-    tasks: tuple[Task, ...] = tuple(Task)
-    max_tokens: int = 160
-    long_frames: int = 64  # of the clip on which scoring and prefill are timed
-    use_engine: bool = False  # tokens per second from engine runs, not from the speed model
-    seed: int = 0  # of `random`
+    num_clips: int = number(24, "--clips", "test clips")
+    strategies: tuple[Preservation, ...] = option(
+        tuple(Preservation), "--strategies", "default all", nargs="+", choices=[each.value for each in Preservation]
+    )
+    ratios: tuple[float, ...] = option(
+        (0.0, 0.5, 0.75, 0.9, 0.95), "--ratios", "default %(default)s", nargs="+", type=float, metavar="R"
+    )
+    tasks: tuple[Task, ...] = option(
+        tuple(Task), "--tasks", "default all", nargs="+", choices=[each.value for each in Task]
+    )
+    max_tokens: int = number(160, "--max-tokens", "per answer")
+    long_frames: int = number(64, "--long-frames", "frames of the clip that is timed")
+    use_engine: bool = option(False, "--engine", "measure tokens/s of captions in the engine", action="store_true")
+    seed: int = option(0, "--seed", "of the strategy random (default 0)", type=int, metavar="N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ClipPrompt:
     """One prompt about one clip."""
 
     clip: int
@@ -79,7 +86,7 @@ class Asked:
         return about_video(self.text)
 
 
-def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[Asked]:
+def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[ClipPrompt]:
     """Everything of these tasks about the clip-th test scene, the caption first."""
     seed = TEST_SEEDS[clip]
     video = scene_video(seed, key=f"test-{clip}")
@@ -87,9 +94,9 @@ def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[Asked]:
     texts += [(QUESTION_TASKS[question.kind], question.text) for question in questions(sample_scene(seed))]
     for task, text in texts:
         if task in tasks:
-            yield Asked(clip=clip, task=task, text=text, video=video)
+            yield ClipPrompt(clip=clip, task=task, text=text, video=video)
 
 
-def long_clip(num_frames: int) -> Asked:
+def long_clip(num_frames: int) -> ClipPrompt:
     """The caption of the first test scene, at more frames than the bundled pair was made for: for timing."""
-    return Asked(clip=0, task=Task.CAPTION, text=CAPTION_PROMPT, video=scene_video(TEST_SEEDS[0], num_frames))
+    return ClipPrompt(clip=0, task=Task.CAPTION, text=CAPTION_PROMPT, video=scene_video(TEST_SEEDS[0], num_frames))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vidspec_models.inputs import pruned
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.pruning.judging import Answered, LoadedPair, kept_rows
-from vidspec_service.bench.pruning.options import Asked, Setting
+from vidspec_service.bench.pruning.options import ClipPrompt, Setting
 
 _LEVELS = {"none": "all video tokens", "blind": "no video tokens"}
 _EMPHASIS = "hippo"
@@ -86,7 +86,7 @@ def _draw_time_line(axes: Any, clip: Row) -> None:
 
 
 def draw_overlays(
-    models: LoadedPair, asked: Asked, answer: Answered, settings: Sequence[Setting], folder: Path
+    models: LoadedPair, asked: ClipPrompt, answer: Answered, settings: Sequence[Setting], folder: Path
 ) -> None:
     """One picture per setting, `STRATEGY-RATIO.png`, all frames of the clip in reading order."""
     from matplotlib.image import imsave

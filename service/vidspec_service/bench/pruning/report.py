@@ -21,7 +21,6 @@ from vidspec_service.engine.config import Preservation
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`
-_BASELINE = "none: the draft sees every video token (ratio 0)"
 _FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the one ratio of those that ignore it
 
 Speed = Callable[[Setting, str, float], tuple[float, str]]  # setting, task, acceptance to (tokens/s, where from)
@@ -106,7 +105,7 @@ def pruning_report(
     of_clips = f"{options.num_clips}, at most {options.max_tokens} tokens, greedy; first tokens count, too"
     return Report(
         bench="pruning",
-        baseline=_BASELINE,
+        baseline="none: the draft sees every video token (ratio 0)",
         provenance=provenance,
         hardware=machine,
         subject=f"{subject}; {options.num_clips} clips",

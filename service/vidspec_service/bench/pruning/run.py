@@ -10,7 +10,7 @@ from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, 
 from vidspec_service.bench.pruning.options import PruningOptions, Task, asked_about
 from vidspec_service.bench.pruning.plots import draw_overlays
 from vidspec_service.bench.pruning.report import pruning_report, results
-from vidspec_service.bench.pruning.timing import Speeds, engine_speeds, measure_long_clip
+from vidspec_service.bench.pruning.timing import engine_speeds, measure_long_clip, speeds
 from vidspec_service.engine.config import EngineConfig
 
 
@@ -32,17 +32,11 @@ def measure_pruning(
                 draw_overlays(models, asked, answer, settings, overlay)
     tell("timing a long clip", 0, 0)
     long_clip = measure_long_clip(models, options)
-    speeds = Speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})
+    speed = speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})
     placements = {role: Placement.of(models.run_as(role)) for role in ("target", "draft")}
-    names = {role: worker.model for role, worker in (("target", pair.target), ("draft", pair.draft)) if worker}
+    workers = {"target": pair.target, "draft": pair.draft}
     facts = {
-        role: {
-            "model": names[role],
-            "device": placement.device,
-            "dtype": placement.dtype,
-            "threads": models.threads[role],
-        }
-        for role, placement in placements.items()
+        role: placements[role].facts(worker.model, models.threads[role]) for role, worker in workers.items() if worker
     }
-    rows = results(options, found, speeds)
+    rows = results(options, found, speed)
     return pruning_report(options, rows, long_clip, facts, hardware(*placements.values()), provenance)

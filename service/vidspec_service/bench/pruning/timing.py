@@ -21,6 +21,7 @@ from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.pruning.judging import LoadedPair, prefilled
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
+from vidspec_service.bench.pruning.report import Speed
 from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.engine.frontend.client import EngineClient
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
@@ -115,21 +116,21 @@ def _median_s(work: Callable[[], object], repeats: int = _REPEATS) -> float:
     return median(seconds)
 
 
-class Speeds:
-    """Tokens per second: of the engine where it was run (captions), else predicted by the policy's speed model."""
+def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
+    """Tokens per second: of the engine where it was run (captions), else predicted by the policy's speed model.
 
-    def __init__(self, models: LoadedPair, engine: Mapping[Setting, float]) -> None:
-        """Forwards of both models are timed in this process, one model after the other."""
-        target = measure_costs(models.run_as("target"))
-        draft = measure_costs(models.run_as("draft"))
-        self._costs = StepCosts(base_s=target.base_s, row_s=target.row_s, draft_s=draft.base_s + draft.row_s)
-        self._engine = engine
+    Forwards of both models are timed in this process, one model after the other.
+    """
+    target, draft = measure_costs(models.run_as("target")), measure_costs(models.run_as("draft"))
+    costs = StepCosts(base_s=target.base_s, row_s=target.row_s, draft_s=draft.base_s + draft.row_s)
 
-    def __call__(self, setting: Setting, task: str, acceptance: float) -> tuple[float, str]:
-        if task == Task.CAPTION and setting in self._engine:
-            return self._engine[setting], "engine"
-        plan = best_plan(acceptance, self._costs, overlap=True, least_gain=0.0)
-        return plan.speedup / self._costs.verification_s(1), "speed model"
+    def speed(setting: Setting, task: str, acceptance: float) -> tuple[float, str]:
+        if task == Task.CAPTION and setting in engine:
+            return engine[setting], "engine"
+        plan = best_plan(acceptance, costs, overlap=True, least_gain=0.0)
+        return plan.speedup / costs.verification_s(1), "speed model"
+
+    return speed
 
 
 def engine_speeds(

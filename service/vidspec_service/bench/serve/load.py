@@ -1,6 +1,6 @@
 """Loads: closed (so many at once, the next when one ends) and open (at their times, whatever the server does).
 
-And the files that are sent: yours, or rendered scenes; each one different where no cache shall help.
+And what is sent: your files, or rendered scenes; each one different where no cache shall help.
 """
 
 from __future__ import annotations
@@ -17,47 +17,48 @@ from pathlib import Path
 import numpy as np
 
 from vidspec_models.bundled import SCENE_DURATION_S, TEST_SEEDS, render, sample_scene
-from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.decoding.writer import write_clip
 
 _FPS = 16
 _EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
+_CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
 
 Told = Callable[[int], None]  # answers so far
 
 
 async def closed_load(
-    asker: Asker, questions: Iterable[Question], concurrency: int, told: Told
+    client: LoadClient, requests: Iterable[LoadRequest], concurrency: int, told: Told
 ) -> tuple[list[Outcome], float]:
     """Outcomes in the order in which they ended, and how long it took."""
-    began, outcomes, waiting = time.perf_counter(), list[Outcome](), iter(questions)
+    began, outcomes, waiting = time.perf_counter(), list[Outcome](), iter(requests)
 
-    async def client() -> None:
-        for question in waiting:  # one iterator for all
-            outcomes.append(await asker.ask(question, began, time.perf_counter() - began))
+    async def sender() -> None:
+        for request in waiting:  # one iterator for all
+            outcomes.append(await client.send(request, began, time.perf_counter() - began))
             told(len(outcomes))
 
-    async with asyncio.TaskGroup() as clients:
+    async with asyncio.TaskGroup() as senders:
         for _ in range(concurrency):
-            clients.create_task(client())
+            senders.create_task(sender())
     return outcomes, time.perf_counter() - began
 
 
 async def open_load(
-    asker: Asker, questions: Iterator[Question], due_s: Sequence[float], told: Told
+    client: LoadClient, requests: Iterator[LoadRequest], due_s: Sequence[float], told: Told
 ) -> tuple[list[Outcome], float]:
-    """One question at each of the times, in seconds since the start; returns when all have ended."""
+    """One request at each of the times, in seconds since the start; returns when all have ended."""
     began, outcomes = time.perf_counter(), list[Outcome]()
 
-    async def client(question: Question, due: float) -> None:
-        outcomes.append(await asker.ask(question, began, due))
+    async def send(request: LoadRequest, due: float) -> None:
+        outcomes.append(await client.send(request, began, due))
         told(len(outcomes))
 
-    async with asyncio.TaskGroup() as clients:
-        for due, question in zip(due_s, questions, strict=False):
+    async with asyncio.TaskGroup() as senders:
+        for due, request in zip(due_s, requests, strict=False):
             await asyncio.sleep(max(began + due - time.perf_counter(), 0))
-            clients.create_task(client(question, due))
+            senders.create_task(send(request, due))
     return outcomes, time.perf_counter() - began
 
 
@@ -86,6 +87,21 @@ def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
             write_clip(path, render(sample_scene(TEST_SEEDS[index]), times, size), _FPS)
             clips.append(path.read_bytes())
     return clips
+
+
+def mixed_requests(
+    clips: Iterator[bytes], most_tokens: int, num_frames: int | None, dice: random.Random
+) -> Iterator[LoadRequest]:
+    """Answers of any length; a quarter are cancelled, some of the rest are never fully sent."""
+    for clip in clips:
+        fate = dice.random()
+        yield LoadRequest(
+            clip=clip,
+            max_tokens=dice.randint(1, most_tokens),
+            num_frames=dice.choice((None, 1, 4, 8)) if num_frames is None else num_frames,
+            leave_after_events=dice.randint(1, 1 + most_tokens // 4) if fate < _CANCEL_SHARE else None,
+            leave_after_bytes=dice.randrange(len(clip)) if fate > 1 - _HANG_UP_SHARE else None,
+        )
 
 
 def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:

@@ -11,10 +11,10 @@ import numpy as np
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.facts import Provenance, hardware
+from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
-from vidspec_service.bench.serve.exchange import Outcome
+from vidspec_service.bench.serve.client import Outcome
 
-_BASELINE = "none: absolute figures of this server on this machine, its client on the same one if local"
 _REFUSALS = (429, 503)
 _PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "worst": 100}
 _MIB = 2**20
@@ -24,8 +24,8 @@ _MIB = 2**20
 class Objectives:
     """What makes an answer a good one; and the server's own deadline, request_timeout_s."""
 
-    ttft_s: float = 2.0
-    tpot_s: float = 0.1
+    ttft_s: float = number(2.0, "--slo-ttft-s", "of goodput", "S")
+    tpot_s: float = number(0.1, "--slo-tpot-s", "of goodput", "S")
     deadline_s: float = 120.0
 
     def are_met(self, outcome: Outcome) -> bool:
@@ -79,7 +79,7 @@ def serve_report(
     body = [part for load in loads for part in _of_load(load)]
     return Report(
         bench="serve",
-        baseline=_BASELINE,
+        baseline="none: absolute figures of this server on this machine, its client on the same one if local",
         provenance=provenance,
         hardware=hardware(),
         subject=served["model"],

@@ -6,18 +6,27 @@ import random
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.options import existing_file, number, option, positive
 from vidspec_service.bench.common.report import Report, Row, Tell
-from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
-from vidspec_service.bench.serve.load import closed_load, endless, open_load, poisson_times, render_clips
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
+from vidspec_service.bench.serve.load import (
+    closed_load,
+    endless,
+    mixed_requests,
+    open_load,
+    poisson_times,
+    render_clips,
+)
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 from vidspec_service.bench.serve.server import Server, own_server
-from vidspec_service.bench.serve.soak import mixed_questions, soak
 
 _WARM_UP = 2
 _SOAK_WARM_UP_SHARE = 0.2  # caches fill, allocators find their size
+_SOAK_SAMPLES = 50
 _GRACE_S = 30.0  # a client waits so much longer than the server's deadline
 
 
@@ -25,20 +34,26 @@ _GRACE_S = 30.0  # a client waits so much longer than the server's deadline
 class ServeOptions:
     """One load: `rate` makes it open, else `concurrency` closed; `overload` and `soak` are runs of their own."""
 
-    num_requests: int = 64
-    concurrency: int = 8
-    rate: float | None = None  # arrivals per second, Poisson
-    overload: float | None = None  # arrivals as a multiple of the measured capacity
-    duration_s: float = 120.0  # of the overload
-    soak: int | None = None  # requests, of which some leave early
-    warm_up: int | None = None  # requests before the soak; None: a fifth as many
-    clips: tuple[Path, ...] = ()  # none: rendered ones
-    num_clips: int = 8  # that are rendered
-    has_repeated_files: bool = False  # else every request's file differs in a byte: no cache can help
-    max_tokens: int = 64
-    num_frames: int | None = None
+    num_requests: int = number(64, "--requests", "in all")
+    concurrency: int = number(8, "--concurrency", "at once")
+    rate: float | None = option(None, "--rate", "open load: R arrivals a second, Poisson", type=positive, metavar="R")
+    overload: float | None = option(
+        None, "--overload", "measure the capacity, then offer FACTOR times as much", type=positive, metavar="FACTOR"
+    )
+    duration_s: float = number(120.0, "--duration-s", "of --overload", "S")
+    soak: int | None = number(None, "--soak", "N requests of all sizes, of which many leave early")
+    warm_up: int | None = number(None, "--warm-up", "requests before --soak, that fill the caches (default a fifth)")
+    clips: tuple[Path, ...] = option(
+        (), "--clip", "send these, not rendered ones", type=existing_file, nargs="+", metavar="FILE"
+    )
+    num_clips: int = number(8, "--clips", "to render")
+    has_repeated_files: bool = option(
+        False, "--repeat-files", "send equal files again: caches may help", action="store_true"
+    )
+    max_tokens: int = number(64, "--max-tokens", "per answer")
+    num_frames: int | None = number(None, "--frames", "of each clip (default: the server's)")
     objectives: Objectives = field(default_factory=Objectives)
-    seed: int = 0
+    seed: int = option(0, "--seed", "of arrivals and of who leaves (default 0)", type=int, metavar="N")
 
     def as_settings(self) -> Row:
         """What the figures depend on."""
@@ -70,9 +85,9 @@ async def run_load(
             tell("starting a server", 0, 0)
             server = await stack.enter_async_context(own_server(flags))
         address = server.url if server else url or ""
-        asker = await stack.enter_async_context(Asker(address, options.objectives.deadline_s + _GRACE_S, api_key))
-        model = await asker.model()  # before minutes of load: a server that is not there, or wants another key
-        run = _Run(options, asker, endless(clips, is_repeated=options.has_repeated_files), tell)
+        client = await stack.enter_async_context(LoadClient(address, options.objectives.deadline_s + _GRACE_S, api_key))
+        model = await client.model()  # before minutes of load: a server that is not there, or wants another key
+        run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), tell)
         await run.warm_up()
         soaked = await run.measure(server)
     return serve_report(
@@ -89,7 +104,7 @@ class _Run:
     """One measurement of a server that is up."""
 
     options: ServeOptions
-    asker: Asker
+    client: LoadClient
     clips: Iterator[bytes]
     tell: Tell
     loads: list[Row] = field(default_factory=list)
@@ -97,7 +112,7 @@ class _Run:
 
     async def warm_up(self) -> None:
         told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
-        await closed_load(self.asker, self._questions(_WARM_UP), 1, told)
+        await closed_load(self.client, self._requests(_WARM_UP), 1, told)
 
     async def measure(self, server: Server | None) -> Row | None:
         options = self.options
@@ -117,28 +132,50 @@ class _Run:
         return None
 
     async def _soak(self, server: Server, total: int, dice: random.Random) -> Row:
+        """Clients of all sizes that often leave early; what the server's whole process tree held.
+
+        `before` after warm-up, `after` at the end, both with nothing to do, and `samples` under load, each with the
+        number of requests that had ended.
+        """
         options = self.options
-        questions = mixed_questions(self.clips, options.max_tokens, options.num_frames, dice)
-        counts = (options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1), total)
-        found = await soak(self.asker, server, questions, counts, options.concurrency, self.tell)
-        outcomes, duration_s, result = found
-        self._note("soak", outcomes, duration_s)
-        return result
+        num_warm_up = options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1)
+        requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
+        told = lambda done: self.tell("warming up", done, num_warm_up)  # noqa: E731
+        await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, told)
+        before = await server.quiet_footprint()
+        samples = [(0, before)]
+        every = max(total // _SOAK_SAMPLES, 1)
+
+        def watch(done: int) -> None:
+            self.tell("soaking", done, total)
+            if done % every == 0:
+                samples.append((done, server.footprint()))
+
+        self._note("soak", *await closed_load(self.client, islice(requests, total), options.concurrency, watch))
+        after = await server.quiet_footprint()
+        return {
+            "num_requests": total,
+            "num_warm_up": num_warm_up,
+            "before": before,
+            "after": after,
+            "samples": samples,
+            "growth": after["resident_bytes"] / before["resident_bytes"] - 1,
+        }
 
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
         told = lambda done: self.tell(name, done, total)  # noqa: E731
-        found = await closed_load(self.asker, self._questions(total), self.options.concurrency, told)
+        found = await closed_load(self.client, self._requests(total), self.options.concurrency, told)
         return self._note(name, *found)
 
     async def _open(self, name: str, times: list[float]) -> None:
         told = lambda done: self.tell(name, done, len(times))  # noqa: E731
-        self._note(name, *await open_load(self.asker, self._questions(len(times)), times, told))
+        self._note(name, *await open_load(self.client, self._requests(len(times)), times, told))
 
-    def _questions(self, count: int) -> Iterator[Question]:
+    def _requests(self, count: int) -> Iterator[LoadRequest]:
         options = self.options
         for _ in range(count):
-            yield Question(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
+            yield LoadRequest(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
 
     def _note(self, name: str, outcomes: list[Outcome], duration_s: float) -> Row:
         self.outcomes[name] = outcomes

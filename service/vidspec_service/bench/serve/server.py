@@ -20,6 +20,8 @@ from vidspec_service.errors import ConfigError
 
 _START_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 60.0
+_QUIET_TIMEOUT_S, _LOOK_S = 30.0, 0.5
+_STEADY = ("num_processes", "num_descriptors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,16 @@ class Server:
             "num_descriptors": _sum(processes, lambda process: process.num_fds()),
             "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # of uploads
         }
+
+    async def quiet_footprint(self) -> Row:
+        """Once uploads are gone and nothing changes any more, or after a while as it is."""
+        found = self.footprint()
+        for _ in range(round(_QUIET_TIMEOUT_S / _LOOK_S)):
+            await asyncio.sleep(_LOOK_S)
+            earlier, found = found, self.footprint()
+            if found["num_files"] == 0 and all(earlier[key] == found[key] for key in _STEADY):
+                break
+        return found
 
 
 def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process], int]) -> int:

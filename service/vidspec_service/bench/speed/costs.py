@@ -23,7 +23,7 @@ from vidspec_service.engine.ipc.messages import Proposal, Verdict
 from vidspec_service.engine.speculation.plan import Plan, StepCosts, best_plan
 from vidspec_service.errors import ConfigError
 
-_TARGET_ROWS, _DRAFT_ROWS = (1, 2, 5, 9, 17), (1,)
+_DRAFT_ROWS = (1,)
 _EXCHANGES, _WARM_UP = 2000, 200
 _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
 _LEAST_GAIN_AUTO = 1.05  # as in `engine/speculation.py`
@@ -58,7 +58,7 @@ def typical_context(samples: Sequence[Sample]) -> int:
     return round(fmean(sample.prompt_tokens + len(sample.ids) / 2 for sample in samples))
 
 
-def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...] = _TARGET_ROWS) -> ProbedCosts:
+def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...]) -> ProbedCosts:
     """The target's forwards over so many rows, the draft's over one, none beside another. Raises ConfigError."""
     threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
     spec = spec_of(pair.target, "target")

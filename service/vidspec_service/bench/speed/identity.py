@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.samples import Sample
@@ -14,9 +15,7 @@ _MOST_FORKS = 10
 def reference_mode(modes: Sequence[Mode]) -> Mode:
     """What the others are compared with: the baseline if it ran, else the engine's first, else the only one."""
     engine_modes = [mode for mode in modes if mode is not Mode.HF]
-    if BASELINE in engine_modes or not engine_modes:
-        return BASELINE if BASELINE in engine_modes else modes[0]
-    return engine_modes[0]
+    return BASELINE if BASELINE in engine_modes else (engine_modes or modes)[0]
 
 
 def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Row]:
@@ -27,16 +26,16 @@ def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Row]:
         ids = expected.get(sample.prompt)
         if ids is None or ids == sample.ids:
             continue
-        ends = min(len(ids), len(sample.ids))
-        position = next((index for index in range(ends) if ids[index] != sample.ids[index]), ends)
+        pairs = enumerate(zip_longest(ids, sample.ids))  # None: it has ended
+        position, (wanted, found) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
         forks.append(
             {
                 "prompt": sample.prompt,
                 "mode": sample.mode,
                 "reference": reference,
                 "position": position,
-                "expected": ids[position] if position < len(ids) else None,  # None: it has ended
-                "found": sample.ids[position] if position < len(sample.ids) else None,
+                "expected": wanted,
+                "found": found,
             }
         )
     return forks

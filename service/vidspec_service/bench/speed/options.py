@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vidspec_models.request import SamplingParams, SpeculationMode
+from vidspec_service.bench.common.options import number, option
 
 
 class Mode(StrEnum):
@@ -51,19 +52,17 @@ class SyntheticOptions:
 class SpeedOptions:
     """By default greedy captions, one request at a time."""
 
-    num_prompts: int = 24
-    task: Task = Task.CAPTION
-    modes: tuple[Mode, ...] = tuple(Mode)
-    max_tokens: int = 160
+    num_prompts: int = number(24, "--prompts", "test clips")
+    task: Task = option(  # noqa: RUF009
+        Task.CAPTION,
+        "--task",
+        "default %(default)s",
+        choices=[task.value for task in Task if task is not Task.SYNTHETIC],
+    )
+    modes: tuple[Mode, ...] = option(
+        tuple(Mode), "--modes", "only these (default all)", nargs="+", choices=[mode.value for mode in Mode]
+    )
+    max_tokens: int = number(160, "--max-tokens", "per answer")
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    concurrency: int = 1
+    concurrency: int = number(1, "--concurrency", "requests at once")
     synthetic: SyntheticOptions | None = None
-
-    @property
-    def group_size(self) -> int:
-        """Prompts that one mode answers before the next mode has its turn.
-
-        One for one request at a time. With more at once a group is large enough to keep them going: a group of
-        `concurrency` requests would mostly measure its last, lonely answer.
-        """
-        return 1 if self.concurrency == 1 else 3 * self.concurrency

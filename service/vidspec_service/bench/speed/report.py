@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import estimate, ratio
-from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
+from vidspec_service.bench.common.facts import hardware, num_cores
 from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table
 from vidspec_service.bench.common.samples import (
     Sample,
     Work,
-    acceptance_rate,
     decoding,
     decoding_by_group,
     decoding_windows,
     first_token_s,
-    mean_accepted_tokens,
     throughput,
+    total_speculation,
 )
 from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio
-from vidspec_service.bench.speed.comparison import Comparison
 from vidspec_service.bench.speed.costs import ProbedCosts, predict
 from vidspec_service.bench.speed.identity import (
     find_forks,
@@ -34,23 +31,10 @@ from vidspec_service.bench.speed.identity import (
 )
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.plots import draw_speedups, draw_timeline
-from vidspec_service.bench.speed.roofline import roofline_table
+from vidspec_service.bench.speed.run import Measurements
+from vidspec_service.bench.speed.synthetic import roofline_table
 from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.engine.config import EngineConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurements:
-    """Everything that was seen."""
-
-    comparison: Comparison
-    round_trip: Mapping[str, float]
-    costs: ProbedCosts
-    provenance: Provenance
-    synthetic: Row | None = None
-
-    def of(self, mode: Mode) -> list[Sample]:
-        return [sample for sample in self.comparison.samples if sample.mode == mode]
 
 
 def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
@@ -59,11 +43,11 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     A prediction is made for one request at a time only.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
-    work, whole = decoding(samples), throughput(samples)
+    work, whole, speculation = decoding(samples), throughput(samples), total_speculation(samples)
     speedup = _ratio(work, decoding(base))
-    found = predict(mode, acceptance_rate(samples), measured.costs, measured.round_trip["p50_s"])
+    found = predict(mode, speculation.acceptance_rate, measured.costs, measured.round_trip["p50_s"])
     plan, predicted = found if found is not None and concurrency == 1 else (None, None)
-    activity = measured.comparison.activities.get(mode)
+    activity = measured.activities.get(mode)
     roles = ("target", "draft") if mode.needs_draft else ("target",)
     return {
         "tokens_per_s": work.rate,
@@ -73,8 +57,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "throughput_vs_off": _ratio(whole, throughput(base)),
         "ttft_s": first_token_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
-        "acceptance_rate": acceptance_rate(samples) if mode.needs_draft else None,
-        "mean_accepted_tokens": mean_accepted_tokens(samples) if mode.needs_draft else None,
+        "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
+        "mean_accepted_tokens": speculation.mean_accepted_tokens if mode.needs_draft else None,
         "predicted_speedup": predicted,
         "predicted_min_draft_tokens": plan.min_draft_tokens if plan else None,
         "predicted_max_draft_tokens": plan.max_draft_tokens if plan else None,
@@ -106,7 +90,7 @@ def _worker(activity: Activity, role: str, samples: Sequence[Sample]) -> Row:
 def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
     """Measurements in the words of the report. `identical` speaks of the engine's modes, ids not text."""
     costs, synthetic = measured.costs, measured.synthetic
-    forks = find_forks(measured.comparison.samples, reference_mode(options.modes))
+    forks = find_forks(measured.samples, reference_mode(options.modes))
     models, law = _models(pair, costs), options.sampling
     figures: Row = {
         "models": models,
@@ -122,8 +106,8 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         "identical": is_identical(options, forks),
         "identical_to_hf": is_identical_to_hf(options, forks),
         "forks": forks,
-        "idle_workers_cpu": measured.comparison.idle_workers_cpu,
-        "samples": [sample.facts() for sample in measured.comparison.samples],
+        "idle_workers_cpu": measured.idle_workers_cpu,
+        "samples": [sample.facts() for sample in measured.samples],
         "synthetic": synthetic,  # of random models only
     }
     sampling = f"temperature {law.temperature:g}, seed {law.seed}" if law.temperature else "greedy"
@@ -149,36 +133,31 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         facts=facts,
         figures=figures,
         body=list(_body(figures, measured)),
-        pictures=_pictures(figures["modes"], measured.comparison),
+        pictures=_pictures(figures["modes"], measured),
     )
 
 
 def _models(pair: EngineConfig, costs: ProbedCosts) -> dict[str, Row]:
     """What each worker ran; stock transformers does not say whether its rows are invariant."""
 
-    def facts(forwards: Forwards) -> Row:
-        return {
-            "device": forwards.device,
-            "dtype": forwards.dtype,
-            "threads": forwards.threads,
-            "rows_are_invariant": forwards.rows_are_invariant,
-        }
+    def facts(model: str, forwards: Forwards) -> Row:
+        return {**forwards.facts(model, forwards.threads), "rows_are_invariant": forwards.rows_are_invariant}
 
-    alone = {"model": pair.target.model, **facts(costs.alone)}
+    alone = facts(pair.target.model, costs.alone)
     models = {
-        "target": {"model": pair.target.model, **facts(costs.target)},
+        "target": facts(pair.target.model, costs.target),
         "off": alone,
         "hf": {**alone, "threads": num_cores(), "rows_are_invariant": None},
     }
     if pair.draft is not None and costs.draft is not None:
-        models["draft"] = {"model": pair.draft.model, **facts(costs.draft)}
+        models["draft"] = facts(pair.draft.model, costs.draft)
     return models
 
 
-def _pictures(modes: Mapping[str, Row], comparison: Comparison) -> dict[str, Picture]:
+def _pictures(modes: Mapping[str, Row], measured: Measurements) -> dict[str, Picture]:
     pictures = {"plot": Picture(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, modes))}
     if Mode.PARALLEL in modes:
-        lanes, window = comparison.lanes(Mode.PARALLEL)
+        lanes, window = measured.lanes(Mode.PARALLEL)
         pictures["timeline"] = Picture(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
     return pictures
 

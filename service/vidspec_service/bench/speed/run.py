@@ -1,142 +1,218 @@
-"""The two runs of `bench speed`: on checkpoints, and with `--random-weights` (real shapes, imposed acceptance).
+"""The run itself: every prompt goes through all modes before the next one does, in an order that rotates.
 
-The second one has three phases, so that a device holds one target at a time: stock `generate`, the target alone, both
-models. What the target says alone is written down and becomes what the draft's oracle proposes.
+Then messages and forwards are timed on their own, for the speed model.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vidspec_models.synthetic.recipe import SHAPES, Oracle, Recipe
-from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.report import Row, Tell
-from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.activity import Activity
-from vidspec_service.bench.speed.comparison import Comparison, Run, compare, open_contenders
-from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
-from vidspec_service.bench.speed.report import Measurements
-from vidspec_service.bench.speed.roofline import roofline, synthetic_notes
-from vidspec_service.bench.speed.worker import Forwards, time_copies
-from vidspec_service.engine.config import EngineConfig, WorkerConfig
+import psutil
+from prometheus_client import CollectorRegistry
 
-_ROWS = (1, 2, 4, 9, 17)
+from vidspec_service.bench.common.facts import Provenance, num_cores, spec_of
+from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.samples import Interval, Sample
+from vidspec_service.bench.speed.activity import Activity, Span
+from vidspec_service.bench.speed.contenders import (
+    BenchPrompt,
+    Contender,
+    engine_contender,
+    make_prompts,
+    stock_contender,
+)
+from vidspec_service.bench.speed.costs import (
+    ProbedCosts,
+    alone_config,
+    measure_round_trip,
+    probe_costs,
+    typical_context,
+)
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
+from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.errors import ConfigError
+from vidspec_service.telemetry import Metrics
+
+_ROWS = (1, 2, 5, 9, 17)  # of the probed forwards of a target
+_WARM_UP_PROMPTS = 2
+_SHOWN_TOKENS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Everything that was seen. `activities` has an entry for every mode that an engine served."""
+
+    samples: Sequence[Sample]
+    activities: Mapping[Mode, Activity]
+    idle_workers_cpu: float  # cores kept busy, on average, by processes whose turn it was not
+    round_trip: Mapping[str, float]
+    costs: ProbedCosts
+    provenance: Provenance
+    synthetic: Row | None = None
+
+    def of(self, mode: Mode) -> list[Sample]:
+        return [sample for sample in self.samples if sample.mode == mode]
+
+    def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[Span]], Interval]:
+        """Both workers' work, and the decoding of the mode's first answer that is long enough to show something."""
+        samples, activity = self.of(mode), self.activities[mode]
+        shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
+        return {role: activity.spans(role) for role in ("draft", "target")}, (shown.first, shown.last)
 
 
 def measure_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell: Tell) -> Measurements:
-    """`pair` is the engine with its draft. Raises ConfigError and EngineError."""
-    if options.synthetic is not None:
-        return measure_synthetic(options, pair, options.synthetic, command, tell)
-    provenance = Provenance.now(command)
-    comparison = asyncio.run(compare(options, pair, tell))
-    tell("timing the channel", 0, 0)
-    round_trip = measure_round_trip()
-    tell("timing forwards", 0, 0)
-    costs = probe_costs(pair, typical_context(comparison.samples))
-    return Measurements(comparison=comparison, round_trip=round_trip, costs=costs, provenance=provenance)
+    """`pair` is the engine with its draft; of random models it says devices and types, their names are not looked at.
 
-
-def measure_synthetic(
-    options: SpeedOptions, pair: EngineConfig, asked: SyntheticOptions, command: str, tell: Tell
-) -> Measurements:
-    """`pair` says devices and types; its models' names are not looked at. Raises ConfigError and EngineError."""
+    Raises ConfigError and EngineError.
+    """
+    provenance, random = Provenance.now(command), options.synthetic
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        files = _Files(Path(folder), options, asked)
-        pair = replace(pair, target=files.worker(pair.target, "target"), draft=files.draft(pair))
-        provenance = Provenance.now(command)
-        comparison = asyncio.run(_compare(options, pair, files, tell))
+        if random is None:
+            run = asyncio.run(compare(options, pair, tell))
+        else:
+            made = RandomPair(Path(folder), options, random)
+            pair = replace(pair, target=made.worker(pair.target, "target"), draft=made.draft(pair))
+            run = asyncio.run(compare(options, pair, tell, phases(options.modes), made.write_references))
         tell("timing the channel", 0, 0)
         round_trip = measure_round_trip()
         tell("timing forwards", 0, 0)
-        costs = probe_costs(pair, typical_context(comparison.samples), _ROWS)
-        tell("timing memory", 0, 0)
-        return Measurements(
-            comparison=comparison,
-            round_trip=round_trip,
-            costs=costs,
-            provenance=provenance,
-            synthetic=_facts(asked, costs),
-        )
+        costs = probe_costs(pair, typical_context(run.samples), _ROWS if random is None else RANDOM_ROWS)
+        if random is not None:
+            tell("timing memory", 0, 0)
+    return Measurements(
+        samples=run.samples,
+        activities=run.activities,
+        idle_workers_cpu=run.idle_cpu_s / run.wall_s if run.wall_s > 0 else 0.0,
+        round_trip=round_trip,
+        costs=costs,
+        provenance=provenance,
+        synthetic=None if random is None else synthetic_facts(random, costs),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The recipes that workers load instead of checkpoints, and the target's answers for the oracle."""
+async def compare(
+    options: SpeedOptions,
+    pair: EngineConfig,
+    tell: Tell,
+    of_phases: Sequence[tuple[Mode, ...]] = (),
+    ended: Callable[[Sequence[Sample]], None] = lambda _: None,
+) -> Run:
+    """For each phase (all modes in one by default) start what its modes need, warm it up, measure, end it.
 
-    folder: Path
-    options: SpeedOptions
-    asked: SyntheticOptions
-
-    @property
-    def references(self) -> Path:
-        return self.folder / "references.json"
-
-    def worker(self, config: WorkerConfig, role: str) -> WorkerConfig:
-        """The same worker with a recipe of its own."""
-        seed = self.options.sampling.seed
-        oracle = Oracle(acceptance=self.asked.acceptance, seed=seed, references=str(self.references))
-        recipe = Recipe(pair=self.asked.shape, role=role, seed=seed, oracle=oracle if role == "draft" else None)
-        recipe.write(self.folder / role)
-        return replace(config, model=str(self.folder / role), revision=None)
-
-    def draft(self, pair: EngineConfig) -> WorkerConfig | None:
-        return self.worker(pair.draft, "draft") if pair.draft is not None else None
-
-    def write_references(self, samples: Sequence[Sample]) -> None:
-        """What the target says when it is alone."""
-        said = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
-        self.references.write_text(json.dumps(said), encoding="utf-8")
-
-
-def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
-    """Modes that run together; `off` before those that need what it said."""
-    members = ((Mode.HF,), (Mode.OFF,), tuple(mode for mode in Mode if mode.needs_draft))
-    found = [tuple(mode for mode in members_of_one if mode in modes) for members_of_one in members]
-    return [phase for phase in found if phase]
-
-
-async def _compare(options: SpeedOptions, pair: EngineConfig, files: _Files, tell: Tell) -> Comparison:
-    samples: list[Sample] = []
-    activities: dict[Mode, Activity] = {}
-    files.write_references(samples)
-    for modes in phases(options.modes):
-        of_phase: dict[Mode, Activity] = {}
+    After each, `ended` gets the samples so far. Raises ConfigError and EngineError.
+    """
+    if pair.draft is None and any(mode.needs_draft for mode in options.modes):
+        raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
+    run = Run(options, tell)
+    for modes in of_phases or (options.modes,):
         async with AsyncExitStack() as stack:
-            contenders = await open_contenders(stack, modes, pair, of_phase, tell)
-            found = await Run(replace(options, modes=modes), contenders, of_phase, tell).measure()
-        samples += found.samples
-        activities.update(of_phase)
-        files.write_references(samples)
-    return Comparison(samples=tuple(samples), activities=activities, idle_workers_cpu=0.0)
+            await run.open_contenders(stack, modes, pair)
+            await run.measure(modes)
+        ended(run.samples)
+    return run
 
 
-def _facts(asked: SyntheticOptions, costs: ProbedCosts) -> Row:
-    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle."""
-    shapes = SHAPES[asked.shape]
-    probed = {"target": (shapes.target, costs.alone)}
-    if costs.draft is not None:
-        probed["draft"] = (shapes.draft, costs.draft)
-    return {
-        "shape": asked.shape,
-        "acceptance": asked.acceptance,  # imposed; the table's alpha is what came out
-        "video_tokens": shapes.video_tokens,
-        "text_tokens": shapes.text_tokens,
-        "rooflines": {
-            role: roofline(shape, forwards, costs.context, _bandwidth(forwards))
-            for role, (shape, forwards) in probed.items()
-        },
-        "notes": synthetic_notes(shapes, {role: forwards.device for role, (_, forwards) in probed.items()}),
-    }
+@dataclass(slots=True)
+class Run:
+    """The contenders that are up, and what was seen of all phases so far."""
+
+    options: SpeedOptions
+    tell: Tell
+    contenders: dict[Mode, Contender] = field(default_factory=dict)
+    activities: dict[Mode, Activity] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    idle_cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    async def open_contenders(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
+        """One process for `hf`, one engine for `off`, one for what speculates; each is ready before the next starts."""
+        self.contenders.clear()
+        if Mode.HF in modes:
+            self.tell("loading stock transformers", 0, 0)
+            stock = stock_contender(spec_of(pair.target, "target"), num_cores())
+            self.contenders[Mode.HF] = await stack.enter_async_context(stock)
+        for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
+            wanted = [mode for mode in members if mode in modes]
+            if not wanted:
+                continue
+            self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
+            activity = Activity()
+            engine = EngineClient(config, Metrics(CollectorRegistry()), on_trace=activity.take)
+            contender = engine_contender(await stack.enter_async_context(engine))
+            self.contenders.update(dict.fromkeys(wanted, contender))
+            self.activities.update(dict.fromkeys(wanted, activity))
+
+    async def measure(self, modes: Sequence[Mode]) -> None:
+        """Warm up, then go through the prompts."""
+        options, samples = self.options, list[Sample]()
+        first_unused = options.num_prompts
+        for prompt in make_prompts(options.task, range(first_unused, first_unused + _WARM_UP_PROMPTS)):
+            for mode in modes:
+                self.tell(f"warming up {mode}", 0, 0)
+                await self._ask(mode, -1, prompt)
+        for group, prompts in enumerate(_groups(options)):
+            for mode in rotated(modes, group):
+                self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
+                samples += await self._answer(mode, group, prompts)
+        for mode in self.activities.keys() & set(modes):
+            roles = ("target", "draft") if mode.needs_draft else ("target",)
+            await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), roles)
+        self.samples += samples
+
+    async def _answer(self, mode: Mode, group: int, prompts: Sequence[BenchPrompt]) -> list[Sample]:
+        """One group in one mode, `concurrency` requests at a time."""
+        gate = asyncio.Semaphore(self.options.concurrency)
+
+        async def answer(prompt: BenchPrompt) -> Sample:
+            async with gate:
+                return await self._ask(mode, group, prompt)
+
+        others = {pid for other in self.contenders.values() for pid in other.pids()}
+        others -= set(self.contenders[mode].pids())
+        started, cpu_before = time.monotonic(), cpu_s(others)
+        async with asyncio.TaskGroup() as tasks:
+            found = [tasks.create_task(answer(prompt)) for prompt in prompts]
+        self.idle_cpu_s += cpu_s(others) - cpu_before
+        self.wall_s += time.monotonic() - started
+        return [task.result() for task in found]
+
+    async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
+        sample = await self.contenders[mode].answer(prompt.request(mode, group, self.options))
+        return replace(sample, mode=mode, group=group, prompt=prompt.index)
 
 
-def _bandwidth(forwards: Forwards) -> float:
-    """Of the device of these forwards, with as many threads; of several, one reads at a time."""
-    return call_in_child(time_copies, forwards.device.partition(",")[0], forwards.threads)
+def rotated(modes: Sequence[Mode], by: int) -> list[Mode]:
+    """Another mode goes first each time, so that no mode always follows the same one."""
+    start = by % len(modes)
+    return [*modes[start:], *modes[:start]]
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """User and system time so far, all threads; processes that are gone count nothing."""
+    total = 0.0
+    for pid in pids:
+        with suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _groups(options: SpeedOptions) -> Iterator[list[BenchPrompt]]:
+    """Prompts that one mode answers before the next mode has its turn.
+
+    One for one request at a time. With more at once a group is large enough to keep them going: a group of
+    `concurrency` requests would mostly measure its last, lonely answer.
+    """
+    prompts = make_prompts(options.task, range(options.num_prompts))
+    size = 1 if options.concurrency == 1 else 3 * options.concurrency
+    while group := list(itertools.islice(prompts, size)):
+        yield group

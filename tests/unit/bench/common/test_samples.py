@@ -6,12 +6,11 @@ import pytest
 
 from tests.unit.bench.speed.worlds import sample, stats
 from vidspec_service.bench.common.samples import (
-    acceptance_rate,
     decoding,
     decoding_by_group,
     first_token_s,
-    mean_accepted_tokens,
     throughput,
+    total_speculation,
     union,
 )
 from vidspec_service.bench.speed.options import Mode
@@ -47,6 +46,6 @@ def test_acceptance_is_taken_over_all_prompts_together() -> None:
         sample(Mode.PARALLEL, 0, (1, 2), stats=stats(judged=10, accepted=9, verifications=3)),
         sample(Mode.PARALLEL, 1, (1, 2), stats=stats(judged=30, accepted=15, verifications=9)),
     ]
-    assert acceptance_rate(samples) == 24 / 40
-    assert mean_accepted_tokens(samples) == 24 / 12
-    assert acceptance_rate([sample(Mode.OFF, 0, (1,))]) == 0.0
+    assert total_speculation(samples).acceptance_rate == 24 / 40
+    assert total_speculation(samples).mean_accepted_tokens == 24 / 12
+    assert total_speculation([sample(Mode.OFF, 0, (1,))]).acceptance_rate == 0.0

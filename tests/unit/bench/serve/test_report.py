@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Report, Row
-from vidspec_service.bench.serve.exchange import Outcome
+from vidspec_service.bench.serve.client import Outcome
 from vidspec_service.bench.serve.report import Objectives, has_left_something, load_result, num_lost, serve_report
 from vidspec_service.bench.serve.run import ServeOptions
 from vidspec_service.cli.bench_serve import serve_options, server_flags

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from vidspec_models.request import SamplingParams
-from vidspec_service.bench.speed.comparison import compare
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
+from vidspec_service.bench.speed.run import compare
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig

@@ -16,11 +16,11 @@ from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.samples import Work
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import Activity
-from vidspec_service.bench.speed.comparison import Comparison, rotated
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.costs import typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
-from vidspec_service.bench.speed.report import Measurements, build_report, speedup_interval
+from vidspec_service.bench.speed.report import build_report, speedup_interval
+from vidspec_service.bench.speed.run import Measurements, rotated
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Trace
 
@@ -41,11 +41,9 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
         spans = tuple((100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5) for prompt in range(num_prompts))
         activity.take(role, Trace(until=1e9, spans=spans))
     return Measurements(
-        comparison=Comparison(
-            samples=tuple(samples),
-            activities={mode: activity for mode in modes if mode is not Mode.HF},
-            idle_workers_cpu=0.001,
-        ),
+        samples=samples,
+        activities={mode: activity for mode in modes if mode is not Mode.HF},
+        idle_workers_cpu=0.001,
         round_trip={"p50_s": 0.00005, "p99_s": 0.0002, "num_exchanges": 2000},
         costs=costs(),
         provenance=Provenance(

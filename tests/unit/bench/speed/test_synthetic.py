@@ -7,8 +7,7 @@ import pytest
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
-from vidspec_service.bench.speed.roofline import fraction, over_weights, roofline, synthetic_notes
-from vidspec_service.bench.speed.run import phases
+from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_notes
 from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import parse
@@ -52,8 +51,8 @@ def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     on_it = Forwards(threads=1, seconds={1: num_bytes / 3e12}, device="cuda:0", dtype="bfloat16")
     found = roofline(shape, on_it, 6400, 3e12)
     assert found["weight_bytes"] + found["cache_bytes"] == num_bytes
-    assert fraction(found) == pytest.approx(1.0)
-    assert over_weights(found) == pytest.approx(num_bytes / found["weight_bytes"])
+    assert found["of_roofline"] == pytest.approx(1.0)
+    assert found["over_weights"] == pytest.approx(num_bytes / found["weight_bytes"])
     assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion numbers, of the embedding one row
 
 

@@ -17,7 +17,7 @@ _PROMPT = "Describe the video."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class LoadRequest:
     """What to send, and whether to stay for the answer."""
 
     clip: bytes
@@ -32,15 +32,15 @@ class Question:
         return fields if self.num_frames is None else {**fields, "num_frames": str(self.num_frames)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of a question; times in seconds since it was due. `status` 0: no HTTP answer at all."""
+    """What came of a request; times in seconds since it was due. `status` 0: no HTTP answer at all."""
 
     due_s: float  # since the load began
-    status: int
+    status: int = 0
     code: str | None = None  # the server's error code, also of an error inside a stream; or why there was no answer
     ttft_s: float | None = None
-    e2e_s: float
+    e2e_s: float = 0.0  # of a whole answer until its last piece of text
     num_tokens: int = 0
     is_complete: bool = False
     left_early: bool = False
@@ -53,8 +53,8 @@ class Outcome:
         return (self.e2e_s - self.ttft_s) / (self.num_tokens - 1)
 
 
-class Asker:
-    """Asks one server, over as many connections as it takes."""
+class LoadClient:
+    """Sends to one server, over as many connections as it takes."""
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
         self._url = httpx.URL(url)
@@ -62,7 +62,7 @@ class Asker:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, limits=limits)
 
-    async def __aenter__(self) -> Asker:
+    async def __aenter__(self) -> LoadClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -81,31 +81,32 @@ class Asker:
             reason = "it does not look like vidspec"
         raise ConfigError(f"{self._url} cannot be asked: {reason}")
 
-    async def ask(self, question: Question, began: float, due_s: float) -> Outcome:
+    async def send(self, request: LoadRequest, began: float, due_s: float) -> Outcome:
         """`began` is the load's start on the clock of `time.perf_counter`, `due_s` when this was to be sent.
 
         Timed from then, not from when this process came to sending it: a slow server must not slow its own test.
         """
-        watch = _Watch(began + due_s)
+        outcome, due = Outcome(due_s=due_s), began + due_s
         try:
-            if question.leave_after_bytes is not None:
-                await self._abandon_upload(question, question.leave_after_bytes)
-                found: dict[str, Any] = {"status": 0, "left_early": True}
+            if request.leave_after_bytes is not None:
+                await self._abandon_upload(request, request.leave_after_bytes)
+                outcome.left_early = True
             else:
-                found = await self._stream(question, watch)
+                await self._stream(request, outcome, due)
         except (httpx.HTTPError, OSError, ValueError) as error:
-            found = {"status": 0, "code": type(error).__name__}
-        e2e_s = watch.last_s if found["status"] == httpx.codes.OK and "code" not in found else watch.elapsed_s
-        return Outcome(due_s=due_s, ttft_s=watch.first_s, e2e_s=e2e_s, **found)
+            outcome.status, outcome.code = 0, type(error).__name__
+        if outcome.status != httpx.codes.OK or outcome.code is not None:
+            outcome.e2e_s = time.perf_counter() - due
+        return outcome
 
-    async def _stream(self, question: Question, watch: _Watch) -> dict[str, Any]:
-        files = {"video": ("video", question.clip, "video/mp4")}
-        async with self._client.stream("POST", ROUTE, data=question.fields(), files=files) as response:
-            if response.status_code != httpx.codes.OK:
-                return {
-                    "status": response.status_code,
-                    "code": json.loads(await response.aread())["error"]["code"],
-                }
+    async def _stream(self, request: LoadRequest, outcome: Outcome, due: float) -> None:
+        """Note what comes, and when the first and the last piece of text did."""
+        files = {"video": ("video", request.clip, "video/mp4")}
+        async with self._client.stream("POST", ROUTE, data=request.fields(), files=files) as response:
+            outcome.status = response.status_code
+            if outcome.status != httpx.codes.OK:
+                outcome.code = json.loads(await response.aread())["error"]["code"]
+                return
             num_tokens, num_events = 0, 0
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
@@ -113,18 +114,19 @@ class Asker:
                 num_events += 1
                 chunk: dict[str, Any] = json.loads(line.removeprefix("data: "))
                 if "error" in chunk:
-                    return {"status": 200, "code": chunk["error"]["code"]}
-                watch.see(chunk)
+                    outcome.code = chunk["error"]["code"]
+                    return
+                _note_time(chunk, outcome, time.perf_counter() - due)
                 num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
-                if num_events == question.leave_after_events:
+                if num_events == request.leave_after_events:
                     break
-        left = question.leave_after_events is not None and num_tokens == 0
-        return {"status": 200, "num_tokens": num_tokens, "is_complete": num_tokens > 0, "left_early": left}
+        outcome.num_tokens, outcome.is_complete = num_tokens, num_tokens > 0
+        outcome.left_early = request.leave_after_events is not None and num_tokens == 0
 
-    async def _abandon_upload(self, question: Question, num_bytes: int) -> None:
+    async def _abandon_upload(self, abandoned: LoadRequest, num_bytes: int) -> None:
         """Begin to send, then hang up."""
         request = self._client.build_request(
-            "POST", ROUTE, data=question.fields(), files={"video": ("video", question.clip, "video/mp4")}
+            "POST", ROUTE, data=abandoned.fields(), files={"video": ("video", abandoned.clip, "video/mp4")}
         )
         head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
         _, writer = await asyncio.open_connection(
@@ -137,23 +139,10 @@ class Asker:
             writer.close()
 
 
-class _Watch:
-    """The moments of one answer, since `start` on the clock of `time.perf_counter`."""
-
-    def __init__(self, start: float) -> None:
-        self._start = start
-        self.first_s: float | None = None
-        self.last_s = 0.0
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self._start
-
-    def see(self, chunk: dict[str, Any]) -> None:
-        """Note the first and the last piece of text."""
-        choices = chunk.get("choices") or [{}]
-        if choices[0].get("delta", {}).get("content"):
-            self.last_s = self.elapsed_s
-            self.first_s = self.last_s if self.first_s is None else self.first_s
-        elif self.first_s is None:
-            self.last_s = self.elapsed_s
+def _note_time(chunk: dict[str, Any], outcome: Outcome, now_s: float) -> None:
+    choices = chunk.get("choices") or [{}]
+    if choices[0].get("delta", {}).get("content"):
+        outcome.e2e_s = now_s
+        outcome.ttft_s = now_s if outcome.ttft_s is None else outcome.ttft_s
+    elif outcome.ttft_s is None:
+        outcome.e2e_s = now_s

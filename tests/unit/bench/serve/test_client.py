@@ -21,19 +21,18 @@ from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.reading import read
 from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
-from vidspec_service.bench.serve.exchange import Asker, Outcome, Question
-from vidspec_service.bench.serve.load import closed_load, endless, open_load, render_clips
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
+from vidspec_service.bench.serve.load import closed_load, endless, mixed_requests, open_load, render_clips
 from vidspec_service.bench.serve.server import Server
-from vidspec_service.bench.serve.soak import mixed_questions
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 
-QUESTION = Question(clip=CLIP_BYTES, max_tokens=5)
+REQUEST = LoadRequest(clip=CLIP_BYTES, max_tokens=5)
 
 
-def ask(url: str, question: Question = QUESTION) -> Outcome:
+def ask(url: str, request: LoadRequest = REQUEST) -> Outcome:
     async def body() -> Outcome:
-        async with Asker(url, 10.0, None) as asker:
-            return await asker.ask(question, time.perf_counter(), 0.0)
+        async with LoadClient(url, 10.0, None) as client:
+            return await client.send(request, time.perf_counter(), 0.0)
 
     return asyncio.run(body())
 
@@ -64,8 +63,8 @@ def test_a_server_that_is_not_there_is_told_before_the_load(url: str) -> None:
 
 
 async def model_of(url: str, key: str | None) -> str:
-    async with Asker(url, 10.0, key) as asker:
-        return await asker.model()
+    async with LoadClient(url, 10.0, key) as client:
+        return await client.model()
 
 
 def test_given_files_differ_each_time_and_play_the_same(tmp_path: Path) -> None:
@@ -99,8 +98,8 @@ def test_no_server_is_a_lost_request() -> None:
     assert (outcome.status, outcome.code, outcome.left_early) == (0, "ConnectError", False)
 
 
-@pytest.mark.parametrize("leaving", [replace(QUESTION, leave_after_events=1), replace(QUESTION, leave_after_bytes=100)])
-def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: Question) -> None:
+@pytest.mark.parametrize("leaving", [replace(REQUEST, leave_after_events=1), replace(REQUEST, leave_after_bytes=100)])
+def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: LoadRequest) -> None:
     # The engine waits for ever: only a client that leaves ends its answer.
     engine = FakeEngine(ACCEPTED, ANSWER[1], asyncio.Event())
     with live_api(tmp_path / "uploads", engine) as url:
@@ -108,18 +107,18 @@ def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: Question) -> None
         assert (outcome.left_early, outcome.is_complete, outcome.code) == (True, False, None)
 
 
-def loaded(url: str, load: Callable[[Asker], Coroutine[Any, Any, tuple[list[Outcome], float]]]) -> list[Outcome]:
+def loaded(url: str, load: Callable[[LoadClient], Coroutine[Any, Any, tuple[list[Outcome], float]]]) -> list[Outcome]:
     async def body() -> list[Outcome]:
-        async with Asker(url, 10.0, None) as asker:
-            return (await load(asker))[0]
+        async with LoadClient(url, 10.0, None) as client:
+            return (await load(client))[0]
 
     return asyncio.run(body())
 
 
-def test_a_closed_load_asks_each_question_once(tmp_path: Path) -> None:
+def test_a_closed_load_asks_each_request_once(tmp_path: Path) -> None:
     told = list[int]()
     with live_api(tmp_path / "uploads", FakeEngine()) as url:
-        outcomes = loaded(url, lambda asker: closed_load(asker, [QUESTION] * 7, 3, told.append))
+        outcomes = loaded(url, lambda client: closed_load(client, [REQUEST] * 7, 3, told.append))
     assert [outcome.is_complete for outcome in outcomes] == [True] * 7
     assert told == [1, 2, 3, 4, 5, 6, 7]
 
@@ -127,17 +126,17 @@ def test_a_closed_load_asks_each_question_once(tmp_path: Path) -> None:
 def test_an_open_load_counts_from_when_each_request_was_due(tmp_path: Path) -> None:
     with live_api(tmp_path / "uploads", FakeEngine()) as url:
         due = [0.0, 0.01, 0.02, 0.02]
-        outcomes = loaded(url, lambda asker: open_load(asker, iter([QUESTION] * 9), due, lambda _: None))
+        outcomes = loaded(url, lambda client: open_load(client, iter([REQUEST] * 9), due, lambda _: None))
     assert sorted(outcome.due_s for outcome in outcomes) == due
     assert all(outcome.is_complete for outcome in outcomes)
 
 
 def test_a_soak_has_clients_of_every_kind() -> None:
-    questions = mixed_questions(endless([CLIP_BYTES], is_repeated=True), 64, None, random.Random(0))
-    asked = [next(questions) for _ in range(1000)]
-    assert 200 < sum(question.leave_after_events is not None for question in asked) < 300
-    assert 100 < sum(question.leave_after_bytes is not None for question in asked) < 200
-    assert {question.num_frames for question in asked} == {None, 1, 4, 8}
+    requests = mixed_requests(endless([CLIP_BYTES], is_repeated=True), 64, None, random.Random(0))
+    asked = [next(requests) for _ in range(1000)]
+    assert 200 < sum(request.leave_after_events is not None for request in asked) < 300
+    assert 100 < sum(request.leave_after_bytes is not None for request in asked) < 200
+    assert {request.num_frames for request in asked} == {None, 1, 4, 8}
 
 
 def test_files_are_told_apart_unless_they_are_to_be_repeated() -> None:

@@ -1,0 +1,135 @@
+"""Random models of real shapes: their recipes, the acceptance imposed on them, how near a step comes to the roofline.
+
+The modes run in phases, so that a device holds one target at a time: stock `generate`, the target alone, both models.
+What the target says alone is written down and becomes what the draft's oracle proposes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.table import Table
+
+from vidspec_models.synthetic.recipe import SHAPES, Oracle, PairShape, Recipe, Shape
+from vidspec_service.bench.common.child import call_in_child
+from vidspec_service.bench.common.report import Row, column, table
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.speed.costs import ProbedCosts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
+from vidspec_service.bench.speed.worker import Forwards, time_copies
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+
+RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target
+_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPair:
+    """The recipes that workers load instead of checkpoints, and the target's answers for the oracle."""
+
+    folder: Path
+    options: SpeedOptions
+    asked: SyntheticOptions
+
+    @property
+    def references(self) -> Path:
+        return self.folder / "references.json"
+
+    def worker(self, config: WorkerConfig, role: str) -> WorkerConfig:
+        """The same worker with a recipe of its own."""
+        seed = self.options.sampling.seed
+        oracle = Oracle(acceptance=self.asked.acceptance, seed=seed, references=str(self.references))
+        recipe = Recipe(pair=self.asked.shape, role=role, seed=seed, oracle=oracle if role == "draft" else None)
+        recipe.write(self.folder / role)
+        return replace(config, model=str(self.folder / role), revision=None)
+
+    def draft(self, pair: EngineConfig) -> WorkerConfig | None:
+        return self.worker(pair.draft, "draft") if pair.draft is not None else None
+
+    def write_references(self, samples: Sequence[Sample]) -> None:
+        """What the target says when it is alone."""
+        said = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
+        self.references.write_text(json.dumps(said), encoding="utf-8")
+
+
+def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
+    """Modes that run together; `off` before those that need what it said."""
+    members = ((Mode.HF,), (Mode.OFF,), tuple(mode for mode in Mode if mode.needs_draft))
+    found = [tuple(mode for mode in members_of_one if mode in modes) for members_of_one in members]
+    return [phase for phase in found if phase]
+
+
+def synthetic_facts(asked: SyntheticOptions, costs: ProbedCosts) -> Row:
+    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle."""
+    shapes = SHAPES[asked.shape]
+    probed = {"target": (shapes.target, costs.alone)}
+    if costs.draft is not None:
+        probed["draft"] = (shapes.draft, costs.draft)
+    return {
+        "shape": asked.shape,
+        "acceptance": asked.acceptance,  # imposed; the table's alpha is what came out
+        "video_tokens": shapes.video_tokens,
+        "text_tokens": shapes.text_tokens,
+        "rooflines": {
+            role: roofline(shape, forwards, costs.context, _bandwidth(forwards))
+            for role, (shape, forwards) in probed.items()
+        },
+        "notes": synthetic_notes(shapes, {role: forwards.device for role, (_, forwards) in probed.items()}),
+    }
+
+
+def _bandwidth(forwards: Forwards) -> float:
+    """Of the device of these forwards, with as many threads; of several, one reads at a time."""
+    return call_in_child(time_copies, forwards.device.partition(",")[0], forwards.threads)
+
+
+def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -> Row:
+    """A model's step of one row: what it must read, of weights and of the context's keys and values, and its time.
+
+    `bandwidth`: bytes per second, of a large copy on the same device.
+    """
+    itemsize = _ITEMSIZE[forwards.dtype]
+    weight_bytes, num_bytes = shape.step_bytes(0, itemsize), shape.step_bytes(context, itemsize)
+    step_s = forwards.seconds[1]
+    return {
+        "source": shape.source,  # the checkpoint whose shape this is
+        "weight_bytes": weight_bytes,
+        "cache_bytes": num_bytes - weight_bytes,
+        "bandwidth": bandwidth,
+        "bytes_s": num_bytes / bandwidth,
+        "step_s": step_s,
+        "of_roofline": num_bytes / bandwidth / step_s,  # 1: the step takes as long as its bytes
+        "over_weights": step_s * bandwidth / weight_bytes,  # over the time of reading the weights alone
+    }
+
+
+def synthetic_notes(pair: PairShape, devices: Mapping[str, str]) -> tuple[str, ...]:
+    """What a reader must know before comparing these figures with any others."""
+    notes = [
+        f"weights are random; {pair.num_frames} x {pair.frame_tokens} video tokens are random embeddings, "
+        "the vision tower is skipped",
+        "the draft computes all its forwards; then an oracle proposes the target's own token with that probability",
+        "modes ran one after the other: hf, off, then those that speculate",
+    ]
+    if len(set(devices.values())) == 1:
+        notes.append(f"target and draft share {devices['target']}: each slows the other down")
+    return tuple(notes)
+
+
+def roofline_table(rooflines: Mapping[str, Row]) -> Table:
+    """A line a model."""
+    columns = {
+        "model": column("model"),
+        "weights GB": column("weight_bytes", "{:.3f}", 1e-9),
+        "KV GB": column("cache_bytes", "{:.3f}", 1e-9),
+        "GB/s": column("bandwidth", "{:.0f}", 1e-9),
+        "bytes ms": column("bytes_s", "{:.3f}", 1000),
+        "T(1) ms": column("step_s", "{:.3f}", 1000),
+        "of roofline": column("of_roofline", "{:.0%}"),
+        "T(1) / weights": column("over_weights", "{:.2f}x"),
+    }
+    rows = [{"model": role, **line} for role, line in rooflines.items()]
+    return table("One row's bytes over the bandwidth of a large copy", columns, rows)
