@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vidspec_models.bundled.captions import caption, parse_caption
-from vidspec_models.bundled.questions import Question, questions
+from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import (
-    FRAME_SIZE,
     NUM_SLOTS,
     SCENE_DURATION_S,
     TEST_SEEDS,
@@ -27,13 +26,11 @@ BUNDLED_DRAFT = Path(__file__).parent / "weights" / "draft"
 __all__ = [
     "BUNDLED_DRAFT",
     "BUNDLED_TARGET",
-    "FRAME_SIZE",
     "NUM_SLOTS",
     "SCENE_DURATION_S",
     "TEST_SEEDS",
     "TRAIN_SEEDS",
     "VALIDATION_SEEDS",
-    "Question",
     "Scene",
     "caption",
     "parse_caption",

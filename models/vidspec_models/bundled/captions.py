@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, TIMINGS, WINDOWS, WORDS, Scene, Sign, Thing
+from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, TIMINGS, WINDOWS, WORDS, Scene, Thing
 
 _ATTRIBUTE_PHRASING_SHARE = 0.8
-Facts = dict[str, object]
+Facts = dict[str, Any]
 
 _BACKGROUND = (
     "The background is {texture} {background}",
@@ -62,18 +62,15 @@ def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHA
         return WORDS[name].index(word) % count if by_attribute else chance
 
     facts = scene_facts(scene)
+    verb, noun = ("is", "object") if len(scene.things) == 1 else ("are", "objects")
     sentences = [
         _BACKGROUND[phrasing("background", scene.background, 2)].format(**facts),
-        _count_sentence(len(scene.things), phrasing("texture", scene.texture, 2)),
+        _COUNT[phrasing("texture", scene.texture, 2)].format(verb=verb, count=NUMBERS[len(scene.things)], noun=noun),
     ]
     sentences += [_thing_sentence(thing, phrasing("shape", thing.shape, 3)) for thing in scene.things]
-    sentences += [_sign_sentence(sign, phrasing("letter", sign.letter, 2)) for sign in scene.signs]
+    for letter, corner, window in facts["signs"]:
+        sentences.append(_SIGN[phrasing("letter", letter, 2)].format(letter=letter, corner=corner, window=window))
     return " ".join(f"{sentence}." for sentence in sentences + ([] if scene.signs else [_NO_SIGN]))
-
-
-def _count_sentence(count: int, phrasing: int) -> str:
-    verb, noun = ("is", "object") if count == 1 else ("are", "objects")
-    return _COUNT[phrasing].format(verb=verb, count=NUMBERS[count], noun=noun)
 
 
 def _thing_sentence(thing: Thing, phrasing: int) -> str:
@@ -81,10 +78,6 @@ def _thing_sentence(thing: Thing, phrasing: int) -> str:
     timing = _TIMING[phrasing][TIMINGS.index(thing.timing)]
     last = thing.new_colour or thing.colour
     return _THING[phrasing][thing.direction != "nowhere"].format(**facts | {"timing": timing, "last": last})
-
-
-def _sign_sentence(sign: Sign, phrasing: int) -> str:
-    return _SIGN[phrasing].format(letter=sign.letter, corner=CORNERS[sign.corner], window=WINDOWS[sign.window])
 
 
 def scene_facts(scene: Scene) -> Facts:
@@ -113,22 +106,20 @@ def _thing_facts(thing: Thing) -> dict[str, str | None]:
 
 def parse_caption(text: str) -> Facts | None:
     """The facts a caption states; None where a sentence is none of ours (then it is not all right)."""
-    facts: dict[str, Any] = {"background": None, "texture": None, "count": None}
-    things: list[dict[str, str | None]] = []
-    signs: list[tuple[str, str, str]] = []
+    facts: Facts = {"background": None, "texture": None, "count": None, "things": (), "signs": ()}
     for sentence in filter(None, (part.strip() for part in text.strip().split("."))):
-        kind, found = _read(sentence)
+        kind, found = next(_readings(sentence), (None, {}))
         if kind == "background":
             facts |= found
         elif kind == "count":
             facts["count"] = NUMBERS.index(found["count"])
         elif kind == "thing":
-            things.append(_stated(found))
+            facts["things"] += (_stated(found),)
         elif kind == "sign":
-            signs.append((found["letter"], found["corner"], found["window"]))
+            facts["signs"] += ((found["letter"], found["corner"], found["window"]),)
         elif sentence != _NO_SIGN:
             return None
-    return {**facts, "things": tuple(things), "signs": tuple(signs)}
+    return facts
 
 
 def _patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
@@ -149,21 +140,14 @@ def _patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
 _PATTERNS = tuple(_patterns())
 
 
-def _read(sentence: str) -> tuple[str | None, dict[str, str]]:
+def _readings(sentence: str) -> Iterator[tuple[str, dict[str, str]]]:
     """What a sentence is about, and the words in its fields."""
-    for kind, pattern in _PATTERNS:
-        if match := pattern.fullmatch(sentence):
-            return kind, match.groupdict()
-    return None, {}
+    return ((kind, match.groupdict()) for kind, pattern in _PATTERNS if (match := pattern.fullmatch(sentence)))
 
 
 def _stated(found: dict[str, str]) -> dict[str, str | None]:
     timing = next(phrases.index(found["timing"]) for phrases in _TIMING if found["timing"] in phrases)
-    return {
-        "size": found["size"],
-        "colour": found["colour"],
-        "shape": found["shape"],
-        "start": found["start"],
+    return {name: found[name] for name in ("size", "colour", "shape", "start")} | {
         "end": found.get("end", found["start"]),
         "direction": found.get("direction", "nowhere"),
         "timing": TIMINGS[timing],

@@ -43,11 +43,11 @@ def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
 
     Raises ValueError for an unknown type.
     """
-    if kind in ("letter", "letter_corner", "letter_time", "letter_count"):
+    if kind in ("letter", "letter_corner", "letter_time"):
         phrased = _about_letters(scene, kind, rng)
     elif kind == "first":
         phrased = _about_order(scene, rng)
-    elif kind in ("count", "background", "texture"):
+    elif kind in ("count", "background", "texture", "letter_count"):
         phrased = _about_scene(scene, kind)
     elif kind in QUESTION_TYPES:
         phrased = _about_thing(scene.things[int(rng.integers(len(scene.things)))], kind)
@@ -64,6 +64,7 @@ def _about_scene(scene: Scene, kind: str) -> _Phrased:
         "count": ("How many objects are there?", "Count the objects.", NUMBERS[len(scene.things)]),
         "background": ("What colour is the background?", "Which background colour is used?", scene.background),
         "texture": ("What texture is the background?", "Which background texture is used?", scene.texture),
+        "letter_count": ("How many letters are shown?", "Count the letters.", NUMBERS[len(scene.signs)]),
     }[kind]
 
 
@@ -94,16 +95,11 @@ def _about_order(scene: Scene, rng: np.random.Generator) -> _Phrased | None:
 
 
 def _about_letters(scene: Scene, kind: str, rng: np.random.Generator) -> _Phrased | None:
-    if kind == "letter_count":
-        return "How many letters are shown?", "Count the letters.", NUMBERS[len(scene.signs)]
     if kind == "letter":
         window = int(rng.integers(len(WINDOWS)))
         shown = next((sign.letter for sign in scene.signs if sign.window == window), "none")
-        return (
-            f"Which letter is shown near the {WINDOWS[window]}?",
-            f"What letter shows near the {WINDOWS[window]}?",
-            shown,
-        )
+        near = f"near the {WINDOWS[window]}?"
+        return f"Which letter is shown {near}", f"What letter shows {near}", shown
     if not scene.signs:
         return None
     sign = scene.signs[int(rng.integers(len(scene.signs)))]

@@ -52,18 +52,27 @@ class Family(ABC):
         self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
     ) -> Prompt:
         """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow."""
-        ids = tokenised(processor, turns, videos).to(decoder.embedding.device)
-        is_video = ids == getattr(model.config, self.placeholder)
+        ids = tokenised(processor, turns, videos)
         decoder.require_room(len(ids))
+        is_video = ids == getattr(model.config, self.placeholder)
+        rotary, next_position = self.positions(model, decoder, ids, is_video, videos)
+        ids, is_video = ids.to(decoder.embedding.device), is_video.to(decoder.embedding.device)
         return Prompt(
             ids=tuple(ids.tolist()),
             embeddings=merged(decoder, ids, is_video, videos),
-            rotary=decoder.prompt_rotary(len(ids)),
+            rotary=rotary,
             is_video=is_video,
-            next_position=len(ids),
+            next_position=next_position,
             grid=joined_grid(videos, ids.device),
+            layer_additions=_spread([video.additions for video in videos], is_video),
             identity=identity(ids, is_video, videos),
         )
+
+    def positions(
+        self, model: Any, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]
+    ) -> tuple[tuple[Tensor, Tensor], int]:
+        """The rotary values of a prompt's rows, and the position that follows them. Raises ContextOverflow."""
+        return decoder.prompt_rotary(len(ids)), len(ids)
 
 
 def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -109,12 +118,6 @@ def processed(processor: Any, video: Video, arguments: Mapping[str, Any]) -> Any
     )
 
 
-def words_for(processor: Any, outputs: Any) -> str:
-    """The placeholders, and what may stand between them, of one processed video."""
-    words: str = processor.replace_video_token(outputs, video_idx=0)
-    return words
-
-
 def tokenised(processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo]) -> Tensor:
     """Token ids [P] of a conversation, each video's words in its place."""
     text = processor.apply_chat_template(conversation(processor, turns), add_generation_prompt=True, tokenize=False)
@@ -156,3 +159,13 @@ def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> P
 def cells(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
     """(frame, row, column) of every cell in reading order, int64 [cells, 3]."""
     return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))
+
+
+def _spread(additions: Sequence[Sequence[Tensor]], is_video: Tensor) -> Tensor | None:
+    """Per video and layer, to [layers, prompt rows, hidden size] with zeros at text; None where there are none."""
+    if not additions or not additions[0]:
+        return None
+    layers = torch.stack([torch.cat(layer) for layer in zip(*additions, strict=True)])
+    spread = layers.new_zeros(layers.shape[0], len(is_video), layers.shape[2])
+    spread[:, is_video] = layers
+    return spread

@@ -13,9 +13,8 @@ from torch import Tensor
 from vidspec_models.decoder.decoder import Decoder, rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.base import Family, cells, identity, joined_grid, merged, processed, tokenised, words_for
-from vidspec_models.inputs import Prompt
-from vidspec_models.request import Turn, Video
+from vidspec_models.families.base import Family, cells, processed
+from vidspec_models.request import Video
 
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the cap would be the far larger one of images
 _PAIR_MARKS = 2  # Qwen3: the start and end of vision; the words of the time are counted once they are tokenised
@@ -43,7 +42,7 @@ class Qwen2VL(Family):
         encoded = model.get_video_features(pixels, patches.to(model.device))
         (num_frames, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
         return EncodedVideo(
-            words=words_for(processor, outputs),
+            words=processor.replace_video_token(outputs, video_idx=0),
             features=torch.cat(encoded.pooler_output),
             grid=cells(num_frames, num_rows // merge, num_columns // merge),
             additions=self._additions(encoded),
@@ -52,35 +51,26 @@ class Qwen2VL(Family):
             key=video.key,
         )
 
-    def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
-    ) -> Prompt:
-        ids = tokenised(processor, turns, videos)
-        decoder.require_room(len(ids))
-        is_video = ids == model.config.video_token_id
+    def positions(
+        self, model: Any, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]
+    ) -> tuple[tuple[Tensor, Tensor], int]:
+        """Asked for every request: the positions that the module keeps are another request's."""
+        patches = [video.patches for video in videos if video.patches is not None]
+        seconds = [video.seconds_per_patch for video in videos if video.seconds_per_patch is not None]
         positions, _ = model.model.get_rope_index(
             ids[None],
             mm_token_type_ids=2 * is_video.int()[None] if videos else torch.zeros_like(ids)[None],
-            video_grid_thw=_patches(videos),
-            **_times(videos),
-        )  # asked for every request; the positions that the module keeps are another request's
+            video_grid_thw=torch.cat(patches) if patches else None,
+            **({"second_per_grid_ts": seconds} if seconds else {}),
+        )
         if (furthest := int(positions.max())) >= decoder.context_length - 1:
             raise ContextOverflow(
                 f"the video's time reaches position {furthest}, the model's context is {decoder.context_length}; "
                 "ask for a shorter part of it"
             )
-        device = decoder.embedding.device
-        ids, is_video = ids.to(device), is_video.to(device)
-        return Prompt(
-            ids=tuple(ids.tolist()),
-            embeddings=merged(decoder, ids, is_video, videos),
-            rotary=rotary_values(self.language_model(model).rotary_emb, decoder.embedding, positions.to(device)),
-            is_video=is_video,
-            next_position=int(positions[..., -1].max()) + 1,  # as `generate`; the video's time may have run ahead of it
-            grid=joined_grid(videos, device),
-            layer_additions=_spread([video.additions for video in videos], is_video),
-            identity=identity(ids, is_video, videos),
-        )
+        embedding, next_position = decoder.embedding, int(positions[..., -1].max()) + 1
+        rotary = rotary_values(self.language_model(model).rotary_emb, embedding, positions.to(embedding.device))
+        return rotary, next_position  # as `generate`; the video's time may have run ahead of it
 
     def _seconds_per_patch(self, processor: Any, video: Video) -> float | None:
         """Of time, where the model's positions depend on it."""
@@ -125,17 +115,6 @@ def _at_least_a_pair(video: Video) -> Video:
     return replace(video, frames=np.repeat(video.frames, 2, axis=0), source_indices=video.source_indices * 2)
 
 
-def _patches(videos: Sequence[EncodedVideo]) -> Tensor | None:
-    patches = [video.patches for video in videos if video.patches is not None]
-    return torch.cat(patches) if patches else None
-
-
-def _times(videos: Sequence[EncodedVideo]) -> dict[str, Any]:
-    """What positions depend on besides the patches."""
-    seconds = [video.seconds_per_patch for video in videos if video.seconds_per_patch is not None]
-    return {"second_per_grid_ts": seconds} if seconds else {}
-
-
 def sampled_fps(video: Video) -> float:
     """Frames per second as sampled: over the whole source as the processor has it, else over the clip's window."""
     indices = video.source_indices
@@ -144,13 +123,3 @@ def sampled_fps(video: Video) -> float:
     if abs(spacing - whole) <= 1.0:  # indices are rounded to frames
         return len(indices) / video.source_num_frames * video.source_fps
     return video.source_fps / max(spacing, 1.0)
-
-
-def _spread(additions: Sequence[Sequence[Tensor]], is_video: Tensor) -> Tensor | None:
-    """Per video and layer, to [layers, prompt rows, hidden size] with zeros at text; None where there are none."""
-    if not additions or not additions[0]:
-        return None
-    layers = torch.stack([torch.cat(layer) for layer in zip(*additions, strict=True)])
-    spread = layers.new_zeros(layers.shape[0], len(is_video), layers.shape[2])
-    spread[:, is_video] = layers
-    return spread

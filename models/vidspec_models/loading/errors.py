@@ -143,5 +143,4 @@ def _missing_words(folder: Path) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__

@@ -30,7 +30,8 @@ from vidspec_models.video_lm import StepRows, VideoLM
 
 _ROWS = {"target": (1, 2, 4, 9, 17), "draft": (1,)}
 _WARM_UP, _CHUNK = 5, 512
-_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**26}
+_COPIES = 12
+_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}  # far more than caches hold
 _ASKED = (Turn(role="user", text=prompt_text(0)),)
 
 
@@ -80,10 +81,10 @@ def _model(spec: ModelSpec, args: argparse.Namespace, role: str) -> dict[str, An
     shape, geometry = Recipe(pair=args.shape, role=role).shape, model.decoder.geometry
     ids, token_times, cache = _answer(model, args.max_tokens)
     context = cache.length - max(_ROWS[role])
-    steps = {num_rows: _step_s(model, cache, context, num_rows, args.repeats) for num_rows in _ROWS[role]}
+    steps = time_steps(model, cache, context, _ROWS[role], args.repeats)
     on_cuda = geometry.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(geometry.device) if on_cuda else None
-    bandwidth = _bandwidth(geometry.device)
+    bandwidth = time_copies(geometry.device)
     num_bytes = shape.step_bytes(context, geometry.dtype.itemsize)
     held = shape.parameters() * geometry.dtype.itemsize + cache.keys.nbytes + cache.values.nbytes
     return {
@@ -117,27 +118,33 @@ def _answer(model: VideoLM, max_tokens: int) -> tuple[list[int], list[float], KV
     return ids, times, cache
 
 
-def _step_s(model: VideoLM, cache: KVCache, context: int, num_rows: int, repeats: int) -> float:
-    """Median seconds of a step, the choice of its tokens included."""
-    sampler, times = CoupledSampler(GREEDY), []
+def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int], repeats: int) -> dict[int, float]:
+    """Median seconds of a step over n rows with `context` rows in the cache, the choice of its tokens included.
+
+    The row counts take turns, so that a disturbance meets all of them.
+    """
+    sampler = CoupledSampler(GREEDY)
+    times: dict[int, list[float]] = {num_rows: [] for num_rows in rows}
     for _ in range(_WARM_UP + repeats):
-        cache.length = context
-        started = time.perf_counter()
-        (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=context)])
-        sampler.choose(logits, 0)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[_WARM_UP:])
+        for num_rows, measured in times.items():
+            cache.length = context
+            started = time.perf_counter()
+            (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=context)])
+            sampler.choose(logits, 0)
+            measured.append(time.perf_counter() - started)
+    return {num_rows: statistics.median(measured[_WARM_UP:]) for num_rows, measured in times.items()}
 
 
-def _bandwidth(device: torch.device) -> float:
-    """Bytes per second that a large copy reads and writes."""
-    num_bytes = _COPIED_BYTES[device.type]
+def time_copies(device: torch.device) -> float:
+    """Bytes per second, read and written ones together, of the best of several large copies on a device."""
+    num_bytes, times = _COPIED_BYTES[device.type], []
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    copy, times = torch.empty_like(source), []
-    for _ in range(_WARM_UP + 10):
+    copy = torch.empty_like(source)
+    for _ in range(_COPIES):
         started = time.perf_counter()
         copy.copy_(source)
-        copy[0].item()
+        if copy.is_cuda:
+            torch.cuda.synchronize(copy.device)
         times.append(time.perf_counter() - started)
     return 2 * num_bytes / min(times[1:])
 

@@ -77,15 +77,11 @@ class StockGenerator:
         self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams = GREEDY
     ) -> StockAnswer:
         """Generate once. Sampling follows transformers' own generator: same law as the engine's, other tokens."""
-        inputs = self._inputs(turns, videos)
-        stopwatch = Stopwatch()
+        inputs, stopwatch = self._inputs(turns, videos), Stopwatch()
         out = self._model.generate(**inputs, max_new_tokens=max_tokens, streamer=stopwatch, **_arguments(sampling))
-        prompt_tokens = inputs["input_ids"].shape[1]
-        return StockAnswer(
-            ids=tuple(out[0, prompt_tokens:].tolist()),
-            prompt_tokens=prompt_tokens,
-            token_times=tuple(stopwatch.times[1:]),
-        )
+        times = tuple(stopwatch.times[1:])
+        prompt_tokens = inputs["attention_mask"].shape[1]
+        return StockAnswer(ids=tuple(out[0, -len(times) :].tolist()), prompt_tokens=prompt_tokens, token_times=times)
 
     def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
         messages = conversation(self._processor, turns)
@@ -108,7 +104,7 @@ def _arguments(sampling: SamplingParams) -> dict[str, Any]:
     return {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
 
 
-class RandomStock:
+class RandomStock(StockGenerator):
     """The same on a random model: the weights and the prompts of the engine's, prompts as embeddings."""
 
     def __init__(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
@@ -116,29 +112,23 @@ class RandomStock:
         self._model = random_language_model(recipe.shape, recipe.seed, device, dtype)
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
-    @torch.inference_mode()
     def answer(
-        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams
+        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams = GREEDY
     ) -> StockAnswer:
         """Generate once, greedily; raises ValueError for another sampling. Videos are not looked at."""
         if sampling.temperature > 0:
             raise ValueError("random models are compared greedily")
+        return super().answer(turns, videos, max_tokens, sampling)
+
+    def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
         embedding = self._model.get_input_embeddings().weight
         index = prompt_index(turns[-1].text)
         prompt = random_prompt(self._recipe.pair_shape, self._recipe.shape, index, embedding)[1]
-        stopwatch = Stopwatch()
-        out = self._model.generate(
-            inputs_embeds=prompt[None],
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=prompt.device),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            streamer=stopwatch,
-        )
-        ids = tuple(out[0].tolist())
-        return StockAnswer(ids=ids, prompt_tokens=len(prompt), token_times=tuple(stopwatch.times[-len(ids) :]))
+        mask = torch.ones(1, len(prompt), dtype=torch.long, device=prompt.device)
+        return {"inputs_embeds": prompt[None], "attention_mask": mask}
 
 
-def load_stock(spec: ModelSpec) -> StockGenerator | RandomStock:
+def load_stock(spec: ModelSpec) -> StockGenerator:
     """The peer for a checkpoint or a recipe. Raises ModelLoadError."""
     recipe = find_recipe(model_path(spec))
     if recipe is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -109,14 +108,6 @@ class RandomFamily(Family):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What to propose at every output position of one request, and where the positions begin in its cache."""
-
-    prompt_tokens: int
-    tokens: tuple[int, ...]
-
-
 def told_tokens(reference: Sequence[int], acceptance: float, seed: int, index: int, num_tokens: int) -> tuple[int, ...]:
     """The reference with a share of 1 - acceptance replaced by other tokens; a function of (seed, prompt index).
 
@@ -147,7 +138,7 @@ class OracleDraft(VideoLM):
         self._oracle = oracle
         self._recipe = recipe
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index
-        self._told: WeakKeyDictionary[KVCache, _Told] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[KVCache, dict[int, int]] = WeakKeyDictionary()  # by length: the token to propose
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:
         """As any model; remembers which prompt this is."""
@@ -168,19 +159,17 @@ class OracleDraft(VideoLM):
         """The true forward; then the told token's logit is raised above all."""
         logits = super().step(batch)
         for rows, scores in zip(batch, logits, strict=True):
-            told = self._told.get(rows.cache)
-            position = rows.cache.length - told.prompt_tokens if told is not None else -1
-            if told is not None and 0 <= position < len(told.tokens):
-                scores[-1, told.tokens[position]] = float("inf")
+            token = self._told.get(rows.cache, {}).get(rows.cache.length)
+            if token is not None:
+                scores[-1, token] = float("inf")
         return logits
 
     def _words(self, prompt: Prompt) -> tuple[int, ...]:
         return prompt.ids[-self._recipe.pair_shape.text_tokens :]
 
-    def _learn(self, prompt: Prompt) -> _Told:
+    def _learn(self, prompt: Prompt) -> dict[int, int]:
         oracle, index = self._oracle, self._indices[self._words(prompt)]
         references = json.loads(Path(oracle.references).read_text(encoding="utf-8"))
         reference = references.get(str(index), [])
-        num_tokens = self._recipe.shape.num_tokens
-        tokens = told_tokens(reference, oracle.acceptance, oracle.seed, index, num_tokens)
-        return _Told(prompt_tokens=prompt.num_tokens, tokens=tokens)
+        tokens = told_tokens(reference, oracle.acceptance, oracle.seed, index, self._recipe.shape.num_tokens)
+        return dict(enumerate(tokens, prompt.num_tokens))

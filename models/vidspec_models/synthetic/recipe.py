@@ -18,7 +18,7 @@ _FILE = "random_weights.json"
 _WORD = "prompt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A Qwen2 language model. `num_tokens` of the vocabulary are tokens, the rest pads the matrix."""
 
@@ -81,52 +81,19 @@ class PairShape:
 _QWEN_TOKENS = 151646  # of Qwen2's tokenizer; the matrices are padded beyond it, each model's by its own amount
 
 
-def _qwen(
-    source: str, sizes: tuple[int, int, int], heads: tuple[int, int], vocabulary: int, context: int, *, is_tied: bool
-) -> Shape:
-    hidden_size, intermediate_size, num_layers = sizes
-    num_heads, num_kv_heads = heads
-    return Shape(
-        source=source,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        vocabulary=vocabulary,
-        num_tokens=_QWEN_TOKENS,
-        context_length=context,
-        is_tied=is_tied,
-    )
-
-
-def _tiny(hidden_size: int, num_layers: int, vocabulary: int) -> Shape:
-    return Shape(
-        source="none",
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_layers=num_layers,
-        num_heads=4,
-        num_kv_heads=2,
-        vocabulary=vocabulary,
-        num_tokens=500,
-        context_length=1024,
-        is_tied=False,
-    )
-
-
+_SHAPES = (  # a row is the fields of a Shape
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", 3584, 18944, 28, 28, 4, 152128, _QWEN_TOKENS, 32768, False),
+    ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 896, 4864, 24, 14, 2, 152000, _QWEN_TOKENS, 32768, True),
+    ("Qwen/Qwen2.5-VL-7B-Instruct", 3584, 18944, 28, 28, 4, 152064, _QWEN_TOKENS, 128000, False),
+    ("Qwen/Qwen2.5-VL-3B-Instruct", 2048, 11008, 36, 16, 2, 151936, _QWEN_TOKENS, 128000, True),
+    ("none", 128, 256, 4, 4, 2, 512, 500, 1024, False),
+    ("none", 64, 128, 2, 4, 2, 508, 500, 1024, False),
+)
+_LLAVA_7B, _LLAVA_HALF_B, _QWEN_7B, _QWEN_3B, _TINY_TARGET, _TINY_DRAFT = (Shape(*row) for row in _SHAPES)
 SHAPES = {
-    "llava-onevision-7b+0.5b": PairShape(
-        target=_qwen(
-            "llava-hf/llava-onevision-qwen2-7b-ov-hf", (3584, 18944, 28), (28, 4), 152128, 32768, is_tied=False
-        ),
-        draft=_qwen("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", (896, 4864, 24), (14, 2), 152000, 32768, is_tied=True),
-    ),
-    "qwen2.5-vl-7b+3b": PairShape(
-        target=_qwen("Qwen/Qwen2.5-VL-7B-Instruct", (3584, 18944, 28), (28, 4), 152064, 128000, is_tied=False),
-        draft=_qwen("Qwen/Qwen2.5-VL-3B-Instruct", (2048, 11008, 36), (16, 2), 151936, 128000, is_tied=True),
-    ),
-    "tiny": PairShape(target=_tiny(128, 4, 512), draft=_tiny(64, 2, 508), num_frames=4, frame_tokens=9, text_tokens=12),
+    "llava-onevision-7b+0.5b": PairShape(target=_LLAVA_7B, draft=_LLAVA_HALF_B),
+    "qwen2.5-vl-7b+3b": PairShape(target=_QWEN_7B, draft=_QWEN_3B),
+    "tiny": PairShape(target=_TINY_TARGET, draft=_TINY_DRAFT, num_frames=4, frame_tokens=9, text_tokens=12),
 }
 
 

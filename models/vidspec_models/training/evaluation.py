@@ -20,11 +20,10 @@ from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, questions
 from vidspec_models.bundled.render import render, render_with_owners, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
-from vidspec_models.training.architecture import CELLS, NUM_VISUAL, Learner
-from vidspec_models.training.examples import Example, ExamplePacker, PackedText
-from vidspec_models.training.forward import PackedForward, register_attention
+from vidspec_models.training.architecture import CELLS, NUM_VISUAL, register_attention
+from vidspec_models.training.examples import IGNORE, Example, ExamplePacker, PackedText, find_cells
+from vidspec_models.training.forward import Learner, PackedForward
 from vidspec_models.training.gates import Gate, format_table, gates
-from vidspec_models.training.labels import IGNORE, find_cells
 from vidspec_models.training.tokenizer import VIDEO
 from vidspec_models.training.tower import tower_features
 
@@ -36,35 +35,33 @@ _CLIPS_PER_BATCH = 8
 Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
 
 
-def evaluate(
-    target_dir: Path, draft_dir: Path, num_clips: int = 200, device: str = "cpu", progress: bool = True,
-    target_dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:  # fmt: skip
+def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> dict[str, Any]:
     """Figures on the first `num_clips` test clips; `format_table` names each."""
-    target = LoadedModel(target_dir, target_dtype, device)
+    target = LoadedModel(target_dir, torch.bfloat16, device)
     draft = LoadedModel(draft_dir, torch.float32, device)
     answers: Answers = defaultdict(list)
     drafted: Answers = defaultdict(list)
-    captions, acceptance = CaptionScore(), AcceptanceCounter(draft)
+    captions, matches, num_tokens = CaptionScore(), Counter[str](), 0
     starts = range(0, num_clips, _CLIPS_PER_BATCH)
-    for start in tqdm(starts, desc="evaluating", unit="batch", disable=not progress):
+    for start in tqdm(starts, desc="evaluating", unit="batch"):
         seeds = TEST_SEEDS[start : min(start + _CLIPS_PER_BATCH, num_clips)]
         scenes = [sample_scene(seed) for seed in seeds]
         pixels = target.pixels(scenes)
         said = target.generate(pixels, CAPTION_PROMPTS[0])
         for scene, ids in zip(scenes, said, strict=True):
             captions.add(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True))
-        acceptance.add(scenes, said)
+        matches += _matches(draft, scenes, said)
+        num_tokens += sum(map(len, said))
         _answer(target, scenes, pixels, answers)
         _answer(draft, scenes, pixels.float(), drafted)
     return {
         "num_clips": num_clips,
-        "target_dtype": str(target_dtype).removeprefix("torch."),
+        "target_dtype": "bfloat16",
         "questions": {kind: _question_figures(found) for kind, found in answers.items()},
         "draft_questions": {kind: _question_figures(found) for kind, found in drafted.items()},
         "captions_all_right": captions.all_right,
         "caption_facts": captions.fact_rates(),
-        "acceptance": acceptance.rates(),
+        "acceptance": {view: matches[view] / max(num_tokens, 1) for view in VIEWS},
     }
 
 
@@ -76,8 +73,7 @@ def _answer(model: LoadedModel, scenes: list[Scene], pixels: torch.Tensor, found
     asked = [questions(scene) for scene in scenes]
     examples = [[model.packer.example(one.text, one.answer) for one in clip] for clip in asked]
     text = model.packer.pack(examples, max(sum(map(len, clip)) for clip in examples)).to(pixels.device)
-    visible = torch.ones(len(scenes), NUM_VISUAL, dtype=torch.bool, device=pixels.device)
-    is_right = text.labels == model.choices(model.features(pixels), text, visible)
+    is_right = text.labels == model.choices(model.features(pixels), text)
     is_answer = text.labels != IGNORE
     for row, clip in enumerate(asked):
         for segment, question in enumerate(clip, 1):
@@ -102,15 +98,13 @@ class LoadedModel:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).to(device).eval()
         self.packer = ExamplePacker(self.processor.tokenizer)
         self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)
-        self._dtype = dtype
-        self._device = device
 
     def pixels(self, scenes: list[Scene]) -> torch.Tensor:
         """Processed canonical frames [C, 8, 3, 128, 128]."""
         videos = [torch.from_numpy(render(scene, slot_times())).permute(0, 3, 1, 2) for scene in scenes]
         batch = self.processor.video_processor(videos=videos, return_tensors="pt", do_sample_frames=False)
         pixels: torch.Tensor = batch["pixel_values_videos"]
-        return pixels.to(self._device, self._dtype)
+        return pixels.to(self.model.device, self.model.dtype)
 
     @torch.no_grad()
     def generate(self, pixels: torch.Tensor, prompt: str, max_new_tokens: int = 160) -> list[list[int]]:
@@ -118,7 +112,7 @@ class LoadedModel:
         video = self.processor.tokenizer.convert_tokens_to_ids(VIDEO)
         tokens = pixels.shape[1] * CELLS + 1
         ids = [*self.packer.prefix, *[video] * tokens, *self.packer.prompt_ids(prompt)]
-        inputs = torch.tensor([ids] * len(pixels), device=self._device)
+        inputs = torch.tensor([ids] * len(pixels), device=pixels.device)
         output = self.model.generate(
             input_ids=inputs, attention_mask=torch.ones_like(inputs), pixel_values_videos=pixels,
             do_sample=False, max_new_tokens=max_new_tokens,
@@ -133,38 +127,27 @@ class LoadedModel:
         return tower_features(self.model.model.vision_tower, pixels.flatten(0, 1))
 
     @torch.no_grad()
-    def choices(self, features: torch.Tensor, text: PackedText, visible: torch.Tensor) -> torch.Tensor:
-        """The likeliest next tokens [C, L] of packed text with only some visual tokens [C, 512] visible."""
-        learner = Learner(self.model).to(self._device)
+    def choices(self, features: torch.Tensor, text: PackedText, visible: torch.Tensor | None = None) -> torch.Tensor:
+        """The likeliest next tokens [C, L] of packed text, with all or only some visual tokens [C, 512] visible."""
+        learner = Learner(self.model).to(features.device)
         learner.lm.set_attn_implementation(register_attention())
-        keep = torch.arange(NUM_VISUAL, device=self._device).expand(len(visible), -1)
-        layout = self._forward.layout(text, keep)
-        logits, _ = self._forward(learner, list(learner.lm.layers), features, keep, layout, visible)
+        keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(text.ids), -1)
+        logits, _ = self._forward(learner, features, keep, text, visible)
         learner.lm.set_attn_implementation("sdpa")
         return logits.argmax(-1)
 
 
-class AcceptanceCounter:
-    """Adds up, per view, over batches of clips, how often the draft chooses the target's token."""
-
-    def __init__(self, draft: LoadedModel) -> None:
-        self._draft = draft
-        self._matches = dict.fromkeys(VIEWS, 0)
-        self._tokens = 0
-
-    def add(self, scenes: list[Scene], answers: list[list[int]]) -> None:
-        """`answers` are the target's greedy captions for `CAPTION_PROMPTS[0]`."""
-        prompt = self._draft.packer.prompt_ids(CAPTION_PROMPTS[0])
-        features = self._draft.features(self._draft.pixels(scenes))
-        length = len(prompt) + max(map(len, answers))
-        text = self._draft.packer.pack([[Example(prompt, answer)] for answer in answers], length).to(features.device)
-        self._tokens += sum(map(len, answers))
-        for view in VIEWS:
-            visible = torch.from_numpy(np.stack([view_mask(scene, view) for scene in scenes])).to(features.device)
-            self._matches[view] += int((self._draft.choices(features, text, visible) == text.labels).sum())
-
-    def rates(self) -> dict[str, float]:
-        return {view: self._matches[view] / max(self._tokens, 1) for view in VIEWS}
+def _matches(draft: LoadedModel, scenes: list[Scene], answers: list[list[int]]) -> Counter[str]:
+    """Per view, how often the draft chooses the target's token in its greedy captions for `CAPTION_PROMPTS[0]`."""
+    prompt = draft.packer.prompt_ids(CAPTION_PROMPTS[0])
+    features = draft.features(draft.pixels(scenes))
+    length = len(prompt) + max(map(len, answers))
+    text = draft.packer.pack([[Example(prompt, answer)] for answer in answers], length).to(features.device)
+    matches = Counter[str]()
+    for view in VIEWS:
+        visible = torch.from_numpy(np.stack([view_mask(scene, view) for scene in scenes])).to(features.device)
+        matches[view] = int((draft.choices(features, text, visible) == text.labels).sum())
+    return matches
 
 
 def view_mask(scene: Scene, view: str) -> NDArray[np.bool_]:
@@ -190,37 +173,29 @@ class CaptionScore:
     """Counts which facts of the true scene captions state rightly; things are matched by shape, unique in a clip."""
 
     def __init__(self) -> None:
-        self._clips = 0
-        self._all_right = 0
-        self._right: Counter[str] = Counter()
-        self._asked: Counter[str] = Counter()
+        self._is_right: list[bool] = []  # of whole captions
+        self._marks: dict[str, list[bool]] = defaultdict(list)  # by the name of the fact
 
     @property
     def all_right(self) -> float:
-        return self._all_right / max(self._clips, 1)
+        return sum(self._is_right) / max(len(self._is_right), 1)
 
     def add(self, scene: Scene, text: str) -> None:
-        truth: dict[str, Any] = scene_facts(scene)
-        said: dict[str, Any] | None = parse_caption(text)
-        self._clips += 1
-        self._all_right += said == truth
-        self._count("parses", said is not None)
+        truth, said = scene_facts(scene), parse_caption(text)
+        self._is_right.append(said == truth)
+        self._marks["parses"].append(said is not None)
         if said is None:
             return
         for name in ("background", "texture", "count"):
-            self._count(name, said[name] == truth[name])
-        self._count("letters", set(said["signs"]) == set(truth["signs"]))
+            self._marks[name].append(said[name] == truth[name])
+        self._marks["letters"].append(set(said["signs"]) == set(truth["signs"]))
         by_shape = {thing["shape"]: thing for thing in said["things"]}
         for thing in truth["things"]:
             match = by_shape.get(thing["shape"])
-            self._count("shape", match is not None)
+            self._marks["shape"].append(match is not None)
             if match is not None:
                 for name in [name for name in thing if name != "shape"]:
-                    self._count(name, match[name] == thing[name])
-
-    def _count(self, name: str, is_right: bool) -> None:
-        self._asked[name] += 1
-        self._right[name] += is_right
+                    self._marks[name].append(match[name] == thing[name])
 
     def fact_rates(self) -> dict[str, float]:
-        return {name: self._right[name] / count for name, count in self._asked.items()}
+        return {name: sum(marks) / len(marks) for name, marks in self._marks.items()}

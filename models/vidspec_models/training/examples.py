@@ -2,7 +2,7 @@
 
 An example is a prompt about the clip and its answer. Each sees the video and itself, nothing of the other examples, and
 its positions start right after the video: the model is trained exactly as on chats of a single question, but pays for
-the long visual prefix once.
+the long visual prefix once. Beside them go dense labels: what a visual token should know of a thing's past.
 """
 
 from __future__ import annotations
@@ -11,15 +11,33 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
 from vidspec_models.bundled.render import OWNER_SIGN, render_with_owners
-from vidspec_models.bundled.scene import NUM_SLOTS, TRAIN_SEEDS, Scene, sample_scene
+from vidspec_models.bundled.scene import (
+    CELL_PX,
+    CELL_SIDE,
+    NUM_SLOTS,
+    REGIONS,
+    TRAIN_SEEDS,
+    WORDS,
+    Scene,
+    sample_scene,
+)
 from vidspec_models.training.architecture import VIDEO_TOKENS
-from vidspec_models.training.labels import IGNORE, STORY_HEADS, Labels, find_cells, story_labels
 from vidspec_models.training.tokenizer import END, START, attribute_words
+
+IGNORE = -100
+Labels = NDArray[np.int64]
+STORY_HEADS = {
+    "start": len(REGIONS), "direction": len(WORDS["direction"]), "timing": len(WORDS["timing"]),
+    "first_colour": len(WORDS["colour"]),
+}  # fmt: skip
+_THING_COVER = 0.12  # a cell shows a thing if this much of it is covered; slivers below are ignored
+_MARGIN_PX = 4
 
 # How often a type of question is drawn, relative to the others: more often what is hard to learn.
 _QUESTION_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 2.0, "letter": 2.0}
@@ -165,8 +183,7 @@ def make_clip_batch(
     num_frames: int = NUM_SLOTS,
 ) -> ClipBatch:  # fmt: skip
     """The training clips of these numbers; deterministic."""
-    frames, content, worth, drawn = [], [], [], []
-    story: dict[str, list[Labels]] = {name: [] for name in STORY_HEADS}
+    frames, content, worth, story, drawn = [], [], [], [], []
     for index in clips:
         scene = training_scene(seed, _FIRST_CLIP + index)
         rng = np.random.default_rng([scene.seed, 19])
@@ -177,14 +194,13 @@ def make_clip_batch(
         content.append(~cells.is_clear.reshape(-1))
         shown = cells.owner.reshape(-1)
         worth.append(np.where(shown >= OWNER_SIGN, _LETTER_WORTH, shown > 0).astype(np.float32))
-        for name, values in story_labels(scene, times, cells).items():
-            story[name].append(values.reshape(-1))
+        story.append(story_labels(scene, times, cells))
         drawn.append(packer.draw(scene, text_len, rng, greedy_text=greedy_text))
     return ClipBatch(
         frames=torch.from_numpy(np.concatenate(frames)),
         content=torch.from_numpy(np.stack(content)),
         worth=torch.from_numpy(np.stack(worth)),
-        story={name: torch.from_numpy(np.stack(values)) for name, values in story.items()},
+        story={name: torch.from_numpy(np.stack([clip[name].reshape(-1) for clip in story])) for name in STORY_HEADS},
         text=packer.pack(drawn, text_len),
     )
 
@@ -192,6 +208,54 @@ def make_clip_batch(
 def training_scene(seed: int, number: int) -> Scene:
     """What a clip of the run with this seed shows."""
     return sample_scene(TRAIN_SEEDS.start + seed * _CLIPS_PER_RUN + number)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Who owns each cell [T, 8, 8]: coverage of the main owner, its id, and whether the cell is strictly empty."""
+
+    owner: Labels  # 0 where nothing covers enough
+    is_clear: NDArray[np.bool_]  # not one pixel of anything
+    is_strict_background: NDArray[np.bool_]  # nothing within 4 px
+
+
+def find_cells(owners: NDArray[np.uint8]) -> Cells:
+    """Reduce an owner map [T, 128, 128] to cells."""
+    tiles = owners.reshape(len(owners), CELL_SIDE, CELL_PX, CELL_SIDE, CELL_PX).transpose(0, 1, 3, 2, 4)
+    flat = tiles.reshape(len(owners), CELL_SIDE, CELL_SIDE, -1)
+    best = np.zeros(flat.shape[:3], np.int64)
+    cover = np.full(flat.shape[:3], _THING_COVER)
+    for owner in np.unique(owners):
+        if owner:
+            share = (flat == owner).mean(axis=-1)
+            wins = share > cover
+            best[wins], cover[wins] = int(owner), share[wins]
+    near = np.pad(owners > 0, ((0, 0), (_MARGIN_PX, _MARGIN_PX), (_MARGIN_PX, _MARGIN_PX)))
+    wide = np.lib.stride_tricks.sliding_window_view(near, CELL_PX + 2 * _MARGIN_PX, axis=1)[:, ::CELL_PX].any(-1)
+    wide = np.lib.stride_tricks.sliding_window_view(wide, CELL_PX + 2 * _MARGIN_PX, axis=2)[:, :, ::CELL_PX].any(-1)
+    touched = np.asarray(flat.any(axis=-1))
+    return Cells(owner=best, is_clear=~touched, is_strict_background=~np.asarray(wide))
+
+
+def story_labels(scene: Scene, times: NDArray[np.float64], cells: Cells) -> dict[str, Labels]:
+    """What a thing's late cells can tell about its past: labels [T, 8, 8] per head of STORY_HEADS.
+
+    Only cells of the last third of a thing's visible time are labelled: earlier ones cannot know.
+    """
+    labels = {name: np.full(cells.owner.shape, IGNORE, np.int64) for name in STORY_HEADS}
+    for index, thing in enumerate(scene.things):
+        late = times >= thing.visible_from + (thing.visible_to - thing.visible_from) * 0.6
+        # Whether a thing will vanish is not known before the last frame.
+        settled = late if thing.timing == "second-half" else late & (times > 0.9)
+        mine = cells.owner == index + 1
+        for name, value, known in (
+            ("start", thing.start, late),
+            ("direction", WORDS["direction"].index(thing.direction), late),
+            ("timing", WORDS["timing"].index(thing.timing), settled),
+            ("first_colour", WORDS["colour"].index(thing.colour), late),
+        ):
+            labels[name][mine & known[:, None, None]] = value
+    return labels
 
 
 def choose_tokens(content: torch.Tensor, num_kept: int, generator: torch.Generator) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -17,8 +16,8 @@ from transformers import (
 )
 
 from vidspec_models.bundled.scene import FRAME_SIZE, NUM_SLOTS
-from vidspec_models.training.architecture import PATCH_SIDE, SIZES, Learner, Role
-from vidspec_models.training.forward import build_learner
+from vidspec_models.training.architecture import PATCH_SIDE, Role, build_model
+from vidspec_models.training.forward import Learner
 from vidspec_models.training.options import Stage, TrainOptions
 from vidspec_models.training.stage_run import finished_target, load_part
 from vidspec_models.training.tokenizer import CHAT_TEMPLATE, END, PAD, build_tokenizer
@@ -34,11 +33,10 @@ def export_pair(options: TrainOptions) -> tuple[Path, Path]:
 
 
 def _export(role: Role, stage: Stage, tokenizer: PreTrainedTokenizerFast, options: TrainOptions) -> Path:
-    model, learner = build_learner(SIZES[role], tokenizer.get_vocab(), options.seed)
+    model = build_model(role, tokenizer.get_vocab(), options.seed)
+    learner = Learner(model)
     learner.load_state_dict(load_part(options.work_dir, stage, role))
-    if role == "target":
-        # Layers that the run has not grown yet are shipped as identities: the same function, the full depth.
-        learner.grow(load_part(options.work_dir, "joint", "growth")["used"])
+    learner.grow()  # layers that the run has not grown yet are shipped as identities: the same function, the full depth
     model.model.image_newline.data.copy_(learner.newline.data)
     model.model.vision_tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
     model.set_attn_implementation("sdpa")
@@ -79,14 +77,9 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
         for role, folder in (("target", target), ("draft", draft))
     }
     learners = {role: Learner(model).state_dict() for role, model in models.items()}
-    growth = {"used": list(range(SIZES["target"].layers))}
-    _write(options, "tower", {"tower": models["target"].model.vision_tower.state_dict()})
-    _write(options, "joint", {**learners, "growth": growth})
-
-
-def _write(options: TrainOptions, stage: Stage, parts: dict[str, Any]) -> None:
-    path = options.work_dir / f"{stage}.pt"
-    if path.exists():
-        raise FileExistsError(f"{path} is there already; choose another work folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"parts": parts}, path)
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    for stage, parts in ("tower", {"tower": models["target"].model.vision_tower.state_dict()}), ("joint", learners):
+        path = options.work_dir / f"{stage}.pt"
+        if path.exists():
+            raise FileExistsError(f"{path} is there already; choose another work folder")
+        torch.save({"parts": parts}, path)

@@ -6,23 +6,85 @@ It runs transformers' own modules; only what surrounds them (splicing, masks, wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, LlavaOnevisionForConditionalGeneration
-from transformers.masking_utils import eager_mask
+from transformers import LlavaOnevisionForConditionalGeneration
 
+from vidspec_models.bundled.scene import CELL_SIDE
 from vidspec_models.decoder.placement import multiplies_bfloat16
-from vidspec_models.training.architecture import NUM_VISUAL, Learner, TextSize, build_model
-from vidspec_models.training.examples import PackedText
-from vidspec_models.training.labels import IGNORE
+from vidspec_models.training.architecture import NUM_VISUAL
+from vidspec_models.training.examples import IGNORE, STORY_HEADS, PackedText
 
 BLOCKED = -1e9
-_ATTENTION = "vidspec_matmul"
 Rotary = tuple[torch.Tensor, torch.Tensor]
+# Number and module of a layer, its input, its mask, positions: the mask from the following layer on.
+NextMask = Callable[[int, Any, torch.Tensor, torch.Tensor, Rotary], torch.Tensor]
+
+
+class Learner(nn.Module):
+    """The trainable part of one model (projector, newline, language model) and its story heads."""
+
+    def __init__(self, model: LlavaOnevisionForConditionalGeneration) -> None:
+        super().__init__()
+        self.projector = model.model.multi_modal_projector
+        self.newline = model.model.image_newline
+        self.lm = model.model.language_model
+        self.used = list(range(len(self.lm.layers)))  # numbers of the layers in use; the others come in by `grow`
+        width = model.config.text_config.hidden_size
+        self.story_head = nn.ModuleDict({name: nn.Linear(width, count) for name, count in STORY_HEADS.items()})
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """Those in use."""
+        return [self.lm.layers[index] for index in self.used]
+
+    def get_extra_state(self) -> list[int]:
+        """Which layers are in use is part of the checkpoint."""
+        return self.used
+
+    def set_extra_state(self, state: list[int]) -> None:
+        self.used = state
+
+    def project(self, features: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        """Visual tokens [C, K, H] for patch features [C * T, 256, W] and kept token numbers [C, K].
+
+        As LLaVA-OneVision does it, with its 2x2 mean moved before the last linear layer, which commutes.
+        """
+        grid = features.view(-1, CELL_SIDE, 2, CELL_SIDE, 2, features.shape[-1]).transpose(2, 3)
+        cells = grid.reshape(keep.shape[0], -1, 4, features.shape[-1])  # [C, T * 64, 4, W]
+        chosen = cells.gather(1, keep[:, :, None, None].expand(-1, -1, 4, cells.shape[-1]))
+        hidden = self.projector.act(self.projector.linear_1(chosen)).mean(dim=2)
+        tokens: torch.Tensor = self.projector.linear_2(hidden)
+        return tokens
+
+    def story_logits(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: head(hidden) for name, head in self.story_head.items()}
+
+    @torch.no_grad()
+    def calibrate_projector(self, features: torch.Tensor) -> None:
+        """Scale the fresh projector to the tower's features: unit inputs to the activation, small visual tokens."""
+        flat = features.flatten(0, 1)
+        mean, spread = flat.mean(0), flat.std()
+        first, second = self.projector.linear_1, self.projector.linear_2
+        first.weight.normal_(std=float(1 / (spread * flat.shape[1] ** 0.5)))
+        first.bias.copy_(-first.weight @ mean)
+        second.weight.normal_(std=0.15 / second.in_features**0.5)
+        second.bias.zero_()
+
+    @torch.no_grad()
+    def grow(self) -> None:
+        """Use all layers, the new ones as copies that do nothing yet (their output matrices are zero)."""
+        for index, layer in enumerate(self.lm.layers):
+            if index not in self.used:
+                source = self.lm.layers[max(number for number in self.used if number < index)]
+                layer.load_state_dict(source.state_dict())
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+        self.used = list(range(len(self.lm.layers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +106,6 @@ class Layout:
     def text(self) -> slice:
         return slice(len(self.prefix_ids) + self.num_visual + 1, None)
 
-    def part(self, clips: slice) -> Layout:
-        """The same for some of the clips."""
-        return replace(self, ids=self.ids[clips], positions=self.positions[clips], segments=self.segments[clips])
-
 
 def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, text: PackedText) -> Layout:
     """`keep` [C, K] are the numbers of the visual tokens present, out of `num_cells`."""
@@ -63,31 +121,18 @@ def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, te
     )
 
 
-def block_mask(layout: Layout, visible: torch.Tensor) -> torch.Tensor:
-    """Additive mask [C, 1, S, S]: causal, an example sees the video and itself; `visible` [C, K] columns only."""
+def block_mask(layout: Layout, visible: torch.Tensor | None = None) -> torch.Tensor:
+    """Additive mask [C, 1, S, S]: causal, an example sees the video (or its `visible` [C, K] tokens) and itself."""
     segments = layout.segments
     size = segments.shape[1]
     causal = torch.ones(size, size, dtype=torch.bool, device=segments.device).tril()
     shared = segments == 0
     column = torch.ones_like(shared)
-    column[:, layout.visual] = visible
+    if visible is not None:
+        column[:, layout.visual] = visible
     allowed = (shared[:, None] | (segments[:, None] == segments[:, :, None])) & causal & column[:, None]
     allowed |= torch.eye(size, dtype=torch.bool, device=segments.device)
     return torch.where(allowed, 0.0, BLOCKED)[:, None]
-
-
-def embed(learner: Learner, layout: Layout, visual: torch.Tensor) -> torch.Tensor:
-    """Input embeddings [C, S, H]."""
-    count = visual.shape[0]
-    table = learner.lm.embed_tokens
-    prefix = table(layout.prefix_ids).expand(count, -1, -1)
-    newline = learner.newline.expand(count, 1, -1)
-    return torch.cat([prefix, visual, newline, table(layout.ids)], dim=1)
-
-
-def text_logits(learner: Learner, hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Logits [C, L, V] of the text part, from the tied embedding."""
-    return F.linear(hidden[:, layout.text], learner.lm.embed_tokens.weight)
 
 
 def apply_layer(layer: nn.Module, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary) -> torch.Tensor:
@@ -106,33 +151,35 @@ class PackedForward:
         # One layer is compiled, not the stack: its graph serves every layer, and a new shape costs seconds.
         self.layer: Callable[..., Any] = torch.compile(apply_layer) if compile_layers else apply_layer
 
-    def layout(self, text: PackedText, keep: torch.Tensor) -> Layout:
-        """For clips of 8 frames."""
-        return make_layout(self.prefix, keep, NUM_VISUAL, text)
-
     def __call__(
-        self, learner: Learner, layers: list[nn.Module], features: torch.Tensor, keep: torch.Tensor,
-        layout: Layout, visible: torch.Tensor,
+        self, learner: Learner, features: torch.Tensor, keep: torch.Tensor, text: PackedText,
+        visible: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Text logits [C, L, V], and the visual tokens' hidden states [C, K, H] after half of the layers."""
-        embeds = embed(learner, layout, learner.project(features, keep))
+        """Text logits [C, L, V], and the visual tokens' hidden states [C, K, H] after half of the layers.
+
+        For clips of 8 frames; all of the tokens present are visible unless told otherwise.
+        """
+        layout = make_layout(self.prefix, keep, NUM_VISUAL, text)
+        return self.run(learner, layout, learner.project(features, keep), visible)
+
+    def run(
+        self, learner: Learner, layout: Layout, visual: torch.Tensor, visible: torch.Tensor | None = None,
+        next_mask: NextMask = lambda _number, _layer, _hidden, mask, _rotary: mask,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """The same for projected visual tokens [C, K, H] in any layout; `next_mask` may change it between layers."""
+        count, table, layers = len(visual), learner.lm.embed_tokens, learner.layers
+        prefix = table(layout.prefix_ids).expand(count, -1, -1)
+        embeds = torch.cat([prefix, visual, learner.newline.expand(count, 1, -1), table(layout.ids)], dim=1)
         mask = block_mask(layout, visible).to(embeds.dtype)
         rotary = learner.lm.rotary_emb(embeds, layout.positions)
         hidden = middle = embeds
-        for index, layer in enumerate(layers):
-            hidden = self.layer(layer, hidden, mask, rotary)
-            if index + 1 == (len(layers) + 1) // 2:
+        for number, layer in enumerate(layers, 1):
+            before, mask = mask, next_mask(number, layer, hidden, mask, rotary)
+            hidden = self.layer(layer, hidden, before, rotary)
+            if number == (len(layers) + 1) // 2:
                 middle = hidden
-        return text_logits(learner, learner.lm.norm(hidden), layout), middle[:, layout.visual]
-
-
-def build_learner(
-    size: TextSize, token_ids: dict[str, int], seed: int
-) -> tuple[LlavaOnevisionForConditionalGeneration, Learner]:
-    """A fresh model whose language part attends by plain products, and its trainable part."""
-    model = build_model(size, token_ids, seed)
-    model.model.language_model.set_attn_implementation(register_attention())
-    return model, Learner(model)
+        # The head is the embedding.
+        return F.linear(learner.lm.norm(hidden)[:, layout.text], table.weight), middle[:, layout.visual]
 
 
 def in_bfloat16(device: torch.device) -> torch.autocast:
@@ -165,33 +212,3 @@ def answer_accuracy(logits: torch.Tensor, text: PackedText, prefix: str = "") ->
         "qa": answer & ~text.is_caption & (text.weights > 1.5),
     }
     return {prefix + name: float(right[part].mean()) for name, part in parts.items()}
-
-
-def register_attention() -> str:
-    """Make the attention for training known to transformers; returns the name to pass as `attn_implementation`.
-
-    Torch's fused attention has a slow backward on CPUs; this one compiles well.
-    """
-    AttentionInterface.register(_ATTENTION, _matmul_attention)
-    AttentionMaskInterface.register(_ATTENTION, eager_mask)
-    return _ATTENTION
-
-
-def _matmul_attention(
-    module: nn.Module,
-    query: torch.Tensor,  # [B, H, Q, D]
-    key: torch.Tensor,  # [B, G, K, D]
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # additive [B, 1, Q, K]
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key = key.repeat_interleave(groups, dim=1)
-        value = value.repeat_interleave(groups, dim=1)
-    scores = torch.matmul(query, key.transpose(2, 3)) * (scaling or query.shape[-1] ** -0.5)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = torch.softmax(scores, dim=-1)
-    return torch.matmul(weights, value).transpose(1, 2).contiguous(), None

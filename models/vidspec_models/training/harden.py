@@ -27,12 +27,9 @@ from vidspec_models.training.forward import (
     Rotary,
     answer_accuracy,
     answer_loss,
-    block_mask,
     distillation_loss,
-    embed,
     in_bfloat16,
     make_layout,
-    text_logits,
 )
 from vidspec_models.training.language_stage import LanguageStage, Phase
 from vidspec_models.training.options import TrainOptions
@@ -58,30 +55,22 @@ class View:
     most_tokens: int | None = None  # what is left of the rest by chance, content first
     is_noisy: bool = True  # frames and features as in the other stages, or as rendered
 
-    @property
-    def label(self) -> str:
-        """Which figures belong together in the log."""
-        name = "dycoke" if self.hide_ratio else "ttm" if self.merge_ratio else "none"
-        return f"{name}{self.num_frames}"
 
-
-def draw_view(generator: torch.Generator, long_share: float) -> View:
-    """Mostly merged, mostly hidden, around what is served; `long_share` of the views have 16 frames."""
-    chance: list[float] = torch.rand(6, generator=generator).tolist()
-    is_long = chance[0] < long_share
-    merges = chance[1] < 0.7
-    hides = chance[2] < (0.7 if merges else 0.3)
+def draw_view(generator: torch.Generator) -> View:
+    """Mostly merged, mostly hidden, around what is served; some views have 16 frames."""
+    length, merge, hide, share, shift, thin = torch.rand(6, generator=generator).tolist()
     number = int(torch.randint(len(_MERGE_RATIOS), (1,), generator=generator))
-    most = None
-    if is_long and chance[5] < 0.8:
-        most = _THIN
-    elif not merges and not hides and chance[5] < 0.5:
-        most = NUM_SLOTS * 16
+    merges = merge < 0.7
+    hides = hide < (0.7 if merges else 0.3)
+    if is_long := length < _LONG_SHARE:
+        most = _THIN if thin < 0.8 else None
+    else:
+        most = None if merges or hides or thin >= 0.5 else NUM_SLOTS * 16
     return View(
         num_frames=2 * NUM_SLOTS if is_long else NUM_SLOTS,
         merge_ratio=_MERGE_RATIOS[number] if merges else 0.0,
-        hide_ratio=0.5 + 0.3 * chance[3] if hides else 0.0,
-        layer=_SERVED_LAYER + int(torch.randint(-1, 2, (1,), generator=generator) if chance[4] < 0.3 else 0),
+        hide_ratio=0.5 + 0.3 * share if hides else 0.0,
+        layer=_SERVED_LAYER + int(torch.randint(-1, 2, (1,), generator=generator) if shift < 0.3 else 0),
         most_tokens=most,
         is_noisy=bool(torch.rand(1, generator=generator) < 0.35),
     )
@@ -98,15 +87,13 @@ class HardenStage(LanguageStage):
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
-        self._teacher, self._teacher_layers = self.load_learner("target")
-        self._teacher.requires_grad_(False)
-        self.target, self._layers = self.load_learner("target")
+        self._teacher = self.load_learner("target").requires_grad_(False)
+        self.target = self.load_learner("target")
         self.target.story_head.requires_grad_(False)
-        self.trained = self.target
-        self.parts = {"target": self.target}
+        self.trained = {"target": self.target}
 
     def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
-        view = draw_view(generator, _LONG_SHARE)
+        view = draw_view(generator)
         batch = make_clip_batch(
             self.packer, self.options.seed, clips, phase.text_len, greedy_text=True, num_frames=view.num_frames
         ).to(self.device)
@@ -118,7 +105,9 @@ class HardenStage(LanguageStage):
         divergence = distillation_loss(logits, wanted, batch.text)
         truth = answer_loss(logits, batch.text)
         figures = {"kl": float(divergence.detach()), "neglect": float(neglect.detach())}
-        figures |= answer_accuracy(wanted, batch.text, "t_") | answer_accuracy(logits, batch.text, f"{view.label}_")
+        seen = "dycoke" if view.hide_ratio else "ttm" if view.merge_ratio else "none"
+        figures |= answer_accuracy(wanted, batch.text, "t_")
+        figures |= answer_accuracy(logits, batch.text, f"{seen}{view.num_frames}_")
         return divergence + _TRUTH_WEIGHT * truth + _NEGLECT_WEIGHT * neglect, figures
 
     @torch.no_grad()
@@ -129,10 +118,7 @@ class HardenStage(LanguageStage):
         shown = features.unflatten(0, (len(batch.content), -1))[:, phase::stride].flatten(0, 1)
         content = batch.content.unflatten(1, (-1, CELLS))[:, phase::stride].flatten(1)
         keep = choose_tokens(content.cpu(), _TEACHER_TOKENS, generator).to(content.device)
-        layout = self.forward.layout(batch.text, keep)
-        everything = torch.ones_like(keep, dtype=torch.bool)
-        logits, _ = self.forward(self._teacher, self._teacher_layers, shown, keep, layout, everything)
-        return logits.float()
+        return self.forward(self._teacher, shown, keep, batch.text)[0].float()
 
     def seen(
         self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator
@@ -148,29 +134,12 @@ class HardenStage(LanguageStage):
             keep = keep.gather(1, choose_tokens(content.cpu(), view.most_tokens, generator).to(keep.device))
         text = replace(batch.text, positions=batch.text.positions + num_cells - NUM_VISUAL)
         layout = make_layout(self.forward.prefix, keep, num_cells, text)
-        embeds = embed(self.target, layout, tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2])))
-        mask = block_mask(layout, torch.ones_like(keep, dtype=torch.bool))
-        hiding = None
-        if view.hide_ratio:
-            hiding = Hiding(layout, text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
-        hidden, neglect = self._run(embeds, mask, layout.positions, hiding)
-        return text_logits(self.target, hidden, layout), neglect
-
-    def _run(
-        self, embeds: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, hiding: Hiding | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised hidden states; from the layer after the hiding's on under its mask."""
-        lm = self.target.lm
-        rotary = lm.rotary_emb(embeds, positions)
-        hidden, neglect = embeds, embeds.new_zeros(())
-        for index, layer in enumerate(self._layers):
-            before = mask
-            if hiding is not None and index + 1 == hiding.layer:
-                attention = hiding.attention(layer, hidden, mask, rotary)
-                neglect = hiding.neglect(attention)
-                mask = hiding.close(mask, attention)
-            hidden = self.forward.layer(layer, hidden, before, rotary)
-        return lm.norm(hidden), neglect
+        tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
+        if not view.hide_ratio:
+            return self.forward.run(self.target, layout, tokens)[0], tokens.new_zeros(())
+        hiding = Hiding(layout, text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
+        logits, _ = self.forward.run(self.target, layout, tokens, next_mask=hiding.next_mask)
+        return logits, hiding.neglected
 
 
 def _merged(tokens: torch.Tensor, merge_ratio: float) -> torch.Tensor:
@@ -188,7 +157,8 @@ class Hiding:
     def __init__(self, layout: Layout, is_caption: torch.Tensor, worth: torch.Tensor, layer: int, num_seen: int):
         """`is_caption` [C, L] marks the rows that predict the caption, `worth` [C, K] what tokens show;
         `num_seen` tokens stay seen."""
-        self.layer = layer
+        self.neglected = worth.new_zeros(())
+        self._layer = layer
         self._layout = layout
         self._num_hidden = max(layout.num_visual - max(1, num_seen), 0)
         self._worth = worth
@@ -202,6 +172,16 @@ class Hiding:
         opening = REFRESH_TOKENS * torch.arange(periods, device=is_caption.device)
         self._is_opened = opening < count[:, None]
         self._openers = (start + first[:, None] + opening).clamp_max(size - 1)  # [C, R]
+
+    def next_mask(
+        self, number: int, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary
+    ) -> torch.Tensor:
+        """Behind its layer the mask is closed; notes what is neglected there."""
+        if number != self._layer:
+            return mask
+        attention = self.attention(layer, hidden, mask, rotary)
+        self.neglected = self.neglect(attention)
+        return self.close(mask, attention)
 
     def attention(self, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary) -> torch.Tensor:
         """What the opening rows pay to each visual token in this layer, mean over heads: [C, R, K]."""

@@ -10,15 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from vidspec_models.training.architecture import SIZES, Learner, Role
+from vidspec_models.training.architecture import Role, build_model
 from vidspec_models.training.examples import ExamplePacker
-from vidspec_models.training.forward import PackedForward, build_learner
-from vidspec_models.training.optimiser import GradientSum, MuonWithAdamW, Workers
+from vidspec_models.training.forward import Learner, PackedForward
+from vidspec_models.training.optimiser import MuonWithAdamW, Workers
 from vidspec_models.training.options import Stage, TrainOptions
 from vidspec_models.training.stage_run import DECAY_FROM, StageRun, load_part
 from vidspec_models.training.tokenizer import build_tokenizer
@@ -45,8 +45,7 @@ class LanguageStage(ABC):
     learning_rates: ClassVar[tuple[float, float]]  # of matrices, of all else
     decay_from: ClassVar[float] = DECAY_FROM
 
-    trained: nn.Module
-    parts: dict[str, Any]  # what the checkpoint holds beside the optimiser
+    trained: dict[str, nn.Module]  # also what the checkpoint holds beside the optimiser
 
     def __init__(self, options: TrainOptions) -> None:
         self.options = options
@@ -56,13 +55,11 @@ class LanguageStage(ABC):
         self.tower = FrozenTower(options)
         self.forward = PackedForward(self.packer.prefix, options.device, compile_layers=options.compile_models)
 
-    def load_learner(self, role: Role, stage: Stage = "joint") -> tuple[Learner, list[nn.Module]]:
-        """The target or the draft out of a stage's checkpoint, and the layers it uses."""
-        size, work_dir = SIZES[role], self.options.work_dir
-        _, learner = build_learner(size, self.tokenizer.get_vocab(), self.options.seed)
-        learner.load_state_dict(load_part(work_dir, stage, role))
-        used = load_part(work_dir, "joint", "growth")["used"] if role == "target" else range(size.layers)
-        return learner.to(self.device), [learner.lm.layers[index] for index in used]
+    def load_learner(self, role: Role, stage: Stage = "joint") -> Learner:
+        """The target or the draft out of a stage's checkpoint."""
+        learner = Learner(build_model(role, self.tokenizer.get_vocab(), self.options.seed))
+        learner.load_state_dict(load_part(self.options.work_dir, stage, role))
+        return learner.to(self.device)
 
     def begin_step(self, phase: Phase, progress: float) -> None:
         """Called before the units of every step; `progress` is the share of the stage that has passed."""
@@ -78,24 +75,25 @@ def run_stage(make: Callable[[TrainOptions], LanguageStage], options: TrainOptio
     workers = Workers(options.device, options.workers)
     stage = make(options)
     matrix_lr, other_lr = stage.learning_rates
-    optimiser = MuonWithAdamW(stage.trained, matrix_lr=matrix_lr, other_lr=other_lr, workers=workers)
-    gradients = GradientSum(optimiser.params)
-    run = StageRun(stage.name, options, {**stage.parts, "optimiser": optimiser}, decay_from=stage.decay_from)
+    optimiser = MuonWithAdamW(stage.trained, workers, matrix_lr=matrix_lr, other_lr=other_lr)
+    run = StageRun(stage.name, options, {**stage.trained, "optimiser": optimiser}, decay_from=stage.decay_from)
     for _ in run.steps():
         phase = [phase for phase in stage.phases if phase.begins <= run.progress][-1]
         stage.begin_step(phase, run.progress)
         first = stage.first_clip + run.clips_seen
         units = workers.units(range(first, first + phase.num_clips))
-        found = workers.map(partial(_run_unit, stage, phase, gradients, options.seed), units, key=phase)
+        found = workers.map(partial(_run_unit, stage, phase, optimiser, options.seed), units, key=phase)
         run.clips_seen += phase.num_clips
         norm = optimiser.step(run.lr_scale)
         run.report(norm=norm, **_mean_figures(found))
 
 
-def _run_unit(stage: LanguageStage, phase: Phase, gradients: GradientSum, seed: int, clips: range) -> dict[str, float]:
+def _run_unit(
+    stage: LanguageStage, phase: Phase, optimiser: MuonWithAdamW, seed: int, clips: range
+) -> dict[str, float]:
     generator = torch.Generator().manual_seed(seed * 1_000_003 + clips.start)
     loss, figures = stage.loss(clips, phase, generator)
-    gradients.add(loss * (len(clips) / phase.num_clips))
+    optimiser.add_gradients(loss * (len(clips) / phase.num_clips))
     return figures
 
 

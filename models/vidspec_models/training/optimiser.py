@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -59,28 +59,12 @@ class Workers:
         return first + list(self._pool.map(function, items))
 
 
-class GradientSum:
-    """Adds up the gradients of units from several threads into `.grad`."""
-
-    def __init__(self, params: list[torch.nn.Parameter]) -> None:
-        self._params = params
-        self._lock = threading.Lock()
-
-    def add(self, loss: torch.Tensor) -> None:
-        """Back-propagate; parameters without a part in the loss stay untouched."""
-        gradients = torch.autograd.grad(loss, self._params, allow_unused=True)
-        with self._lock, torch.no_grad():
-            for param, gradient in zip(self._params, gradients, strict=True):
-                if gradient is not None:
-                    param.grad = gradient if param.grad is None else param.grad.add_(gradient)
-
-
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised; a few matrices of one shape are one batched product, and one worker's job."""
 
     def __init__(
-        self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
-        workers: Workers | None = None,
+        self, params: Iterable[torch.nn.Parameter], workers: Workers, lr: float, momentum: float = 0.95,
+        weight_decay: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._workers = workers
@@ -97,11 +81,7 @@ class Muon(torch.optim.Optimizer):
                 for params in by_shape.values()
                 for start in range(0, len(params), _MATRICES_PER_JOB)
             ]
-            if self._workers is None:
-                for job in jobs:
-                    self._update(job)
-            else:
-                self._workers.map(self._update, jobs)
+            self._workers.map(self._update, jobs)
 
     @torch.no_grad()
     def _update(self, job: tuple[dict[str, Any], list[torch.nn.Parameter]]) -> None:
@@ -135,27 +115,36 @@ def _orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class MuonWithAdamW:
-    """Both optimisers behind one face, with a state that can be saved."""
+    """Both optimisers behind one face: gradients from several threads add up, and the state can be saved."""
 
     def __init__(
-        self, module: torch.nn.Module, *, matrix_lr: float, other_lr: float, workers: Workers | None = None
+        self, trained: Mapping[str, torch.nn.Module], workers: Workers, *, matrix_lr: float, other_lr: float
     ) -> None:
         matrices: list[torch.nn.Parameter] = []
         others: list[torch.nn.Parameter] = []
-        for name, param in module.named_parameters():
+        for name, param in torch.nn.ModuleDict(trained).named_parameters():
             if param.requires_grad:
                 hidden = param.ndim == 2 and "embed" not in name and "head" not in name
                 (matrices if hidden else others).append(param)
         self._parts: tuple[torch.optim.Optimizer, ...] = (
-            Muon(matrices, lr=matrix_lr, weight_decay=0.01, workers=workers),
+            Muon(matrices, workers, lr=matrix_lr, weight_decay=0.01),
             torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
         )
         self._base = tuple(part.param_groups[0]["lr"] for part in self._parts)
-        self.params = [*matrices, *others]
+        self._params = [*matrices, *others]
+        self._lock = threading.Lock()
+
+    def add_gradients(self, loss: torch.Tensor) -> None:
+        """Back-propagate, from any thread; parameters without a part in the loss stay untouched."""
+        gradients = torch.autograd.grad(loss, self._params, allow_unused=True)
+        with self._lock, torch.no_grad():
+            for param, gradient in zip(self._params, gradients, strict=True):
+                if gradient is not None:
+                    param.grad = gradient if param.grad is None else param.grad.add_(gradient)
 
     def step(self, lr_scale: float) -> float:
         """Clip, step with all rates scaled, clear the gradients; returns the gradient norm before clipping."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.params, 1.0))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._params, 1.0))
         for part, base in zip(self._parts, self._base, strict=True):
             part.param_groups[0]["lr"] = base * lr_scale
             if norm == norm:  # a NaN gradient is skipped rather than written into the weights

@@ -35,7 +35,6 @@ class StageRun:
         self._total_s = options.minutes(stage) * 60
         self._elapsed_s = 0.0
         self._decay_from = decay_from
-        self._first_step = 0
         self._averages: dict[str, float] = {}
         if options.resume and self._path.exists():
             self._load()

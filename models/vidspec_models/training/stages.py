@@ -13,14 +13,12 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from vidspec_models.training.architecture import DRAFT_SIZE, NUM_VISUAL, TARGET_SIZE
-from vidspec_models.training.examples import choose_tokens, make_clip_batch
+from vidspec_models.training.architecture import NUM_VISUAL, build_model
+from vidspec_models.training.examples import IGNORE, choose_tokens, make_clip_batch
 from vidspec_models.training.export import export_pair
-from vidspec_models.training.forward import answer_accuracy, answer_loss, build_learner, distillation_loss, in_bfloat16
+from vidspec_models.training.forward import Learner, answer_accuracy, answer_loss, distillation_loss, in_bfloat16
 from vidspec_models.training.harden import HardenStage
-from vidspec_models.training.labels import IGNORE
 from vidspec_models.training.language_stage import LanguageStage, Phase, run_stage
 from vidspec_models.training.options import Stage, TrainOptions
 from vidspec_models.training.stage_run import finished_target
@@ -64,12 +62,11 @@ class JointStage(LanguageStage):
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
-        _, self.target = build_learner(TARGET_SIZE, self.tokenizer.get_vocab(), options.seed + 1)
-        _, self.draft = build_learner(DRAFT_SIZE, self.tokenizer.get_vocab(), options.seed + 2)
+        self.target = Learner(build_model("target", self.tokenizer.get_vocab(), options.seed + 1))
+        self.draft = Learner(build_model("draft", self.tokenizer.get_vocab(), options.seed + 2))
         self._calibrate()
-        self._growth = Growth(list(range(0, TARGET_SIZE.layers, self.phases[0].layer_step)))
-        self.trained = nn.ModuleList([self.target, self.draft])
-        self.parts = {"target": self.target, "draft": self.draft, "growth": self._growth}
+        self.target.used = self.target.used[:: self.phases[0].layer_step]
+        self.trained = {"target": self.target, "draft": self.draft}
 
     def _calibrate(self) -> None:
         generator = torch.Generator().manual_seed(self.options.seed + 5)
@@ -80,10 +77,9 @@ class JointStage(LanguageStage):
     def begin_step(self, phase: Phase, progress: float) -> None:
         """Let the target grow where the phase says so."""
         super().begin_step(phase, progress)
-        if phase.layer_step == 1 and len(self._growth.used) < TARGET_SIZE.layers:
-            self.target.grow(self._growth.used)
-            self._growth.used = list(range(TARGET_SIZE.layers))
-            logger.info("target grown to %d layers", TARGET_SIZE.layers)
+        if phase.layer_step == 1 and len(self.target.layers) < len(self.target.lm.layers):
+            self.target.grow()
+            logger.info("target grown to %d layers", len(self.target.layers))
 
     def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
         target, draft, device = self.target, self.draft, self.device
@@ -91,11 +87,9 @@ class JointStage(LanguageStage):
         keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
         content = batch.content.gather(1, keep).cpu()
         story = {name: values.gather(1, keep) for name, values in batch.story.items()}
-        layout = self.forward.layout(batch.text, keep)
         features = self.tower(batch.frames, generator)
         seen = target_visibility(content, generator).to(device)
-        layers = [target.lm.layers[index] for index in self._growth.used]
-        logits, middle = self.forward(target, layers, features, keep, layout, seen)
+        logits, middle = self.forward(target, features, keep, batch.text, seen)
         story_logits = target.story_logits(middle)
         target_answer = answer_loss(logits, batch.text)
         loss = target_answer + self._STORY_WEIGHT * story_loss(story_logits, story)
@@ -104,10 +98,7 @@ class JointStage(LanguageStage):
         half = slice(0, len(keep) // 2)
         text = batch.text.part(half)
         draft_seen = draft_visibility(content[half], self._DRAFT_FULL_SHARE, generator).to(device)
-        draft_features = features[: len(features) // 2]
-        draft_logits, draft_middle = self.forward(
-            draft, list(draft.lm.layers), draft_features, keep[half], layout.part(half), draft_seen
-        )
+        draft_logits, draft_middle = self.forward(draft, features[: len(features) // 2], keep[half], text, draft_seen)
         trust = min(self.progress / 0.4, 0.9)
         loss = loss + (1 - trust) * answer_loss(draft_logits, text)
         loss = loss + trust * distillation_loss(draft_logits, logits[half], text)
@@ -119,26 +110,10 @@ class JointStage(LanguageStage):
         return loss, figures
 
 
-class Growth:
-    """Which target layers are in use; part of the checkpoint."""
-
-    def __init__(self, used: list[int]) -> None:
-        self.used = used
-
-    def state_dict(self) -> dict[str, list[int]]:
-        return {"used": self.used}
-
-    def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        self.used = state["used"]
-
-
 def story_loss(logits: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> torch.Tensor:
     """Mean over the heads of their cross-entropies."""
-    losses = []
-    for name, values in logits.items():
-        known = labels[name] != IGNORE
-        if bool(known.any()):
-            losses.append(F.cross_entropy(values[known], labels[name][known]))
+    known = {name: labels[name] != IGNORE for name in logits}
+    losses = [F.cross_entropy(logits[name][at], labels[name][at]) for name, at in known.items() if bool(at.any())]
     return torch.stack(losses).mean() if losses else torch.zeros(())
 
 
@@ -164,26 +139,22 @@ class DistilStage(LanguageStage):
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
-        self._target, self._target_layers = self.load_learner("target", finished_target(options.work_dir))
-        self._target.requires_grad_(False)
-        self.draft, self._draft_layers = self.load_learner("draft")
+        self._target = self.load_learner("target", finished_target(options.work_dir)).requires_grad_(False)
+        self.draft = self.load_learner("draft")
         self.draft.story_head.requires_grad_(False)
-        self.trained = self.draft
-        self.parts = {"draft": self.draft}
+        self.trained = {"draft": self.draft}
 
     def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
         device = self.device
         batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len, greedy_text=True).to(device)
         keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
         content = batch.content.gather(1, keep).cpu()
-        layout = self.forward.layout(batch.text, keep)
-        everything = torch.ones_like(keep, dtype=torch.bool)
         visible = draft_visibility(content, self._FULL_SHARE, generator).to(device)
         with in_bfloat16(device):
             features = self.tower(batch.frames, generator)
             with torch.no_grad():
-                wanted, _ = self.forward(self._target, self._target_layers, features, keep, layout, everything)
-            logits, _ = self.forward(self.draft, self._draft_layers, features, keep, layout, visible)
+                wanted, _ = self.forward(self._target, features, keep, batch.text)
+            logits, _ = self.forward(self.draft, features, keep, batch.text, visible)
         wanted, logits = wanted.float(), logits.float()
         divergence = distillation_loss(logits, wanted, batch.text)
         truth = answer_loss(logits, batch.text)

@@ -14,22 +14,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
 from transformers import SiglipVisionModel
 
-from vidspec_models.bundled.render import render_with_owners
-from vidspec_models.bundled.scene import CELL_SIDE, NUM_SLOTS
+from vidspec_models.bundled.render import OWNER_SIGN, render_with_owners
+from vidspec_models.bundled.scene import CELL_SIDE, NUM_SLOTS, WORDS, Scene
 from vidspec_models.training.architecture import PATCH_PX, PATCH_SIDE, build_tower
-from vidspec_models.training.examples import training_scene
-from vidspec_models.training.forward import register_attention
-from vidspec_models.training.labels import CELL_HEADS, IGNORE, Labels, cell_labels, find_cells
-from vidspec_models.training.optimiser import MuonWithAdamW
+from vidspec_models.training.examples import IGNORE, Cells, Labels, find_cells, training_scene
+from vidspec_models.training.optimiser import MuonWithAdamW, Workers
 from vidspec_models.training.options import TrainOptions
 from vidspec_models.training.stage_run import StageRun, load_part
 
 _CLIPS = 8
 _FRAMES_PER_CLIP = 3  # plus one empty frame
 _LEAK_WEIGHT = 2.0
+CELL_HEADS = {
+    "kind": 3,
+    **{name: len(WORDS[name]) for name in ("colour", "shape", "size", "region", "letter", "background", "texture")},
+    "row": CELL_SIDE,
+    "column": CELL_SIDE,
+}
 _HEAD_WEIGHTS = {"kind": 2.0, "shape": 2.0, "row": 0.2, "column": 0.2, "background": 0.5, "texture": 0.5}
 _FEATURE_NOISE = 0.1  # of the features' spread: what survives only as a faint trace must not be learned
 
@@ -46,7 +51,6 @@ class FrozenTower:
     def __init__(self, options: TrainOptions) -> None:
         self.tower = build_tower(options.seed).to(options.device).eval().requires_grad_(False)
         self.tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
-        self.tower.set_attn_implementation(register_attention())
         self._bank = NoiseBank(options.device)
         self._run: Callable[[SiglipVisionModel, torch.Tensor], torch.Tensor] = (
             torch.compile(tower_features) if options.compile_models else tower_features
@@ -70,8 +74,8 @@ def normalise(frames: torch.Tensor) -> torch.Tensor:
 class NoiseBank:
     """Normal noise drawn once and reused at random offsets: drawing it anew is a tenth of a training step on a CPU."""
 
-    def __init__(self, device: str, size: int = 1 << 24) -> None:
-        self._values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(device)
+    def __init__(self, device: str) -> None:
+        self._values = torch.randn(1 << 24, generator=torch.Generator().manual_seed(0)).to(device)
 
     def like(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Noise of a tensor's shape; clips of the bank's size repeat it."""
@@ -103,11 +107,12 @@ def train_tower(options: TrainOptions) -> None:
     """Run or resume the stage; the result is the part "tower" of its checkpoint."""
     device = torch.device(options.device)
     tower = build_tower(options.seed).to(device)
-    tower.set_attn_implementation(register_attention())
-    heads = CellHeads(tower.config.hidden_size).to(device)
-    both = nn.ModuleDict({"tower": tower, "heads": heads})
-    optimiser = MuonWithAdamW(both, matrix_lr=3e-3, other_lr=1.5e-3)
-    run = StageRun("tower", options, {"tower": tower, "heads": heads, "optimiser": optimiser})
+    # Linear probes on features pooled to visual tokens, one per label; thrown away after the stage.
+    width = tower.config.hidden_size
+    heads = nn.ModuleDict({name: nn.Linear(width, count) for name, count in CELL_HEADS.items()}).to(device)
+    parts = {"tower": tower, "heads": heads}
+    optimiser = MuonWithAdamW(parts, Workers(options.device, 1), matrix_lr=3e-3, other_lr=1.5e-3)
+    run = StageRun("tower", options, {**parts, "optimiser": optimiser})
     features_of = torch.compile(tower_features) if options.compile_models else tower_features
     bank = NoiseBank(options.device)
     generator = torch.Generator().manual_seed(options.seed + 1000 * run.step)
@@ -117,35 +122,30 @@ def train_tower(options: TrainOptions) -> None:
         features = features_of(tower, augment(batch.frames.to(device), generator, bank))
         full, empty = features[:-_CLIPS], features[-_CLIPS:]
         leak = leak_ratio(full, empty, batch.clear.to(device))
-        losses, accuracies = heads.losses(full, {name: labels.to(device) for name, labels in batch.labels.items()})
+        losses, accuracies = head_losses(
+            heads, full, {name: labels.to(device) for name, labels in batch.labels.items()}
+        )
         loss = sum(losses, start=_LEAK_WEIGHT * leak)
         loss.backward()
         norm = optimiser.step(run.lr_scale)
         run.report(loss=float(loss), leak=float(leak), norm=norm, **accuracies)
 
 
-class CellHeads(nn.Module):
-    """Linear probes on tower features pooled to visual tokens, one per label; thrown away after the stage."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.head = nn.ModuleDict({name: nn.Linear(width, count) for name, count in CELL_HEADS.items()})
-
-    def losses(
-        self, features: torch.Tensor, labels: dict[str, torch.Tensor]
-    ) -> tuple[list[torch.Tensor], dict[str, float]]:
-        """Weighted cross-entropies for features [N, 256, W] and labels [N, 64], and the accuracies worth reporting."""
-        grid = features.view(-1, CELL_SIDE, 2, CELL_SIDE, 2, features.shape[-1])
-        cells = grid.mean(dim=(2, 4)).flatten(1, 2)
-        losses, accuracies = [], {}
-        for name, head in self.head.items():
-            logits, truth = head(cells), labels[name]
-            wrong = F.cross_entropy(logits.flatten(0, 1), truth.flatten(), ignore_index=IGNORE)
-            losses.append(_HEAD_WEIGHTS.get(name, 1.0) * wrong)
-            known = truth != IGNORE
-            if name not in ("row", "column"):
-                accuracies[name] = float((logits.argmax(-1)[known] == truth[known]).float().mean())
-        return losses, accuracies
+def head_losses(
+    heads: nn.ModuleDict, features: torch.Tensor, labels: dict[str, torch.Tensor]
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Weighted cross-entropies for features [N, 256, W] and labels [N, 64], and the accuracies worth reporting."""
+    grid = features.view(-1, CELL_SIDE, 2, CELL_SIDE, 2, features.shape[-1])
+    cells = grid.mean(dim=(2, 4)).flatten(1, 2)
+    losses, accuracies = [], {}
+    for name, head in heads.items():
+        logits, truth = head(cells), labels[name]
+        wrong = F.cross_entropy(logits.flatten(0, 1), truth.flatten(), ignore_index=IGNORE)
+        losses.append(_HEAD_WEIGHTS.get(name, 1.0) * wrong)
+        known = truth != IGNORE
+        if name not in ("row", "column"):
+            accuracies[name] = float((logits.argmax(-1)[known] == truth[known]).float().mean())
+    return losses, accuracies
 
 
 def leak_ratio(full: torch.Tensor, empty: torch.Tensor, clear: torch.Tensor) -> torch.Tensor:
@@ -187,3 +187,29 @@ def make_tower_batch(seed: int, clips_seen: int) -> TowerBatch:
         labels={name: torch.from_numpy(np.concatenate(values)) for name, values in labels.items()},
         clear=torch.from_numpy(np.concatenate(clear)).float(),
     )
+
+
+def cell_labels(scene: Scene, times: NDArray[np.float64], cells: Cells) -> dict[str, Labels]:
+    """One label array [T, 8, 8] per head of CELL_HEADS; IGNORE where a head has nothing to say."""
+    labels = {name: np.full(cells.owner.shape, IGNORE, np.int64) for name in CELL_HEADS}
+    labels["row"][:] = np.arange(CELL_SIDE)[None, :, None]
+    labels["column"][:] = np.arange(CELL_SIDE)[None, None, :]
+    labels["kind"][cells.is_clear] = 0
+    for name, word in (("background", scene.background), ("texture", scene.texture)):
+        labels[name][cells.is_clear] = WORDS[name].index(word)
+    for t, time in enumerate(times):
+        dx, dy = scene.shake_px[min(int(time * NUM_SLOTS), NUM_SLOTS - 1)]
+        for index, thing in enumerate(scene.things):
+            mine = cells.owner[t] == index + 1
+            x, y = thing.centre_at(float(time))
+            column, row = (min(max((v - 16) // 32, 0), 2) for v in (x + dx, y + dy))
+            labels["kind"][t][mine] = 1
+            labels["region"][t][mine] = row * 3 + column
+            words = {"colour": thing.colour_at(float(time)), "shape": thing.shape, "size": thing.size}
+            for name, word in words.items():
+                labels[name][t][mine] = WORDS[name].index(word)
+        for index, sign in enumerate(scene.signs):
+            mine = cells.owner[t] == OWNER_SIGN + index
+            labels["kind"][t][mine] = 2
+            labels["letter"][t][mine] = WORDS["letter"].index(sign.letter)
+    return labels

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import signal
 import socket
-import statistics
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,9 +17,7 @@ from vidspec_service.engine.ipc.messages import Proposal, Verdict
 if TYPE_CHECKING:
     from vidspec_models.reference.stock import StockAnswer
 
-_WARM_UP, _REPEATS = 5, 60
-_COPIES = 12
-_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}  # far more than caches hold
+_REPEATS = 60
 _PATIENCE_S = 60.0
 
 
@@ -51,30 +47,18 @@ class Forwards(Placement):
 
 
 def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> Forwards:
-    """With `context` rows in the cache. The row counts take turns, so that a disturbance meets all of them."""
+    """With `context` rows in the cache."""
     import torch
 
     from vidspec_models.decoder.kv_cache import KVCache
     from vidspec_models.loading.load_model import load_model
-    from vidspec_models.request import SamplingParams
-    from vidspec_models.sampling.coupled import CoupledSampler
-    from vidspec_models.video_lm import StepRows
+    from vidspec_models.reference.measure import time_steps
 
     torch.set_num_threads(threads)
     model = load_model(spec)
     context = min(context, model.context_length - max(rows))
     cache = KVCache(model.decoder.geometry, context + max(rows))
-    sampler = CoupledSampler(SamplingParams())
-    times: dict[int, list[float]] = {num_rows: [] for num_rows in rows}
-    for turn in range(_WARM_UP + _REPEATS):
-        for num_rows, measured in times.items():
-            cache.length = context
-            started = time.perf_counter()
-            logits = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=context)])
-            sampler.choose(logits[0], 0)
-            if turn >= _WARM_UP:
-                measured.append(time.perf_counter() - started)
-    medians = {num_rows: statistics.median(measured) for num_rows, measured in times.items()}
+    medians = time_steps(model, cache, context, rows, _REPEATS)
     return Forwards(threads=threads, seconds=medians, **dataclasses.asdict(Placement.of(model)))
 
 
@@ -82,19 +66,10 @@ def time_copies(device: str, threads: int) -> float:
     """Bytes per second, read and written ones together, of the best of several large copies on a device."""
     import torch
 
+    from vidspec_models.reference import measure
+
     torch.set_num_threads(threads)
-    num_bytes = _COPIED_BYTES[device.partition(":")[0]]
-    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    copy = torch.empty_like(source)
-
-    def copied_s() -> float:
-        started = time.perf_counter()
-        copy.copy_(source)
-        if copy.is_cuda:
-            torch.cuda.synchronize(copy.device)
-        return time.perf_counter() - started
-
-    return 2 * num_bytes / min([copied_s() for _ in range(_COPIES)][1:])
+    return measure.time_copies(torch.device(device))
 
 
 def echo(sock: socket.socket) -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.bundled import caption, sample_scene
+from vidspec_models.bundled import caption, sample_scene, slot_times
+from vidspec_models.bundled.render import render_with_owners
 from vidspec_models.training.architecture import NUM_VISUAL, VIDEO_TOKENS
-from vidspec_models.training.examples import ExamplePacker, PackedText, choose_tokens
-from vidspec_models.training.labels import IGNORE
+from vidspec_models.training.examples import IGNORE, ExamplePacker, PackedText, choose_tokens, find_cells
 from vidspec_models.training.tokenizer import build_tokenizer
 
 
@@ -56,3 +56,13 @@ def test_chosen_tokens_keep_content_first_and_order() -> None:
     kept = choose_tokens(content, 64, torch.Generator().manual_seed(0))
     assert content.gather(1, kept).sum() == 80
     assert (kept.diff(dim=1) > 0).all()
+
+
+def test_strict_background_cells_keep_their_distance() -> None:
+    for seed in range(20):
+        _, owners = render_with_owners(sample_scene(seed), slot_times())
+        cells = find_cells(owners)
+        assert not (cells.is_strict_background & ~cells.is_clear).any()
+        for t, row, column in np.argwhere(cells.is_strict_background)[::37]:
+            y, x = row * 16, column * 16
+            assert not owners[t, max(y - 4, 0) : y + 20, max(x - 4, 0) : x + 20].any()

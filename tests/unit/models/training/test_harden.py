@@ -112,7 +112,7 @@ def test_what_shows_something_is_neglected_until_it_outweighs_what_is_hidden() -
 
 def test_views_range_from_everything_to_thin_long_clips() -> None:
     generator = torch.Generator().manual_seed(0)
-    views = [draw_view(generator, 0.3) for _ in range(400)]
+    views = [draw_view(generator) for _ in range(400)]
     assert {view.num_frames for view in views} == {NUM_SLOTS, 2 * NUM_SLOTS}
     assert {view.layer for view in views} == {2, 3, 4}
     plain = [view for view in views if not view.merge_ratio and not view.hide_ratio]

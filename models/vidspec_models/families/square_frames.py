@@ -1,0 +1,93 @@
+"""LLaVA-OneVision, LLaVA-NeXT-Video, InternVL 3: every frame is a square of cells, positions are plain 1-D ones."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.families.base import Family, cells, processed
+from vidspec_models.inputs import NO_CELL
+from vidspec_models.request import Video
+
+_FRAME_MARKS = 2  # <img> and </img>; the words before them are counted once they are tokenised
+
+
+class SquareFrames(Family):
+    """What the three have in common: the processor brings frames to one size, the tower takes them one by one."""
+
+    @abstractmethod
+    def side(self, model: Any, processor: Any) -> int:
+        """Rows and columns of a frame's cells."""
+
+    def features(self, model: Any, pixels: Tensor) -> Tensor:
+        """Projected rows [1, all rows, hidden size] or [frames, rows, hidden size] of pixels [1, frames, 3, H, W]."""
+        features: Tensor = model.get_video_features(pixels).pooler_output
+        return features
+
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        return len(video.frames) * self.side(model, processor) ** 2
+
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        outputs, side = processed(processor, video, self.video_arguments(processor)), self.side(model, processor)
+        pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
+        return EncodedVideo(
+            words=processor.replace_video_token(outputs, video_idx=0),
+            features=self.features(model, pixels).flatten(0, 1),
+            grid=cells(pixels.shape[1], side, side),
+            key=video.key,
+        )
+
+
+class LlavaOnevision(SquareFrames):
+    """`LlavaOnevisionForConditionalGeneration` with its Qwen2 decoder: one newline token behind each video."""
+
+    num_frames = 32  # what the released checkpoints were trained on
+
+    def side(self, model: Any, processor: Any) -> int:
+        vision = model.config.vision_config
+        side: int = -(-(vision.image_size // vision.patch_size) // 2)
+        return side
+
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        return super().num_video_tokens(model, processor, video) + 1
+
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        encoded = super().encode(model, processor, video)
+        return replace(encoded, grid=torch.cat((encoded.grid, torch.full((1, 3), NO_CELL))))
+
+
+class LlavaNextVideo(SquareFrames):
+    """`LlavaNextVideoForConditionalGeneration` with its Llama (Vicuna, Yi) or Mistral decoder."""
+
+    num_frames = 8  # 144 tokens each; the released 7B has a context of 4096
+
+    def side(self, model: Any, processor: Any) -> int:
+        vision = model.config.vision_config
+        side: int = vision.image_size // vision.patch_size // model.config.spatial_pool_stride
+        return side
+
+
+class InternVL(SquareFrames):
+    """`InternVLForConditionalGeneration` (HF layout) with its Qwen2, Qwen3 or Llama decoder.
+
+    Each frame is an image of one patch behind "Frame1: ".
+    """
+
+    num_frames = 32
+    placeholder = "image_token_id"
+
+    def side(self, model: Any, processor: Any) -> int:
+        return isqrt(processor.image_seq_length)
+
+    def features(self, model: Any, pixels: Tensor) -> Tensor:
+        features: Tensor = model.get_image_features(pixels.flatten(0, 1)).pooler_output
+        return features
+
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        return super().num_video_tokens(model, processor, video) + _FRAME_MARKS * len(video.frames)
