@@ -19,7 +19,7 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Turn, Video
-from vidspec_models.sampling.coupled import CoupledSampler, Guess, guess_all
+from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 
 RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.gpu.models import PROMPT, SHAPES, Loaded, load, no_waiting, segments
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling.coupled import CoupledSampler
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 
 ANSWER = 48

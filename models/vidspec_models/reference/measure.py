@@ -24,7 +24,7 @@ from vidspec_models.loading.load_model import library_versions, load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import GREEDY, load_stock
 from vidspec_models.request import Turn
-from vidspec_models.sampling.coupled import CoupledSampler
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.recipe import SHAPES, Recipe, prompt_text
 from vidspec_models.video_lm import StepRows, VideoLM
 

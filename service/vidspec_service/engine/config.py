@@ -41,12 +41,12 @@ class EngineConfig:
     target: WorkerConfig
     draft: WorkerConfig | None = None  # None: the target alone
     speculation: SpeculationMode = SpeculationMode.AUTO  # for requests that leave the choice to the server
-    served_name: str | None = None  # None: the target's own name
-    max_running: int = 16
+    served_model_name: str | None = None  # None: the target's own name
+    max_running_requests: int = 16
     max_context: int | None = None
-    kv_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
+    kv_cache_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
     default_max_tokens: int = 256  # of requests that name no limit
-    encoded_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
+    max_cached_feature_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
     prefill_chunk: int = 512  # prompt rows per forward between two decoding steps
     preservation: Preservation = Preservation.HIPPO  # both workers must know: the target measures for it
     dycoke: DyCoke = field(default_factory=DyCoke)  # of requests that ask for it

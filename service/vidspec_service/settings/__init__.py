@@ -2,8 +2,7 @@
 
 from vidspec_service.settings.derived import decoding_limits, engine_config
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
-from vidspec_service.settings.keys import api_keys, client_key
-from vidspec_service.settings.sources import CONFIG_VARIABLE, load_settings
+from vidspec_service.settings.sources import CONFIG_VARIABLE, api_keys, client_key, load_settings
 
 __all__ = [
     "CONFIG_VARIABLE",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from vidspec_models.request import SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.engine.config import DyCoke, EngineConfig, WorkerConfig
@@ -25,35 +28,20 @@ def decoding_limits(settings: Settings) -> DecodingLimits:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """What the engine is built from."""
-    return EngineConfig(
-        target=WorkerConfig(
-            model=settings.model,
-            revision=settings.revision,
-            device=settings.target_device,
-            dtype=settings.target_dtype,
-            threads=settings.target_threads,
-        ),
-        draft=_draft_config(settings),
-        speculation=settings.speculation,
-        served_name=settings.served_model_name,
-        max_running=settings.max_running_requests,
-        max_context=settings.max_context,
-        kv_tokens=settings.kv_cache_tokens,
-        default_max_tokens=settings.default_max_tokens,
-        encoded_bytes=settings.max_cached_feature_bytes,
-        prefill_chunk=settings.prefill_chunk,
-        preservation=settings.preservation,
-        prune_ratio=settings.prune_ratio,
-        dycoke=DyCoke(
-            merge_ratio=settings.dycoke_merge_ratio,
-            layer=settings.dycoke_layer,
-            hide_ratio=settings.dycoke_hide_ratio,
-        ),
-        start_timeout_s=settings.start_timeout_s,
-        log_level=settings.log_level,
-        log_format=settings.log_format,
+    """What the engine is built from: fields of the same name, and what is made of several."""
+    same: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
+    same = {field.name: same[field.name] for field in fields(EngineConfig) if field.name in same}
+    dycoke = DyCoke(
+        merge_ratio=settings.dycoke_merge_ratio, layer=settings.dycoke_layer, hide_ratio=settings.dycoke_hide_ratio
     )
+    target = WorkerConfig(
+        model=settings.model,
+        revision=settings.revision,
+        device=settings.target_device,
+        dtype=settings.target_dtype,
+        threads=settings.target_threads,
+    )
+    return EngineConfig(**{**same, "target": target, "draft": _draft_config(settings), "dycoke": dycoke})
 
 
 def _draft_config(settings: Settings) -> WorkerConfig | None:

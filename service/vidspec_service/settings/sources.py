@@ -1,7 +1,7 @@
 """Where settings come from: flags over VIDSPEC_* environment over a YAML file. The only reader of the environment.
 
 Every field is a flag (`--max-frames`), a variable (`VIDSPEC_MAX_FRAMES`) and a YAML key (`max_frames`). A name that
-is none of them is an error with a suggestion, never ignored.
+is none of them is an error with a suggestion, never ignored. API keys come from a setting and a file; none is repeated.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
 _SECRET_VARIABLES = frozenset(ENV_PREFIX + name.upper() for name in SECRETS)
+LEAST_KEY = 16  # characters
+MOST_KEY = 256
 _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
 
 
@@ -102,3 +104,37 @@ def _first_problem(
         return f"{where}: {message}"
     link = _LINK_HINT if str(problem["input"]).startswith("tcp://") else ""
     return f"{where}: {message}, not {problem['input']!r}{link}"
+
+
+def api_keys(settings: Settings) -> frozenset[str]:
+    """All keys of both sources; empty where none are asked for. ConfigError for a bad key, file, or empty source."""
+    keys: set[str] = set()
+    if settings.api_keys is not None:
+        given = settings.api_keys.get_secret_value().replace(",", " ").split()
+        keys |= _checked(given, f"{ENV_PREFIX}API_KEYS")
+    if settings.api_key_file is not None:
+        path = settings.api_key_file
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ConfigError(f"cannot read the API key file {path}: {reason}") from None
+        stripped = (line.strip() for line in lines)
+        keys |= _checked([line for line in stripped if line and not line.startswith("#")], str(path))
+    return frozenset(keys)
+
+
+def client_key(settings: Settings) -> str | None:
+    """One of the keys, for a command that asks a server with the same settings; None where there are none."""
+    return min(api_keys(settings), default=None)
+
+
+def _checked(keys: list[str], where: str) -> set[str]:
+    if not keys:  # whoever names a source wants a closed server: an open one would be a bad surprise
+        raise ConfigError(f"{where} has no API key")
+    for key in keys:
+        if not LEAST_KEY <= len(key) <= MOST_KEY or not all("!" <= char <= "~" for char in key):
+            raise ConfigError(
+                f"{where}: an API key has {LEAST_KEY} to {MOST_KEY} printable ASCII characters and no spaces"
+            )
+    return set(keys)

@@ -79,7 +79,7 @@ def test_a_conversation_without_a_video_and_a_video_of_one_frame_are_answered(en
 def test_paused_requests_and_those_of_a_killed_target_come_back_to_the_same_text(engine: EngineHarness) -> None:
     requests = [compressed(f"p{seed}", noise_video(seed), sampling=HOT, max_tokens=120) for seed in range(4)]
     expected = [answer.ids for answer in engine.answers(requests)]
-    tight = EngineHarness(replace(PAIR, kv_tokens=1024 + 256))
+    tight = EngineHarness(replace(PAIR, kv_cache_tokens=1024 + 256))
     try:
         assert [answer.ids for answer in tight.answers(requests)] == expected
         assert tight.run(answered_across_a_death(tight, requests), timeout_s=180) == expected

@@ -88,7 +88,7 @@ def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) 
     geometry = load_model(ModelSpec(path=folder, role="target", device="cpu", dtype="float32")).decoder.geometry
     room = 2 * geometry.padded(EDGE + geometry.context_block) + EDGE
     expected = [world.wanted(request(OFF, index, longer=filler)).ids for index, filler in prompts]
-    with world.engine(kv_tokens=room) as harness:
+    with world.engine(kv_cache_tokens=room) as harness:
         before = harness.target_rows()
         for mode in (OFF, PARALLEL):
             requests = [request(mode, index, longer=filler) for index, filler in prompts]

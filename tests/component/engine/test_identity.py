@@ -135,7 +135,7 @@ def test_requests_that_do_not_fit_at_once_are_paused_and_lose_nothing(engine: En
     law = SamplingParams(temperature=1.0, seed=5)
     requests = [ask(f"p{seed}", PROMPTS[0], [noise_video(seed)], sampling=law, max_tokens=200) for seed in range(6)]
     expected = [answer.ids for answer in engine.answers(requests)]
-    tight = EngineHarness(replace(PAIR, kv_tokens=1536 + 256))
+    tight = EngineHarness(replace(PAIR, kv_cache_tokens=1536 + 256))
     try:
         assert [answer.ids for answer in tight.answers(requests)] == expected
     finally:

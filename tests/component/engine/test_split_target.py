@@ -47,7 +47,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     stock = StockGenerator(ModelSpec(path=target.model, role="target", device="cpu", dtype="float32"))
     # Not room for four growing requests: the youngest is paused, comes back and is told again what it had said.
     engine = EngineHarness(
-        EngineConfig(target=target, draft=draft, prefill_chunk=CHUNK, kv_tokens=1280, dycoke=DyCoke(layer=1))
+        EngineConfig(target=target, draft=draft, prefill_chunk=CHUNK, kv_cache_tokens=1280, dycoke=DyCoke(layer=1))
     )
     yield World(engine, stock)
     engine.close()

@@ -14,7 +14,7 @@ from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest, Turn, Video
-from vidspec_models.sampling.coupled import CoupledSampler, Guess
+from vidspec_models.sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.draft.loop import DraftLoop

@@ -18,7 +18,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import SamplingParams, Turn, Video
-from vidspec_models.sampling.coupled import CoupledSampler, Guess
+from vidspec_models.sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows
 
 VIDEO = -1  # the id of a prompt row that stands for a frame

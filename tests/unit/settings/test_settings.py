@@ -209,7 +209,7 @@ def test_both_workers_get_what_was_set_for_them() -> None:
     config = engine_config(settings)
     assert config.target == WorkerConfig(model="a/target", revision="r1", device="cuda:1", dtype="bfloat16", threads=2)
     assert config.draft == WorkerConfig(model="a/draft", revision="r2", device="cuda:0", dtype="float16", threads=1)
-    assert config.max_running == 3
+    assert config.max_running_requests == 3
 
 
 @pytest.mark.parametrize(

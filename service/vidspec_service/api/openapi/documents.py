@@ -51,14 +51,14 @@ def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) 
 
 VIDEO_CHAT_BODY = _body(
     "A form with a file part, or JSON with a data URL.",
-    form=(VideoChatForm, examples.VIDEO_CHAT_FORMS),
-    json=(VideoChatJson, examples.VIDEO_CHATS),
+    form=(VideoChatForm, examples.REQUESTS["video_chat_form"]),
+    json=(VideoChatJson, examples.REQUESTS["video_chat"]),
 )
-CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.CHAT_COMPLETIONS))
+CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.REQUESTS["chat_completion"]))
 VIDEO_UPLOAD_BODY = _body(
     "A form with a file part, or JSON with a data URL.",
     form=(VideoUploadForm, {}),
-    json=(VideoUploadJson, examples.UPLOADS),
+    json=(VideoUploadJson, examples.REQUESTS["upload"]),
 )
 UPLOAD_STATUSES = tuple(status for status in _ERRORS if status != 404)
 

@@ -21,7 +21,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model, tokenizer_file
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import SamplingParams, Video
-from vidspec_models.sampling.coupled import CoupledSampler
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Row

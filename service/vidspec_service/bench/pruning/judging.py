@@ -20,7 +20,7 @@ from vidspec_models.loading.load_model import load_model
 from vidspec_models.preservation.strategies import find_strategy, kept_of_prompt
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling.coupled import CoupledSampler
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningOptions, Setting, Task

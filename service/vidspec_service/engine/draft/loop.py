@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import find_strategy
-from vidspec_models.sampling.coupled import CoupledSampler, Guess
+from vidspec_models.sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
@@ -48,9 +48,9 @@ class DraftLoop:
         self._model = model
         self._api = api
         self._config = config.engine
-        self._pool = KVPool(model.decoder.geometry, self._config.kv_tokens)
+        self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens)
         self._target: Channel | None = None
-        self._inputs = InputProcessor(model, self._config.encoded_bytes)
+        self._inputs = InputProcessor(model, self._config.max_cached_feature_bytes)
         self._strategy = find_strategy(self._config.preservation)
         self._offered: dict[str, Input] = {}  # what the target has not asked to follow (yet)
         self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said

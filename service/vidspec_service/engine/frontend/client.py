@@ -57,7 +57,7 @@ class EngineClient:
         self._metrics = metrics
         self._on_trace = on_trace
         self._on_loading = on_loading
-        self._table = RequestTable(config.max_running)
+        self._table = RequestTable(config.max_running_requests)
         self._workers: dict[str, Worker] = {}
         self._ready: dict[str, Ready] = {}
         self._started: asyncio.Future[None] | None = None
@@ -165,7 +165,7 @@ class EngineClient:
             case Heartbeat():
                 idle = max(0.0, 1 - message.busy_s / message.elapsed_s)
                 self._metrics.worker_idle_ratio.labels(worker.role).set(idle)
-                used = message.cache_tokens / self._config.kv_tokens
+                used = message.cache_tokens / self._config.kv_cache_tokens
                 self._metrics.kv_cache_usage_perc.labels(worker.role).set(used)
                 for seconds in message.forward_s:
                     self._metrics.forward[worker.role].observe(seconds)

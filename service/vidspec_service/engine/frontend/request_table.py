@@ -57,8 +57,8 @@ class RequestState:
 class RequestTable:
     """Belongs to one event loop. Whoever was given to the target came before whoever is held."""
 
-    def __init__(self, max_running: int) -> None:
-        self._max_running = max_running
+    def __init__(self, max_running_requests: int) -> None:
+        self._max_running = max_running_requests
         self._given: dict[str, RequestState] = {}
         self._held: dict[str, RequestState] = {}
         self._on_trial: str | None = None

@@ -76,9 +76,9 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
     target = ready["target"]
     names = {role: _model_name(worker) for role, worker in worker_configs(config).items()}
     return EngineInfo(
-        model=config.served_name or names["target"],
+        model=config.served_model_name or names["target"],
         draft_model=names.get("draft"),
-        context_length=min(target.context_length, config.max_context or target.context_length, config.kv_tokens),
+        context_length=min(target.context_length, config.max_context or target.context_length, config.kv_cache_tokens),
         default_num_frames=target.default_num_frames,
         default_max_tokens=config.default_max_tokens,
         devices={role: f"{worker.device} {worker.dtype}" for role, worker in ready.items()},

@@ -26,15 +26,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.types import Accepted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configure:
+class Configure(Struct, frozen=True, kw_only=True):
     """What a worker is to be."""
 
     role: str  # "target" | "draft"
@@ -45,23 +44,20 @@ class Configure:
     trace: bool = False  # report every forward in Trace messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generate:
+class Generate(Struct, frozen=True, kw_only=True):
     """A request; all of it lies in the shared memory sent with this message, as it was submitted."""
 
     request_id: str
     committed: tuple[int, ...] = ()  # what clients have seen already, when a new target takes over
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class Cancel(Struct, frozen=True, kw_only=True):
     """Forget the request; unknown ids are fine, the request may just have ended."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Struct, frozen=True, kw_only=True):
     """The worker's model is loaded."""
 
     context_length: int
@@ -73,43 +69,38 @@ class Ready:
     versions: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class Loading(Struct, frozen=True, kw_only=True):
     """How far the worker's model is, for whoever waits for it."""
 
     what: str
     fraction: float | None  # None: nobody knows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFailed:
+class LoadFailed(Struct, frozen=True, kw_only=True):
     """The model cannot be loaded; a human can act on the message."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True, kw_only=True):
     """Proof of life, with the numbers since the last one."""
 
     num_running: int
     num_waiting: int
-    cache_tokens: int  # of EngineConfig.kv_tokens, how many are taken
+    cache_tokens: int  # of EngineConfig.kv_cache_tokens, how many are taken
     busy_s: float  # time at work
     elapsed_s: float
     forward_s: tuple[float, ...]  # the first thousand forwards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Struct, frozen=True, kw_only=True):
     """Work with a forward in it, as (start, end, rows) on the monotonic clock; complete up to `until`."""
 
     until: float
     spans: tuple[tuple[float, float, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class Rejected(Struct, frozen=True, kw_only=True):
     """The request cannot be served."""
 
     request_id: str
@@ -117,8 +108,7 @@ class Rejected:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class Tokens(Struct, frozen=True, kw_only=True):
     """What one forward committed, in order, and how many draft tokens it judged and accepted."""
 
     request_id: str
@@ -128,8 +118,7 @@ class Tokens:
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     """The target finished by itself."""
 
     request_id: str
@@ -138,20 +127,17 @@ class Ended:
     num_wasted: int  # draft tokens that were never judged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(Struct, frozen=True, kw_only=True):
     """The channel to the other worker comes with this message and replaces any earlier one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
+class Follow(Struct, frozen=True, kw_only=True):
     """The draft is to prepare a request that the API has given it, and to run ahead of it."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class Proposal(Struct, frozen=True, kw_only=True):
     """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
 
     request_id: str
@@ -163,8 +149,7 @@ class Proposal:
     video_tokens: int  # that the draft sees
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The target committed `ids` from output position `start` on."""
 
     request_id: str
@@ -173,16 +158,14 @@ class Verdict:
     max_lead: int  # tokens that the draft may run ahead of them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relevance:
+class Relevance(Struct, frozen=True, kw_only=True):
     """What the target's text pays attention to; the scores come in shared memory, in the order of the grid's cells."""
 
     request_id: str
     grid_checksum: int  # of the cells' places: the draft's may differ
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(Struct, frozen=True, kw_only=True):
     """The target is done with the request."""
 
     request_id: str

@@ -19,7 +19,7 @@ from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
-from vidspec_models.sampling.coupled import CoupledSampler, choose_all
+from vidspec_models.sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Rejected, Tokens
@@ -47,9 +47,11 @@ class TargetLoop:
         self._config = config.engine
         self._costs = costs
         geometry = model.decoder.geometry
-        self._pool = KVPool(geometry, self._config.kv_tokens)
-        self._inputs = InputProcessor(model, self._config.encoded_bytes, partial(compressed, self._config.dycoke))
-        self._scheduler = Scheduler(self._pool, self._config.max_running, self._config.prefill_chunk)
+        self._pool = KVPool(geometry, self._config.kv_cache_tokens)
+        self._inputs = InputProcessor(
+            model, self._config.max_cached_feature_bytes, partial(compressed, self._config.dycoke)
+        )
+        self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._config.prefill_chunk)
         self._draft = DraftLink()
         self._gate = DraftGate(self._draft, shares_cores=geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)

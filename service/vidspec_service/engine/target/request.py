@@ -13,7 +13,7 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.request import Compression, GenerationRequest
-from vidspec_models.sampling.coupled import CoupledSampler
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import CellScores

@@ -24,10 +24,10 @@ _MOST_PREPARING = 2  # one in the tower, the next one ready for it
 class Scheduler:
     """Plain bookkeeping; the loop does the work."""
 
-    def __init__(self, pool: KVPool, max_running: int, prefill_chunk: int) -> None:
+    def __init__(self, pool: KVPool, max_running_requests: int, prefill_chunk: int) -> None:
         self._pool = pool
         self._prefixes = PrefixCache(pool, prefill_chunk)
-        self._max_running = max_running
+        self._max_running = max_running_requests
         self._num_added = 0
         self.waiting: deque[Input] = deque()
         self._preparing: set[str] = set()

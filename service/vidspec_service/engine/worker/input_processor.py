@@ -50,9 +50,11 @@ class Input:
 class InputProcessor:
     """One prompt at a time, in the order of submission; `compress` has the last word on each."""
 
-    def __init__(self, model: VideoLM, encoded_bytes: int, compress: Compress = lambda _, prompt: prompt) -> None:
-        """`encoded_bytes` of features stay for further questions about their videos."""
-        self._encoder_cache = EncoderCache(encoded_bytes)
+    def __init__(
+        self, model: VideoLM, max_cached_feature_bytes: int, compress: Compress = lambda _, prompt: prompt
+    ) -> None:
+        """`max_cached_feature_bytes` of features stay for further questions about their videos."""
+        self._encoder_cache = EncoderCache(max_cached_feature_bytes)
         self._model = model
         self._compress = compress
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")

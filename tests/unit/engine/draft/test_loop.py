@@ -158,7 +158,7 @@ def test_what_the_target_has_committed_beyond_the_chain_is_read_and_gone_on_from
 
 @pytest.mark.parametrize("by", [Release, Cancel])
 def test_a_request_that_has_ended_is_forgotten_and_its_room_free(stack: ExitStack, by: type[Release | Cancel]) -> None:
-    draft = Draft(stack, kv_tokens=FOR_ONE)
+    draft = Draft(stack, kv_cache_tokens=FOR_ONE)
     draft.follow("a")
     text = text_of("a")
     draft.tell("a", 0, text[:1], max_lead=4)
@@ -185,7 +185,7 @@ def test_what_was_offered_and_never_followed_leaves_no_descriptor(stack: ExitSta
 
 
 def test_where_two_do_not_fit_the_younger_is_given_up_and_the_older_goes_on(stack: ExitStack) -> None:
-    draft, text = Draft(stack, kv_tokens=FOR_ONE), text_of("old")
+    draft, text = Draft(stack, kv_cache_tokens=FOR_ONE), text_of("old")
     draft.follow("old", "young")
     draft.tell("old", 0, text[:1], max_lead=4)
     draft.tell("young", 0, text_of("young")[:1], max_lead=4)

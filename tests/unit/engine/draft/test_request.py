@@ -12,7 +12,7 @@ from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import NO_CELL, Prompt, grid_checksum
 from vidspec_models.preservation.strategies import find_strategy
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling.coupled import CoupledSampler
+from vidspec_models.sampling import CoupledSampler
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.messages import Relevance, Verdict
 from vidspec_service.engine.ipc.payload import CellScores, read_scores, write_scores

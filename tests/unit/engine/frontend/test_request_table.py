@@ -30,7 +30,7 @@ def due(table: RequestTable) -> list[str]:
 
 
 def test_the_next_target_gets_what_has_not_ended_with_what_is_committed() -> None:
-    table = RequestTable(max_running=4)
+    table = RequestTable(max_running_requests=4)
     a, b = state("a"), state("b")
     with ExitStack() as stack:
         for each in (a, b):
@@ -44,7 +44,7 @@ def test_the_next_target_gets_what_has_not_ended_with_what_is_committed() -> Non
 
 
 def test_the_request_to_blame_can_be_refused_and_the_rest_is_due() -> None:
-    table = RequestTable(max_running=4)
+    table = RequestTable(max_running_requests=4)
     with ExitStack() as stack:
         for name in ("a", "b"):
             stack.enter_context(table.registered(state(name)))
@@ -58,7 +58,7 @@ def test_the_request_to_blame_can_be_refused_and_the_rest_is_due() -> None:
 
 
 def test_what_has_lost_two_drafts_goes_on_without_one() -> None:
-    table = RequestTable(max_running=4)
+    table = RequestTable(max_running_requests=4)
     followed, alone = state("followed"), state("alone", SpeculationMode.OFF)
     with table.registered(followed), table.registered(alone):
         assert followed.wants_draft
@@ -70,7 +70,7 @@ def test_what_has_lost_two_drafts_goes_on_without_one() -> None:
 
 
 def test_where_nothing_can_go_on_nothing_is_due() -> None:
-    table = RequestTable(max_running=4)
+    table = RequestTable(max_running_requests=4)
     each = state("a")
     with table.registered(each):
         table.fail_all(EngineDead("gone"))

@@ -21,8 +21,8 @@ FARTHEST = PAST_SUSPICION - 1  # proposals in one forward
 class Handover:
     """A request table, told of requests by their names."""
 
-    def __init__(self, max_running: int) -> None:
-        self._table = RequestTable(max_running)
+    def __init__(self, max_running_requests: int) -> None:
+        self._table = RequestTable(max_running_requests)
         self._states: dict[str, RequestState] = {}
 
     def add(self, name: str) -> None:

@@ -43,5 +43,5 @@ def test_a_target_alone_needs_no_partner(tmp_path: Path) -> None:
 
 
 def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) -> None:
-    config = EngineConfig(target=WorkerConfig(model="bundled"), max_context=80, kv_tokens=60)
+    config = EngineConfig(target=WorkerConfig(model="bundled"), max_context=80, kv_cache_tokens=60)
     assert engine_info(config, {"target": ready(tmp_path, "target", ["a"])}).context_length == 60

@@ -31,7 +31,7 @@ from vidspec_models.inputs import Prompt, grid_checksum
 from vidspec_models.preservation.scores import Candidates
 from vidspec_models.preservation.strategies import Strategy
 from vidspec_models.request import SamplingParams, SpeculationMode, Turn
-from vidspec_models.sampling.coupled import CoupledSampler, choose_all
+from vidspec_models.sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView

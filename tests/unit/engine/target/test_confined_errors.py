@@ -147,7 +147,7 @@ class Failing(CountingModel):
 def target_of(far_api: Channel) -> TargetLoop:
     """One that has room for one of these prompts at a time: what is not given back is missed."""
     costs = CostMeter(base_s=1e-3, row_s=1e-5, draft_s=1e-4)
-    return TargetLoop(cast("VideoLM", Failing()), far_api, configure("target", kv_tokens=200), costs)
+    return TargetLoop(cast("VideoLM", Failing()), far_api, configure("target", kv_cache_tokens=200), costs)
 
 
 def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Rejected]:

@@ -267,7 +267,9 @@ def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: Ex
 @pytest.mark.parametrize("state", ["waiting", "prepare", "prefill", "step", "paused"])
 def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitStack, state: str) -> None:
     """There is room in the cache for one prompt, and a place for two: what is not given back is missed."""
-    target = Target(stack, kv_tokens=FOR_ONE, max_running=1 if state == "waiting" else 2, prefill_chunk=40)
+    target = Target(
+        stack, kv_cache_tokens=FOR_ONE, max_running_requests=1 if state == "waiting" else 2, prefill_chunk=40
+    )
     draft = target.draft()
     gate = target.model.gates[state if state in target.model.gates else "step"]
     gate.shut()
@@ -307,7 +309,7 @@ def test_a_target_that_takes_over_says_the_rest_and_only_the_rest(stack: ExitSta
 
 
 def test_requests_that_do_not_fit_together_take_turns_and_lose_nothing(stack: ExitStack) -> None:
-    target = Target(stack, kv_tokens=FOR_TWO_FOR_A_WHILE)
+    target = Target(stack, kv_cache_tokens=FOR_TWO_FOR_A_WHILE)
     names = ("old", "young", "third")
     for name in names:
         target.submit(request(name, max_tokens=60, speculation=SpeculationMode.OFF))
@@ -330,7 +332,7 @@ def test_a_broken_prompt_is_refused_and_the_next_request_is_served(stack: ExitSt
 
 
 def test_a_request_that_waits_for_a_place_begins_as_soon_as_there_is_one(stack: ExitStack) -> None:
-    target = Target(stack, max_running=1)
+    target = Target(stack, max_running_requests=1)
     target.hold()
     for name in ("a", "b"):
         target.submit(request(name, max_tokens=4, speculation=SpeculationMode.OFF))
@@ -342,7 +344,7 @@ def test_a_request_that_waits_for_a_place_begins_as_soon_as_there_is_one(stack: 
 
 def paused(stack: ExitStack) -> tuple[Target, Far, int]:
     """The loop is held in a forward for `old`, for which `young` had to give way; how much is committed of that."""
-    target = Target(stack, kv_tokens=FOR_TWO_FOR_A_WHILE)
+    target = Target(stack, kv_cache_tokens=FOR_TWO_FOR_A_WHILE)
     draft = target.draft()
     target.hold()
     target.submit(request("old", max_tokens=100, speculation=SpeculationMode.OFF))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -53,9 +52,7 @@ def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int 
 
 
 def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
-    config = configure("target")
-    engine = replace(config.engine, preservation=Preservation(preservation), prune_ratio=ratio)
-    config = replace(config, engine=engine, threads=1)
+    config = configure("target", preservation=Preservation(preservation), prune_ratio=ratio)
     return RelevanceSource(cast(Any, Model), config, link)
 
 

@@ -38,7 +38,7 @@ def prefill(scheduler: Scheduler, item: TargetRequest) -> bool:
 
 def test_the_youngest_gives_way_and_returns_when_there_is_room() -> None:
     pool = KVPool(GEOMETRY, 16)
-    scheduler = Scheduler(pool, max_running=4, prefill_chunk=8)
+    scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
     old, young = running("old", pool, 4), running("young", pool, 4)
     for item in (old, young):
         scheduler.add(item)
@@ -52,7 +52,7 @@ def test_the_youngest_gives_way_and_returns_when_there_is_room() -> None:
 
 def test_a_request_that_needs_room_itself_may_be_the_one_that_waits() -> None:
     pool = KVPool(GEOMETRY, 8)
-    scheduler = Scheduler(pool, max_running=4, prefill_chunk=8)
+    scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
     old, young = running("old", pool, 4), running("young", pool, 4)
     scheduler.add(old)
     assert prefill(scheduler, old)
@@ -63,7 +63,7 @@ def test_a_request_that_needs_room_itself_may_be_the_one_that_waits() -> None:
 
 def test_nobody_new_enters_while_somebody_is_preempted() -> None:
     pool = KVPool(GEOMETRY, 8)
-    scheduler = Scheduler(pool, max_running=4, prefill_chunk=8)
+    scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
     old, young = running("old", pool, 4), running("young", pool, 4)
     scheduler.add(old)
     prefill(scheduler, old)
@@ -76,7 +76,7 @@ def test_nobody_new_enters_while_somebody_is_preempted() -> None:
 def test_everyone_finishes_within_any_budget_that_fits_the_largest(prompts: list[int], budget: int) -> None:
     """A little scheduler: prefill one, decode one token each, until all are done; the oldest always advances."""
     pool = KVPool(GEOMETRY, budget)
-    scheduler = Scheduler(pool, max_running=8, prefill_chunk=8)
+    scheduler = Scheduler(pool, max_running_requests=8, prefill_chunk=8)
     items = [running(str(i), pool, tokens, max_tokens=24) for i, tokens in enumerate(prompts)]
     for item in items:
         scheduler.add(item)

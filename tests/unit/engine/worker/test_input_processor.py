@@ -48,7 +48,7 @@ def processed(processor: InputProcessor, texts: Sequence[str]) -> list[Input]:
 
 
 def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_served() -> None:
-    processor = InputProcessor(cast("VideoLM", Picky()), encoded_bytes=0)
+    processor = InputProcessor(cast("VideoLM", Picky()), max_cached_feature_bytes=0)
     poison, long, good = processed(processor, ["poison", "long", "good"])
     assert type(poison.prompt) is ValueError
     assert "tensor" not in str(poison.prompt)  # a client is not told what is inside
@@ -60,7 +60,7 @@ def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_serve
 def test_a_prompt_looked_for_just_before_it_wakes_the_loop_is_found_when_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    processor = InputProcessor(cast("VideoLM", Picky()), encoded_bytes=0)
+    processor = InputProcessor(cast("VideoLM", Picky()), max_cached_feature_bytes=0)
     early: list[list[Input]] = []
     wake = os.eventfd_write
 

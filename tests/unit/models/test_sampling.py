@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling.coupled import CoupledSampler, choose_all, guess_all, restricted_log_probabilities
-from vidspec_models.sampling.gumbel import gumbel_noise, philox4x32
+from vidspec_models.sampling import (
+    CoupledSampler,
+    choose_all,
+    guess_all,
+    gumbel_noise,
+    philox4x32,
+    restricted_log_probabilities,
+)
 
 
 def words(counter: int, key: int) -> list[int]:

@@ -1,1 +1,0 @@
-"""Logits to tokens: coupled sampling, with noise that draft and target share."""
