@@ -192,7 +192,7 @@ class PassOneLate:
 
 
 def from_another_grid(message: Relevance, fd: int) -> list[tuple[Relevance, int]]:
-    return [(replace(message, grid_checksum=message.grid_checksum ^ 1), fd)]
+    return [(Relevance(request_id=message.request_id, grid_checksum=message.grid_checksum ^ 1), fd)]
 
 
 def of_another_size(message: Relevance, fd: int) -> list[tuple[Relevance, int]]:
