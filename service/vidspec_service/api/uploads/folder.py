@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -13,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vidspec_service.api.uploads.upload import FILE_PREFIX
 from vidspec_service.errors import ConfigError
 
 _PREFIX = "vidspec-uploads-"
-_FILE_PREFIX = "upload-"
 _SETTLED_S = 60.0  # a younger folder may be one whose server has not locked it yet
 
 _log = logging.getLogger(__name__)
@@ -76,15 +75,10 @@ def _open(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def new_upload_path(directory: Path) -> Path:
-    """Where one upload goes: the process id tells `sweep` whose it is, the rest nobody can guess."""
-    return directory / f"{_FILE_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
-
-
 def sweep(directory: Path) -> int:
     """Delete what servers that are gone left in `directory`; call it before the first upload. How many there were."""
     num_deleted = 0
-    for path in directory.glob(f"{_FILE_PREFIX}*"):
+    for path in directory.glob(f"{FILE_PREFIX}*"):
         if _belongs_to_another(path.name):
             continue
         with suppress(OSError):
@@ -95,5 +89,5 @@ def sweep(directory: Path) -> int:
 
 def _belongs_to_another(name: str) -> bool:
     """Whether the process that wrote it still runs, and is not this one (which has written nothing yet)."""
-    owner = name.removeprefix(_FILE_PREFIX).partition("-")[0]
+    owner = name.removeprefix(FILE_PREFIX).partition("-")[0]
     return owner.isdecimal() and int(owner) != os.getpid() and Path("/proc", owner).exists()

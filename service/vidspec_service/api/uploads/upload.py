@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, ExitStack
 from io import FileIO
@@ -19,7 +20,6 @@ from vidspec_service.api.errors import UploadTimeout
 from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.uploads.folder import new_upload_path
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
 from vidspec_service.decoding.limits import over_limit
@@ -29,6 +29,7 @@ from vidspec_service.settings import Settings
 
 _FORM = "multipart/form-data"
 _JSON = "application/json"
+FILE_PREFIX = "upload-"
 _WRITE_BYTES = 1024 * 1024  # per hop to a thread
 _NO_ROOM = "The server cannot store the video at the moment; try again."
 
@@ -126,7 +127,8 @@ async def write_upload(
     VideoUnsupported as soon as the first bytes cannot be a video's (`is_still`: an image's), VideoTooLarge as soon
     as there are more than `max_bytes`, VideoUnreadable for none. On any error or cancellation the file is gone.
     """
-    path = new_upload_path(directory)
+    # The process id tells `sweep` whose it is; the rest nobody can guess. Nothing of the client's goes in.
+    path = directory / f"{FILE_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
     try:
         await _write(chunks, path, max_bytes, is_still)
     except BaseException:
