@@ -96,8 +96,9 @@ class TargetLoop:
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        entered = {request.request_id: request for request in self._scheduler.entered}
-        for proposal in self._draft.receive():
+        proposals = self._draft.receive()
+        entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
+        for proposal in proposals:
             self._costs.draft_s = proposal.step_s
             if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would never be taken again
                 entered[proposal.request_id].take(proposal)
