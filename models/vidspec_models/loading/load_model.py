@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import nn
 from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.backends.select import make_decoder
 from vidspec_models.decoder.placement import layer_spans, move, resolve_devices, resolve_dtype
@@ -40,12 +41,12 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
     with told(spec, path), load_bars(tell) as bar:
-        config = transformers.AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
         family = find_family(config.model_type)
-        processor = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
+        processor = AutoProcessor.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
         require_template(processor)
         tokenizer_file(spec)
-        model, report = transformers.AutoModelForImageTextToText.from_pretrained(
+        model, report = AutoModelForImageTextToText.from_pretrained(
             path,
             revision=spec.revision,
             dtype=dtype,

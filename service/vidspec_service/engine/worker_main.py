@@ -1,6 +1,7 @@
 """A worker process's shell: take the channel, become what Configure says, load, report, loop until the API is gone.
 
-Started as `python -m vidspec_service.engine.worker_main FD` by the supervisor; torch is imported only here and below.
+Forked by `fork_server`, or started as `python -m vidspec_service.engine.worker_main FD`; torch is imported only here
+and below.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
-from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Loading, Ready
+from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Loading, Ready, Started
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
@@ -28,15 +29,34 @@ logger = logging.getLogger(__name__)
 def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
-    _die_with_parent()
+    die_with_parent()
     os.nice(_NICENESS)
     channel = Channel(socket.socket(fileno=fd))
     try:
+        _introduce(channel)
         config = _receive_configure(channel)
         configure_logging(config.engine.log_level, config.engine.log_format)
         return _serve(channel, config)
     except ChannelClosed:
         return 0
+
+
+def import_libraries() -> None:
+    """Everything that takes long to import and that every worker needs."""
+    import vidspec_service.engine.draft.loop
+    import vidspec_service.engine.target.loop  # noqa: F401
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies, however it dies (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _introduce(channel: Channel) -> None:
+    handle = os.pidfd_open(os.getpid())
+    channel.send(Started(pid=os.getpid()), [handle])
+    os.close(handle)
 
 
 def _receive_configure(channel: Channel) -> Configure:
@@ -89,12 +109,6 @@ def _tell(channel: Channel, what: str, fraction: float | None) -> None:
     """Who waits may miss a step, and may have gone: loading goes on, and what comes after finds out."""
     with suppress(ChannelFull, ChannelClosed):
         channel.send(Loading(what=what, fraction=fraction))
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process when the API process dies, however it dies (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from vidspec_models.bundled import SCENE_DURATION_S, render, sample_scene, slot_
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.types import Accepted, Finished, TextDelta, WorkerState
 from vidspec_service.telemetry import Metrics
 
@@ -83,14 +84,23 @@ def ask(
     )
 
 
+_LAUNCHER = WorkerLauncher()  # of every engine of this process, whose workers are forked from the same one
+
+
 class EngineHarness:
     """Runs the engine's event loop in a thread of its own; `run` waits for a coroutine on it."""
 
-    def __init__(self, config: EngineConfig, client: type[EngineClient] = EngineClient) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: type[EngineClient] = EngineClient,
+        launcher: WorkerLauncher = _LAUNCHER,
+    ) -> None:
+        launcher.start()  # here, since it ends with the thread that starts it
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.engine = client(config, Metrics(CollectorRegistry()))
+        self.engine = client(config, Metrics(CollectorRegistry()), launcher=launcher)
         self.run(self.engine.__aenter__(), timeout_s=100)
 
     def close(self) -> None:

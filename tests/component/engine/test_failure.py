@@ -12,11 +12,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from psutil import Process
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.config import WorkerConfig
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.types import TextDelta, WorkerState
 from vidspec_service.errors import ConfigError, ContextLengthExceeded
 
@@ -38,8 +40,8 @@ def undisturbed(harness: EngineHarness, count: int) -> list[tuple[int, ...]]:
     return [answer.ids for answer in harness.answers(requests)]
 
 
-def disturbed(harness: EngineHarness, count: int, role: str, sign: signal.Signals) -> list[tuple[int, ...]]:
-    """The same requests; the worker gets the signal once every stream has begun."""
+def disturbed(harness: EngineHarness, count: int, victim: str | int, sign: signal.Signals) -> list[tuple[int, ...]]:
+    """The same requests; the worker, or the process, gets the signal once every stream has begun."""
 
     async def run() -> list[tuple[int, ...]]:
         begun = [asyncio.Event() for _ in range(count)]
@@ -56,7 +58,7 @@ def disturbed(harness: EngineHarness, count: int, role: str, sign: signal.Signal
         streams = [asyncio.ensure_future(stream(i)) for i in range(count)]
         for event in begun:
             await event.wait()
-        pid = harness.engine.worker_pids()[role]
+        pid = harness.engine.worker_pids()[victim] if isinstance(victim, str) else victim
         assert pid is not None
         os.kill(pid, sign)
         return await asyncio.gather(*streams)
@@ -116,6 +118,24 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
     again = fragile.answer(replace(request, speculation=SpeculationMode.PARALLEL))
     assert again.ids == expected[0]
     assert again.finished.speculation.num_draft_tokens > 0, "the draft did not come back"
+
+
+def test_streams_survive_the_loss_of_the_process_that_workers_are_forked_from() -> None:
+    launcher = WorkerLauncher()
+    engine = EngineHarness(PAIR, launcher=launcher)
+    try:
+        expected = undisturbed(engine, 2)
+        before = engine.engine.worker_pids()
+        fork_server = Process(before["target"]).parent()
+        assert fork_server is not None
+        assert fork_server.pid == Process(before["draft"]).ppid() != os.getpid()
+        assert disturbed(engine, 2, fork_server.pid, signal.SIGKILL) == expected
+        engine.wait_until_ready()
+        after = engine.engine.worker_pids()
+        assert not set(before.values()) & set(after.values())
+    finally:
+        engine.close()
+        launcher.close()
 
 
 def test_a_request_made_while_the_target_restarts_waits_for_it(fragile: EngineHarness) -> None:

@@ -15,6 +15,7 @@ from tests.component.engine.harness import EngineHarness, ask, collect, noise_vi
 from vidspec_models.request import SamplingParams
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.messages import Message, Ready
@@ -109,7 +110,8 @@ def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(excuses: 
     owner = Owner(excuses=excuses)
 
     async def kill_as_it_comes() -> WorkerState:
-        worker = Worker(configure_messages(PAIR)[0], owner)
+        launcher = WorkerLauncher()
+        worker = Worker(configure_messages(PAIR)[0], launcher, owner)
         worker.start()
         killed: set[int | None] = set()
         async with asyncio.timeout(60):
@@ -120,6 +122,7 @@ def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(excuses: 
                 await asyncio.sleep(0.01)
         state = worker.state
         await worker.stop()
+        launcher.close()
         return state
 
     state = asyncio.run(kill_as_it_comes())

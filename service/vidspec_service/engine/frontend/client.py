@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import RequestMessage, RequestState, RequestTable
 from vidspec_service.engine.frontend.supervisor import Worker
@@ -52,12 +53,16 @@ class EngineClient:
         metrics: Metrics,
         on_trace: OnTrace | None = None,
         on_loading: OnLoading = lambda _role, _what, _fraction: None,
+        launcher: WorkerLauncher | None = None,
     ) -> None:
+        """A `launcher` that is given may start the workers of other engines, too; it stays open."""
         self._config = config
         self._metrics = metrics
         self._on_trace = on_trace
         self._on_loading = on_loading
         self._table = RequestTable(config.max_running_requests)
+        self._launcher = launcher or WorkerLauncher()
+        self._owns_launcher = launcher is None
         self._workers: dict[str, Worker] = {}
         self._ready: dict[str, Ready] = {}
         self._started: asyncio.Future[None] | None = None
@@ -67,7 +72,7 @@ class EngineClient:
     async def __aenter__(self) -> EngineClient:
         self._started = asyncio.get_running_loop().create_future()
         for configure in configure_messages(self._config, trace=self._on_trace is not None):
-            worker = self._workers[configure.role] = Worker(configure, self)
+            worker = self._workers[configure.role] = Worker(configure, self._launcher, self)
             worker.start()
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
@@ -88,6 +93,8 @@ class EngineClient:
         """End the workers; requests in flight fail with EngineDead."""
         self._table.fail_all(EngineDead("the server is shutting down"))
         await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
+        if self._owns_launcher:
+            self._launcher.close()
 
     @property
     def info(self) -> EngineInfo:

@@ -1,4 +1,4 @@
-"""Worker: one worker process as its owner sees it: spawn, watch, bring back, give up.
+"""Worker: one worker process as its owner sees it: launch, watch, bring back, give up.
 
 States: starting → ready → (died or hung) → starting … → dead after too many failures in a row. Death is seen as the
 closed channel, a hang as missing heartbeats; both end in a kill and a fresh process after a growing pause.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Coroutine
 from typing import Protocol
 
+from vidspec_service.engine.frontend.launcher import WorkerLauncher, WorkerProcess
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
-from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Message, Ready
+from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Message, Ready, Started
 from vidspec_service.engine.types import WorkerState
 
 _GRACE_S = 5.0
@@ -37,14 +36,15 @@ class WorkerOwner(Protocol):
 
 
 class Worker:
-    """Never forked: each process is a fresh interpreter. All methods belong to one event loop."""
+    """All methods belong to one event loop."""
 
-    def __init__(self, config: Configure, owner: WorkerOwner) -> None:
+    def __init__(self, config: Configure, launcher: WorkerLauncher, owner: WorkerOwner) -> None:
         self.role = config.role
         self.state = WorkerState.STARTING
         self._config = config
         self._owner = owner
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launcher = launcher
+        self._process: WorkerProcess | None = None
         self._channel: Channel | None = None
         self._failures = 0
         self._since = 0.0  # start of the present state
@@ -56,16 +56,15 @@ class Worker:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Spawn a process; its Ready, or its failure, comes as a call to the owner."""
-        ours, theirs = Channel.pair()
-        command = [sys.executable, "-m", "vidspec_service.engine.worker_main", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        """Have a process started; its Ready, or its failure, comes as a call to the owner."""
+        self._channel, theirs = Channel.pair()
+        self._process = None
+        self._launcher.launch(theirs.fileno())
         theirs.close()
-        self._channel = ours
         self._enter(WorkerState.STARTING)
-        ours.send(self._config)
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
-        self._keep(self._watch(self._process))
+        self._channel.send(self._config)
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
+        self._keep(self._watch(self._channel))
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         """False if the worker cannot take it now; its owner will hear of its fate on its own."""
@@ -87,7 +86,7 @@ class Worker:
             task.cancel()
         self._disconnect()
         if self._process is not None:
-            await asyncio.to_thread(_end, self._process, _GRACE_S)
+            await asyncio.to_thread(self._process.end, _GRACE_S)
 
     def _enter(self, state: WorkerState) -> None:
         self.state, self._since, self._heard = state, time.monotonic(), time.monotonic()
@@ -96,12 +95,14 @@ class Worker:
         try:
             while self._channel is not None and (received := self._channel.receive()) is not None:
                 self._heard = time.monotonic()
-                self._handle(received[0])
+                self._handle(*received)
         except ChannelClosed:
             self._fail("ended unexpectedly")
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: Message, fds: list[int]) -> None:
         match message:
+            case Started():
+                self._process = WorkerProcess(message.pid, fds[0])
             case Ready():
                 self._enter(WorkerState.READY)
                 self._owner.worker_ready(self, message)
@@ -110,14 +111,14 @@ class Worker:
             case _:
                 self._owner.worker_said(self, message)
 
-    async def _watch(self, process: subprocess.Popen[bytes]) -> None:
+    async def _watch(self, channel: Channel) -> None:
         """Find a process that hangs: silent while ready, or loading for too long."""
-        while process is self._process and self.state is not WorkerState.DEAD:
+        while channel is self._channel:
             await asyncio.sleep(_WATCH_S)
             is_ready = self.state is WorkerState.READY
             engine = self._config.engine
             heard, limit = (self._heard, engine.silence_s) if is_ready else (self._since, engine.start_timeout_s)
-            if process is self._process and time.monotonic() - heard > limit:
+            if channel is self._channel and time.monotonic() - heard > limit:
                 self._fail(f"was silent for {limit:g} s" if is_ready else f"was not ready within {limit:g} s")
 
     def _fail(self, what: str) -> None:
@@ -136,9 +137,10 @@ class Worker:
             self._keep(self._restart(_SHORTEST_PAUSE_S * 2**self._failures))
 
     async def _restart(self, pause_s: float) -> None:
-        process = self._process
-        if process is not None:
-            await asyncio.to_thread(_end, process, 0.0)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.end, 0.0)
+        else:  # it was never there: what starts workers hangs
+            self._launcher.restart()
         await asyncio.sleep(pause_s)
         self.start()
 
@@ -157,12 +159,3 @@ class Worker:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Wait a while, then kill; always reaps."""
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -5,6 +5,7 @@
 | API    | worker | Configure  | once, first                                                           |
 | API    | target | Generate   | a request was admitted and decoded (one fd: the request)              |
 | API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
+| worker | API    | Started    | once, first (one fd: a pidfd of the worker)                           |
 | worker | API    | Ready      | loaded, once                                                          |
 | worker | API    | Loading    | while it loads, a few times a second                                  |
 | worker | API    | LoadFailed | cannot load; the worker exits                                         |
@@ -55,6 +56,12 @@ class Cancel(Struct, frozen=True, kw_only=True):
     """Forget the request; unknown ids are fine, the request may just have ended."""
 
     request_id: str
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """The process is there; whoever holds its pidfd can end it and see it gone."""
+
+    pid: int
 
 
 class Ready(Struct, frozen=True, kw_only=True):
@@ -172,6 +179,6 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | Generate | Cancel | Peer
-WorkerToApi = Ready | Loading | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
+WorkerToApi = Started | Ready | Loading | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
 BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

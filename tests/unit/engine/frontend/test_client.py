@@ -18,6 +18,7 @@ from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import client
 from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
@@ -60,7 +61,7 @@ class FakeWorker:
     folder: Path
     starts = True
 
-    def __init__(self, config: Configure, owner: EngineClient) -> None:
+    def __init__(self, config: Configure, launcher: WorkerLauncher, owner: EngineClient) -> None:
         self.role = config.role
         self.state = WorkerState.STARTING
         self.heard: list[Message] = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import pytest
+from msgspec import structs
 
 from tests.unit.engine.counting_model import configure
 from vidspec_service.engine.frontend import supervisor
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Message, Ready
@@ -28,19 +31,18 @@ READY = Ready(
 )
 
 
-class Process:
-    """A worker's process without a model: it says that it is ready, and dies when it is told to."""
+class Launcher:
+    """Starts no process: keeps the channels of workers that a test speaks for."""
 
-    pid = 1
+    def __init__(self) -> None:
+        self.channels: list[Channel] = []
+        self.num_restarts = 0
 
-    def __init__(self, command: list[str], **_: object) -> None:
-        self.channel = Channel.from_fd(os.dup(int(command[-1])))
+    def launch(self, channel_fd: int) -> None:
+        self.channels.append(Channel.from_fd(os.dup(channel_fd)))
 
-    def wait(self, timeout_s: float = 0) -> int:
-        return 0
-
-    def kill(self) -> None:
-        """It is dead already."""
+    def restart(self) -> None:
+        self.num_restarts += 1
 
 
 class Owner:
@@ -68,29 +70,40 @@ async def test_only_deaths_soon_after_being_ready_count(
     monkeypatch: pytest.MonkeyPatch, served_s: float, num_lives: int
 ) -> None:
     now = 100.0
-    processes: list[Process] = []
-
-    def spawn(command: list[str], **options: Any) -> Process:
-        processes.append(Process(command, **options))
-        return processes[-1]
-
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr("vidspec_service.engine.frontend.supervisor.subprocess.Popen", spawn)
     monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
-    owner = Owner()
-    worker = Worker(configure("draft"), owner)
+    owner, launcher = Owner(), Launcher()
+    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
     worker.start()
     async with asyncio.timeout(10):
         for _ in range(num_lives):
-            processes[-1].channel.send(READY)
+            launcher.channels[-1].send(READY)
             assert await owner.told.get() == "ready"
             now += served_s
-            processes[-1].channel.close()
+            launcher.channels[-1].close()
             assert await owner.told.get() == "lost"
-            before = len(processes)
-            while len(processes) == before and owner.told.empty():  # noqa: ASYNC110  brought back or given up
+            before = len(launcher.channels)
+            while len(launcher.channels) == before and owner.told.empty():  # noqa: ASYNC110  brought back or given up
                 await asyncio.sleep(0.001)
     is_given_up = not owner.told.empty()
     assert is_given_up == (num_lives == 5)
     await worker.stop()
-    processes[-1].channel.close()
+    launcher.channels[-1].close()
+
+
+async def test_where_no_process_ever_came_what_starts_them_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_WATCH_S", 0.01)
+    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
+    started = configure("draft")
+    owner, launcher = Owner(), Launcher()
+    impatient = structs.replace(started, engine=dataclasses.replace(started.engine, start_timeout_s=0.05))
+    worker = Worker(impatient, cast(WorkerLauncher, launcher), owner)
+    worker.start()
+    async with asyncio.timeout(10):
+        assert await owner.told.get() == "lost"
+        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
+            await asyncio.sleep(0.001)
+    assert launcher.num_restarts == 1
+    await worker.stop()
+    for channel in launcher.channels:
+        channel.close()
