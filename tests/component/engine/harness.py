@@ -84,7 +84,7 @@ def ask(
     )
 
 
-_LAUNCHER = WorkerLauncher()  # of every engine of this process, whose workers are forked from the same one
+LAUNCHER = WorkerLauncher()  # of every engine of this process, whose workers are forked from the same one
 
 
 class EngineHarness:
@@ -94,7 +94,7 @@ class EngineHarness:
         self,
         config: EngineConfig,
         client: type[EngineClient] = EngineClient,
-        launcher: WorkerLauncher = _LAUNCHER,
+        launcher: WorkerLauncher = LAUNCHER,
     ) -> None:
         launcher.start()  # here, since it ends with the thread that starts it
         self._loop = asyncio.new_event_loop()

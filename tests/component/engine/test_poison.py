@@ -29,8 +29,8 @@ LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: lon
 class Deadly(EngineClient):
     """The target is killed whenever it has accepted a request named poison."""
 
-    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
-        super().__init__(config, metrics)
+    def __init__(self, config: EngineConfig, metrics: Metrics, *, launcher: WorkerLauncher) -> None:
+        super().__init__(config, metrics, launcher=launcher)
         self.blames: list[bool] = []
 
     def worker_said(self, worker: Worker, message: Message) -> None:

@@ -137,8 +137,9 @@ class Worker:
             self._keep(self._restart(_SHORTEST_PAUSE_S * 2**self._failures))
 
     async def _restart(self, pause_s: float) -> None:
-        if self._process is not None:
-            await asyncio.to_thread(self._process.end, 0.0)
+        process, self._process = self._process, None
+        if process is not None:
+            await asyncio.to_thread(process.end, 0.0)
         else:  # it was never there: what starts workers hangs
             self._launcher.restart()
         await asyncio.sleep(pause_s)
