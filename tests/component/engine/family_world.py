@@ -16,7 +16,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import GREEDY, StockAnswer, StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.ipc.messages import Trace
 from vidspec_service.telemetry import Metrics
 
@@ -102,7 +102,7 @@ class FamilyWorld:
             harness.close()
 
 
-class Traced(EngineClient):
+class Traced(LocalEngine):
     """Counts the rows of the target's forwards."""
 
     def __init__(self, config: EngineConfig, metrics: Metrics) -> None:

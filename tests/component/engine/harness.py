@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from vidspec_models.bundled import SCENE_DURATION_S, render, sample_scene, slot_times
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import Accepted, Finished, TextDelta, WorkerState
 from vidspec_service.telemetry import Metrics
 
@@ -86,7 +86,7 @@ def ask(
 class EngineHarness:
     """Runs the engine's event loop in a thread of its own; `run` waits for a coroutine on it."""
 
-    def __init__(self, config: EngineConfig, client: type[EngineClient] = EngineClient) -> None:
+    def __init__(self, config: EngineConfig, client: type[LocalEngine] = LocalEngine) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -139,7 +139,7 @@ class EngineHarness:
         self.run(asyncio.wait_for(poll(), timeout_s))
 
 
-async def collect(engine: EngineClient, request: GenerationRequest) -> Answer:
+async def collect(engine: LocalEngine, request: GenerationRequest) -> Answer:
     """Drain one generation."""
     started: Accepted | None = None
     ids: tuple[int, ...] = ()
