@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 from vidspec_models.bundled import SCENE_DURATION_S, render, sample_scene, slot_times
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.types import Accepted, Finished, TextDelta, WorkerState
+from vidspec_service.engine.types import Accepted, Finished, TextDelta
 from vidspec_service.telemetry import Metrics
 
 T = TypeVar("T")

@@ -15,11 +15,12 @@ from tests.component.engine.harness import EngineHarness, ask, collect, noise_vi
 from vidspec_models.request import SamplingParams
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import WorkerClient
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.messages import Message, Ready
-from vidspec_service.engine.types import Accepted, WorkerState
+from vidspec_service.engine.types import Accepted
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
 

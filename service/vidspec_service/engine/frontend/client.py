@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import RequestMessage, RequestState, RequestTable
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
@@ -32,7 +33,7 @@ from vidspec_service.engine.ipc.messages import (
     Trace,
 )
 from vidspec_service.engine.ipc.payload import payload_of
-from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, WorkerState
+from vidspec_service.engine.types import Accepted, Finished, GenerationEvent
 from vidspec_service.errors import EngineDead
 from vidspec_service.telemetry import Metrics
 

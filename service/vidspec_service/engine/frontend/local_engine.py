@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Loading, Peer, Ready, Rejected, Trace
-from vidspec_service.engine.types import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import Metrics
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Protocol
 
 from vidspec_service.engine.frontend.client import WorkerClient
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Message, Ready
-from vidspec_service.engine.types import WorkerState
 
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1

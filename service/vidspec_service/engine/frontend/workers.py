@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.ipc.messages import Configure, Ready
-from vidspec_service.engine.types import EngineInfo
 from vidspec_service.errors import ConfigError
 
 _BUNDLED_NAME = "vidspec-bundled"

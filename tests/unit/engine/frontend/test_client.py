@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models
 from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import local_engine
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.ipc.channel import Channel
@@ -33,7 +34,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import read_request
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta, WorkerState
+from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta
 from vidspec_service.errors import (
     ConfigError,
     ContextLengthExceeded,
