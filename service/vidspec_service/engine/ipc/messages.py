@@ -85,8 +85,6 @@ class LoadFailed(Struct, frozen=True, kw_only=True):
 class Heartbeat(Struct, frozen=True, kw_only=True):
     """Proof of life, with the numbers since the last one."""
 
-    num_running: int
-    num_waiting: int
     cache_tokens: int  # of EngineConfig.kv_cache_tokens, how many are taken
     busy_s: float  # time at work
     elapsed_s: float

@@ -38,7 +38,7 @@ class WorkMeter:
         """A forward over so many rows belongs to the present block."""
         self._num_rows += num_rows
 
-    def beat(self, api: Channel, num_running: int, num_waiting: int, cache_tokens: int) -> None:
+    def beat(self, api: Channel, cache_tokens: int) -> None:
         """Send a heartbeat if one is due, and the trace so far."""
         now = time.monotonic()
         is_due = now - self._since >= HEARTBEAT_S
@@ -49,8 +49,6 @@ class WorkMeter:
             return
         api.send(
             Heartbeat(
-                num_running=num_running,
-                num_waiting=num_waiting,
                 cache_tokens=cache_tokens,
                 busy_s=self._busy_s,
                 elapsed_s=now - self._since,
