@@ -34,7 +34,7 @@ class Admission:
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._limits = limits
-        self._is_draining = False
+        self.is_draining = False  # True from the first signal on; readiness is red
         self._idle = asyncio.Event()
         self._idle.set()
         self._inside: Counter[str] = Counter()
@@ -42,11 +42,6 @@ class Admission:
         self.num_admitted = 0
         self.num_bytes = 0
         self.closing = asyncio.Event()  # set when running requests must end now
-
-    @property
-    def is_draining(self) -> bool:
-        """True from the first signal on; readiness is red."""
-        return self._is_draining
 
     @contextmanager
     def permit(self, caller: str) -> Iterator[Permit]:
@@ -70,11 +65,11 @@ class Admission:
 
     def start_draining(self) -> None:
         """Admit nothing new."""
-        self._is_draining = True
+        self.is_draining = True
 
     def close(self) -> None:
         """End the requests that still run; each client gets an error."""
-        self._is_draining = True
+        self.is_draining = True
         self.closing.set()
 
     async def wait_idle(self) -> None:
@@ -94,7 +89,7 @@ class Admission:
         self._bytes[caller] = mine + wanted
 
     def _check(self, caller: str) -> None:
-        if self._is_draining:
+        if self.is_draining:
             raise Draining("The server is shutting down; ask another one.")
         if self.num_admitted >= self._capacity:
             raise QueueFull(f"All {self._capacity} places are taken; try again.")

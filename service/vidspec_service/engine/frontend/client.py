@@ -113,7 +113,8 @@ class EngineClient(ABC):
         state = RequestState(request, payload)
         with self._table.registered(state):
             try:
-                self._submit(state)
+                self._give_draft(state)  # first, so that it knows the request when the target's first verdict comes
+                self._hand_over()
                 event: GenerationEvent | None = None
                 while not isinstance(event, Finished):
                     for event in output.process(await state.messages.get()):
@@ -144,11 +145,6 @@ class EngineClient(ABC):
     @abstractmethod
     def _report(self, role: str, message: Loading | Trace) -> None:
         """Pass on what is no request's to whoever started the engine."""
-
-    def _submit(self, state: RequestState) -> None:
-        """To the draft first, so that it knows the request when the target's first verdict comes."""
-        self._give_draft(state)
-        self._hand_over()
 
     def _give_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:
