@@ -121,13 +121,11 @@ class LocalEngine(EngineClient):
 
     def _introduce(self) -> None:
         """Give both workers the ends of a new channel."""
-        workers = [self._workers.get("draft"), self._workers["target"]]
-        if any(worker is None or worker.state is not WorkerState.READY for worker in workers):
+        target, draft = self._workers["target"], self._workers.get("draft")
+        if draft is None or {target.state, draft.state} != {WorkerState.READY}:
             return
-        ends = Channel.pair()
-        for worker, end in zip(workers, ends, strict=True):
-            if worker is not None:
-                worker.send(Peer(), (end.fileno(),))
+        for worker, end in zip((draft, target), Channel.pair(), strict=True):
+            worker.send(Peer(), (end.fileno(),))
             end.close()
 
     def _open(self) -> None:

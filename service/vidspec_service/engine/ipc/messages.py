@@ -8,8 +8,8 @@
 | worker | API    | Ready      | loaded, once                                                          |
 | worker | API    | Loading    | while it loads, a few times a second                                  |
 | worker | API    | LoadFailed | cannot load; the worker exits                                         |
-| worker | API    | Heartbeat  | every second, idle or busy                                            |
-| worker | API    | Trace      | with the heartbeat or a thousand spans, if asked for                  |
+| worker | API    | Heartbeat  | every second, idle or busy, and after a thousand forwards             |
+| worker | API    | Trace      | with the heartbeat, if asked for                                      |
 | target | API    | Accepted   | the prompt fits; before its prefill                                   |
 | target | API    | Rejected   | the request cannot be served; nothing follows                         |
 | target | API    | Tokens     | tokens were committed                                                 |
@@ -88,7 +88,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     cache_tokens: int  # of EngineConfig.kv_cache_tokens, how many are taken
     busy_s: float  # time at work
     elapsed_s: float
-    forward_s: tuple[float, ...]  # the first thousand forwards
+    forward_s: tuple[float, ...]  # of each forward
 
 
 class Trace(Struct, frozen=True, kw_only=True):

@@ -144,17 +144,15 @@ class TargetLoop(WorkerLoop):
             yield
         except (ChannelClosed, ChannelFull):
             raise
-        except ContextOverflow as error:
-            self._forget(request_id)
-            self._api.send(Rejected(request_id=request_id, is_too_long=True, message=str(error)))
         except Exception as error:
-            logger.exception("request %s failed", request_id)
-            for device in {span.device for span in self._model.decoder.geometry.spans}:
-                torch.ones((), device=device).item()
-            is_meant_for_callers = isinstance(error, ValueError)
+            is_too_long = isinstance(error, ContextOverflow)
+            if not is_too_long:
+                logger.exception("request %s failed", request_id)
+                for device in {span.device for span in self._model.decoder.geometry.spans}:
+                    torch.ones((), device=device).item()
             self._forget(request_id)
-            message = str(error) if is_meant_for_callers else type(error).__name__
-            self._api.send(Rejected(request_id=request_id, message=message))
+            message = str(error) if isinstance(error, ContextOverflow | ValueError) else type(error).__name__
+            self._api.send(Rejected(request_id=request_id, is_too_long=is_too_long, message=message))
 
     def _prefill(self) -> None:
         """One chunk of the oldest prompt; the last chunk yields the first token."""

@@ -8,7 +8,7 @@ from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Heartbeat, Trace
 
 HEARTBEAT_S = 1.0
-_MOST_SPANS = 1000  # in one Trace; keeps the message small
+_MOST_SPANS = 1000  # forwards in one message; more make it come early
 
 
 class WorkMeter:
@@ -20,7 +20,6 @@ class WorkMeter:
         self._is_traced = is_traced
         self._num_rows = 0
         self._spans: list[tuple[float, float, int]] = []
-        self._forward_s: list[float] = []
 
     def __enter__(self) -> None:
         self._entered = time.monotonic()
@@ -28,9 +27,7 @@ class WorkMeter:
     def __exit__(self, *_: object) -> None:
         now = time.monotonic()
         self._busy_s += now - self._entered
-        if self._num_rows and len(self._forward_s) < _MOST_SPANS:
-            self._forward_s.append(now - self._entered)
-        if self._is_traced and self._num_rows:
+        if self._num_rows:
             self._spans.append((self._entered, now, self._num_rows))
         self._num_rows = 0
 
@@ -39,21 +36,19 @@ class WorkMeter:
         self._num_rows += num_rows
 
     def beat(self, api: Channel, cache_tokens: int) -> None:
-        """Send a heartbeat if one is due, and the trace so far."""
+        """Send a heartbeat if one is due, with the trace since the last one if that is wanted."""
         now = time.monotonic()
-        is_due = now - self._since >= HEARTBEAT_S
-        if self._is_traced and (is_due or len(self._spans) >= _MOST_SPANS):
-            api.send(Trace(until=now, spans=tuple(self._spans)))
-            self._spans.clear()
-        if not is_due:
+        if now - self._since < HEARTBEAT_S and len(self._spans) < _MOST_SPANS:
             return
+        if self._is_traced:
+            api.send(Trace(until=now, spans=tuple(self._spans)))
         api.send(
             Heartbeat(
                 cache_tokens=cache_tokens,
                 busy_s=self._busy_s,
                 elapsed_s=now - self._since,
-                forward_s=tuple(self._forward_s),
+                forward_s=tuple(end - start for start, end, _ in self._spans),
             )
         )
         self._since, self._busy_s = now, 0.0
-        self._forward_s.clear()
+        self._spans.clear()
