@@ -17,7 +17,7 @@ from vidspec_models.reference.stock import GREEDY, StockAnswer, StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.ipc.messages import Trace
+from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.telemetry import Metrics
 
 ANSWER = 40
@@ -109,9 +109,9 @@ class Traced(LocalEngine):
         super().__init__(config, metrics, self._note)
         self.target_rows = 0
 
-    def _note(self, role: str, trace: Trace) -> None:
+    def _note(self, role: str, heartbeat: Heartbeat) -> None:
         if role == "target":
-            self.target_rows += sum(rows for _, _, rows in trace.spans)
+            self.target_rows += sum(rows for _, _, rows in heartbeat.forwards)
 
 
 class TracedHarness(EngineHarness):

@@ -69,7 +69,7 @@ async def _answer(
         del body, source  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline)
         held.push_async_callback(generation.close)
-        await generation.start(upload, frames)
+        await generation.run(generation.start(upload, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         text = await generation.run(_text(generation))

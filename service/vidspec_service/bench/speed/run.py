@@ -146,7 +146,7 @@ class Run:
                 continue
             self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
-            engine = LocalEngine(config, Metrics(CollectorRegistry()), on_trace=activity.take)
+            engine = LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=activity.take)
             contender = engine_contender(await stack.enter_async_context(engine))
             self.contenders.update(dict.fromkeys(wanted, contender))
             self.activities.update(dict.fromkeys(wanted, activity))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.interface import WorkerState
+from vidspec_service.engine.frontend.interface import EngineInfo, WorkerState
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import RequestMessage, RequestState, RequestTable
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
@@ -30,12 +30,14 @@ from vidspec_service.engine.ipc.messages import (
     Ready,
     Rejected,
     Tokens,
-    Trace,
 )
 from vidspec_service.engine.ipc.payload import payload_of
 from vidspec_service.engine.types import Accepted, Finished, GenerationEvent
 from vidspec_service.errors import EngineDead
 from vidspec_service.telemetry import Metrics
+
+OnHeartbeat = Callable[[str, Heartbeat], None]  # role, what its worker did
+OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
 
 
 class WorkerClient(ABC):
@@ -92,15 +94,30 @@ class WorkerClient(ABC):
         """Its process is of no use any more."""
 
 
-class EngineClient(ABC):
-    """`Engine.generate`, over workers that somebody else keeps alive."""
+class EngineClient:
+    """What a request needs of `Engine`, over workers that somebody else keeps alive."""
 
-    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics: Metrics,
+        on_heartbeat: OnHeartbeat = lambda _role, _heartbeat: None,
+        on_loading: OnLoading = lambda _role, _what, _fraction: None,
+    ) -> None:
         self._config = config
         self._metrics = metrics
+        self._on_heartbeat = on_heartbeat
+        self._on_loading = on_loading
         self._table = RequestTable(config.max_running_requests)
         self._workers: Mapping[str, WorkerClient] = {}
-        self._tokenizer: Tokenizer | None = None  # known once the workers are ready
+        self._tokenizer: Tokenizer | None = None  # both are known once the workers are ready
+        self._info: EngineInfo | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineDead("the engine is not ready")
+        return self._info
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See `Engine.generate`."""
@@ -137,14 +154,11 @@ class EngineClient(ABC):
                 self._metrics.worker_idle_ratio.labels(worker.role).set(idle)
                 used = message.cache_tokens / self._config.kv_cache_tokens
                 self._metrics.kv_cache_usage_perc.labels(worker.role).set(used)
-                for seconds in message.forward_s:
-                    self._metrics.forward[worker.role].observe(seconds)
-            case Loading() | Trace():
-                self._report(worker.role, message)
-
-    @abstractmethod
-    def _report(self, role: str, message: Loading | Trace) -> None:
-        """Pass on what is no request's to whoever started the engine."""
+                for start, end, _ in message.forwards:
+                    self._metrics.forward[worker.role].observe(end - start)
+                self._on_heartbeat(worker.role, message)
+            case Loading():
+                self._on_loading(worker.role, message.what, message.fraction)
 
     def _give_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
-from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import EngineClient
-from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
+from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Loading, Peer, Ready, Rejected, Trace
+from vidspec_service.engine.ipc.messages import Peer, Ready, Rejected
 from vidspec_service.errors import ConfigError, EngineDead
-from vidspec_service.telemetry import Metrics
-
-OnTrace = Callable[[str, Trace], None]  # role, what its worker did
-OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
 
 logger = logging.getLogger(__name__)
 
@@ -25,23 +19,14 @@ logger = logging.getLogger(__name__)
 class LocalEngine(EngineClient):
     """Implements `Engine`. Use as `async with LocalEngine(...)`: entering waits until the workers are ready."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        metrics: Metrics,
-        on_trace: OnTrace | None = None,
-        on_loading: OnLoading = lambda _role, _what, _fraction: None,
-    ) -> None:
-        super().__init__(config, metrics)
-        self._on_trace = on_trace
-        self._on_loading = on_loading
-        self._workers: dict[str, Worker] = {}
-        self._ready: dict[str, Ready] = {}
-        self._started: asyncio.Future[EngineInfo] | None = None
+    _workers: dict[str, Worker]
+    _ready: dict[str, Ready]
+    _started: asyncio.Future[None]
 
     async def __aenter__(self) -> LocalEngine:
+        self._workers, self._ready = {}, {}
         self._started = asyncio.get_running_loop().create_future()
-        for configure in configure_messages(self._config, trace=self._on_trace is not None):
+        for configure in configure_messages(self._config):
             worker = self._workers[configure.role] = Worker(configure, self)
             worker.start()
         try:
@@ -62,12 +47,6 @@ class LocalEngine(EngineClient):
         """End the workers; requests in flight fail with EngineDead."""
         self._table.fail_all(EngineDead("the server is shutting down"))
         await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
-
-    @property
-    def info(self) -> EngineInfo:
-        if self._started is None or not self._started.done():
-            raise EngineDead("the engine is not ready")
-        return self._started.result()
 
     def status(self) -> EngineStatus:
         running = sum(state.is_accepted for state in self._table)
@@ -108,16 +87,10 @@ class LocalEngine(EngineClient):
 
     def worker_dead(self, worker: Worker, reason: str) -> None:
         """It cannot be brought back."""
-        if self._started is not None and not self._started.done():
+        if not self._started.done():
             self._started.set_exception(ConfigError(reason))
         if worker.role == "target":
             self._table.fail_all(EngineDead(reason))
-
-    def _report(self, role: str, message: Loading | Trace) -> None:
-        if isinstance(message, Loading):
-            self._on_loading(role, message.what, message.fraction)
-        elif self._on_trace is not None:
-            self._on_trace(role, message)
 
     def _introduce(self) -> None:
         """Give both workers the ends of a new channel."""
@@ -130,12 +103,14 @@ class LocalEngine(EngineClient):
 
     def _open(self) -> None:
         """All workers are there for the first time."""
-        if self._started is None or self._started.done():
+        if self._started.done():
             return
         if not self._ready["target"].is_batch_invariant:
             logger.warning("this device is not batch-invariant: speculation may change text at near-ties")
         try:
             self._tokenizer = common_tokenizer(self._ready)
-            self._started.set_result(engine_info(self._config, self._ready))
+            self._info = engine_info(self._config, self._ready)
         except ConfigError as error:
             self._started.set_exception(error)
+        else:
+            self._started.set_result(None)

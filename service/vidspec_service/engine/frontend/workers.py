@@ -25,7 +25,7 @@ def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
     return found
 
 
-def configure_messages(config: EngineConfig, *, trace: bool = False) -> list[Configure]:
+def configure_messages(config: EngineConfig) -> list[Configure]:
     """The first message of every worker."""
     found = worker_configs(config)
     num_cores = len(os.sched_getaffinity(0))
@@ -39,7 +39,6 @@ def configure_messages(config: EngineConfig, *, trace: bool = False) -> list[Con
             threads=threads[role],
             prompt_threads=worker.threads or (num_cores if role == "target" else threads[role]),
             engine=config,
-            trace=trace,
         )
         for role, worker in found.items()
     ]

@@ -59,8 +59,7 @@ class DraftGate:
     def begin(self, request: GenerationRequest, *, num_sharing: int) -> None:
         """A request is about to be prepared; `num_sharing`, it included, are anywhere on the target."""
         mode = request.speculation
-        is_forced = mode not in (SpeculationMode.OFF, SpeculationMode.AUTO)
-        if is_forced or (mode is SpeculationMode.AUTO and self._is_free(num_sharing)):
+        if mode is not SpeculationMode.OFF and (mode is not SpeculationMode.AUTO or self._is_free(num_sharing)):
             self._ask(request.request_id)
 
     def replan(self, request: TargetRequest, costs: StepCosts, *, num_sharing: int) -> bool:

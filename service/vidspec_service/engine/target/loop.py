@@ -195,10 +195,8 @@ class TargetLoop(WorkerLoop):
     def _await_proposals(self) -> None:
         """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""
         scheduler = self._scheduler
-        if scheduler.prefilling:
-            return
         short = [request for request in scheduler.decoding.values() if not request.has_enough]
-        if not short:
+        if scheduler.prefilling or not short:
             return
         num_awaited = max(request.speculation.plan.min_draft_tokens for request in short)
         deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S

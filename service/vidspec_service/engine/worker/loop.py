@@ -23,7 +23,7 @@ class WorkerLoop(ABC):
         self._config = config.engine
         self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens)
         self._inputs = InputProcessor(model, self._config.max_cached_feature_bytes, compress)
-        self._meter = WorkMeter(is_traced=config.trace)
+        self._meter = WorkMeter()
         self._peer = peer
         self._wakers: tuple[Readable, ...] = (api, self._inputs, peer)  # everything that may wake the loop
 
