@@ -125,7 +125,7 @@ class PeerLink:
             self._lose(type(error).__name__)
 
     def _lose(self, why: str) -> None:
-        logger.warning("the %s is gone (%s); going on without it", self._peer, why)
+        logger.info("the %s is gone (%s); going on without it", self._peer, why)
         self.disconnect()
 
 
