@@ -10,16 +10,14 @@ import numpy as np
 
 from vidspec_models.request import GenerationRequest, SpeculationMode, Video
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.types import (
     Accepted,
-    EngineInfo,
-    EngineStatus,
     Finished,
     FinishReason,
     GenerationEvent,
     SpeculationStats,
     TextDelta,
-    WorkerState,
 )
 from vidspec_service.errors import EngineDead
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class ScriptedEngine(FakeEngine):
-    """Stands for EngineClient."""
+    """Stands for LocalEngine."""
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
@@ -115,5 +115,5 @@ def served(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[Served
 
 
 if __name__ == "__main__":
-    with patch.object(serve, "EngineClient", ScriptedEngine):
+    with patch.object(serve, "LocalEngine", ScriptedEngine):
         sys.exit(main())

@@ -26,7 +26,7 @@ def _modules_after_importing(*names: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["vidspec_service.api.app", "vidspec_service.engine.frontend.client", "vidspec_service.cli.serve"]
+    "name", ["vidspec_service.api.app", "vidspec_service.engine.frontend.local_engine", "vidspec_service.cli.serve"]
 )
 def test_the_api_process_imports_neither_torch_nor_transformers(name: str) -> None:
     assert not {"torch", "transformers", "av"} & _modules_after_importing(name)

@@ -25,7 +25,7 @@ from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.services import Services, build_services
 from vidspec_service.api.store.clips import Decode
 from vidspec_service.api.uploads.folder import upload_folder
-from vidspec_service.engine.types import Engine
+from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys
 from vidspec_service.telemetry import Metrics

@@ -12,7 +12,7 @@ from vidspec_service.api.limits.callers import CallerLimits, RateLimit
 from vidspec_service.api.store.clips import Clips, Decode
 from vidspec_service.api.store.videos import Videos
 from vidspec_service.api.uploads.fetching import Fetcher
-from vidspec_service.engine.types import Engine
+from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 

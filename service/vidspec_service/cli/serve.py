@@ -23,8 +23,8 @@ from vidspec_service.api.uploads.folder import check_upload_dir
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.engine.frontend.client import EngineClient
-from vidspec_service.engine.types import Engine
+from vidspec_service.engine.frontend.interface import Engine
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
 from vidspec_service.telemetry import Metrics, configure_logging
 
@@ -67,7 +67,7 @@ async def running_service(settings: Settings) -> AsyncIterator[RunningService]:
     _log.info("loading", extra={"model": settings.model, "draft_model": settings.draft_model})
     async with AsyncExitStack() as stack:
         with loading_display() as tell:
-            engine = EngineClient(engine_config(settings), metrics, on_loading=tell)
+            engine = LocalEngine(engine_config(settings), metrics, on_loading=tell)
             await stack.enter_async_context(engine)
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)

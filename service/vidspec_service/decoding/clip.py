@@ -69,8 +69,7 @@ class Clip:
 
 def check_request(request: FrameRequest, limits: DecodingLimits) -> None:
     """Refuse what no clip could satisfy: InvalidRequest or VideoTooLarge, `param` set. Needs no video."""
-    if request.fps is not None and request.num_frames is not None:
-        raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
+    check_agreement(request)
     if request.fps is not None and not 0 < request.fps <= MAX_FPS:  # also refuses NaN
         raise InvalidRequest(f"fps must be above 0 and at most {MAX_FPS:g}.", param="fps")
     for name, count in (("num_frames", request.num_frames), ("max_frames", request.max_frames)):
@@ -82,5 +81,11 @@ def check_request(request: FrameRequest, limits: DecodingLimits) -> None:
     for name, time_s in (("start_s", request.start_s), ("end_s", request.end_s)):
         if time_s is not None and not (time_s >= 0 and math.isfinite(time_s)):
             raise InvalidRequest(f"{name} must be a number of seconds, 0 or more.", param=name)
+
+
+def check_agreement(request: FrameRequest) -> None:
+    """Refuse wishes of which one rules out another: InvalidRequest, `param` set."""
+    if request.fps is not None and request.num_frames is not None:
+        raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
     if request.end_s is not None and request.end_s <= (request.start_s or 0.0):
         raise InvalidRequest("end_s must be greater than start_s.", param="end_s")

@@ -7,23 +7,19 @@ with its clip: what a hostile file did to its decoder goes no further.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
-from types import TracebackType
 
 from vidspec_service.decoding.clip import Clip, FrameRequest, check_request
 from vidspec_service.decoding.isolation.child import Job
 from vidspec_service.decoding.isolation.process import DecodeChild
-from vidspec_service.decoding.isolation.sandbox import Missing
+from vidspec_service.decoding.isolation.sandbox import report_missing
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
-
-_log = logging.getLogger(__name__)
 
 
 class DecodePool:
@@ -48,7 +44,7 @@ class DecodePool:
         """Start the spares and wait for the first: ConfigError if decoding does not work on this machine."""
         self._spares.extend(self._spare() for _ in range(self._max_workers))
         try:
-            _report_missing(await asyncio.shield(self._spares[0]))
+            report_missing((await asyncio.shield(self._spares[0])).missing)
         except ServiceError as error:
             await self.close()
             raise ConfigError(error.message) from error
@@ -57,9 +53,7 @@ class DecodePool:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
@@ -141,16 +135,3 @@ class DecodePool:
     async def _end(self, child: DecodeChild) -> None:
         await asyncio.wrap_future(self._threads.submit(child.end))
         self._children.discard(child)
-
-
-def _report_missing(child: DecodeChild) -> None:
-    """Log what protection this machine does not give; ConfigError for an FFmpeg that files can take over.
-
-    A missing filter is a warning; a missing network namespace is not, as the filter refuses sockets too.
-    """
-    if Missing.FIXED_FFMPEG in child.missing:
-        raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known holes: install av's own wheel")
-    if child.missing:
-        level = logging.WARNING if Missing.SYSCALL_FILTER in child.missing else logging.INFO
-        names = [flag.name for flag in Missing if flag in child.missing]
-        _log.log(level, "decode children are confined without", extra={"missing": names})

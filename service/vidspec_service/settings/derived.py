@@ -34,13 +34,7 @@ def engine_config(settings: Settings) -> EngineConfig:
     dycoke = DyCoke(
         merge_ratio=settings.dycoke_merge_ratio, layer=settings.dycoke_layer, hide_ratio=settings.dycoke_hide_ratio
     )
-    target = WorkerConfig(
-        model=settings.model,
-        revision=settings.revision,
-        device=settings.target_device,
-        dtype=settings.target_dtype,
-        threads=settings.target_threads,
-    )
+    target = _worker_config(settings, "target", settings.model, settings.revision)
     return EngineConfig(**{**same, "target": target, "draft": _draft_config(settings), "dycoke": dycoke})
 
 
@@ -48,10 +42,9 @@ def _draft_config(settings: Settings) -> WorkerConfig | None:
     partner = settings.draft_model or (BUNDLED if settings.model == BUNDLED else None)
     if settings.speculation is SpeculationMode.OFF or partner is None:
         return None
-    return WorkerConfig(
-        model=partner,
-        revision=settings.draft_revision,
-        device=settings.draft_device,
-        dtype=settings.draft_dtype,
-        threads=settings.draft_threads,
-    )
+    return _worker_config(settings, "draft", partner, settings.draft_revision)
+
+
+def _worker_config(settings: Settings, role: str, model: str, revision: str | None) -> WorkerConfig:
+    placed = {name: getattr(settings, f"{role}_{name}") for name in ("device", "dtype", "threads")}
+    return WorkerConfig(model=model, revision=revision, **placed)

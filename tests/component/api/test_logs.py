@@ -15,7 +15,7 @@ import pytest
 
 _TIMEOUT_S = 120.0
 _BOTH = {
-    "vidspec_service.engine.target.draft_link",
+    "vidspec_service.engine.ipc.channel",
     "vidspec_service.engine.frontend.supervisor",
 }  # of the target's process, of the API's
 

@@ -16,8 +16,8 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import GREEDY, StockAnswer, StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.client import EngineClient
-from vidspec_service.engine.ipc.messages import Trace
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.telemetry import Metrics
 
 ANSWER = 40
@@ -102,16 +102,16 @@ class FamilyWorld:
             harness.close()
 
 
-class Traced(EngineClient):
+class Traced(LocalEngine):
     """Counts the rows of the target's forwards."""
 
     def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
         super().__init__(config, metrics, self._note)
         self.target_rows = 0
 
-    def _note(self, role: str, trace: Trace) -> None:
+    def _note(self, role: str, heartbeat: Heartbeat) -> None:
         if role == "target":
-            self.target_rows += sum(rows for _, _, rows in trace.spans)
+            self.target_rows += sum(rows for _, _, rows in heartbeat.forwards)
 
 
 class TracedHarness(EngineHarness):

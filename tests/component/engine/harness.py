@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry
 from vidspec_models.bundled import SCENE_DURATION_S, render, sample_scene, slot_times
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
-from vidspec_service.engine.types import Accepted, Finished, TextDelta, WorkerState
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.types import Accepted, Finished, TextDelta
 from vidspec_service.telemetry import Metrics
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class EngineHarness:
     def __init__(
         self,
         config: EngineConfig,
-        client: type[EngineClient] = EngineClient,
+        client: type[LocalEngine] = LocalEngine,
         launcher: WorkerLauncher = LAUNCHER,
     ) -> None:
         launcher.start()  # here, since it ends with the thread that starts it
@@ -149,7 +150,7 @@ class EngineHarness:
         self.run(asyncio.wait_for(poll(), timeout_s))
 
 
-async def collect(engine: EngineClient, request: GenerationRequest) -> Answer:
+async def collect(engine: LocalEngine, request: GenerationRequest) -> Answer:
     """Drain one generation."""
     started: Accepted | None = None
     ids: tuple[int, ...] = ()

@@ -18,8 +18,9 @@ from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.config import WorkerConfig
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
-from vidspec_service.engine.types import TextDelta, WorkerState
+from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError, ContextLengthExceeded
 
 LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed

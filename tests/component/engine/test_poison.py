@@ -14,27 +14,30 @@ from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
 from vidspec_models.request import SamplingParams
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.client import WorkerClient
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.messages import Message, Ready
-from vidspec_service.engine.types import Accepted, WorkerState
+from vidspec_service.engine.types import Accepted
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
 
 LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed
 
 
-class Deadly(EngineClient):
+class Deadly(LocalEngine):
     """The target is killed whenever it has accepted a request named poison."""
 
     def __init__(self, config: EngineConfig, metrics: Metrics, *, launcher: WorkerLauncher) -> None:
         super().__init__(config, metrics, launcher=launcher)
         self.blames: list[bool] = []
 
-    def worker_said(self, worker: Worker, message: Message) -> None:
+    def worker_said(self, worker: WorkerClient, message: Message) -> None:
         if isinstance(message, Accepted) and message.request_id.startswith("poison"):
+            assert isinstance(worker, Worker)
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
         super().worker_said(worker, message)

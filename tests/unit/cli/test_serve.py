@@ -26,7 +26,7 @@ class _World:
         self.metrics: Metrics | None = None
         self.load_error: ConfigError | None = None
         self.script = script or ANSWER
-        monkeypatch.setattr(serve, "EngineClient", self._engine)
+        monkeypatch.setattr(serve, "LocalEngine", self._engine)
         monkeypatch.setattr(serve, "DecodePool", self._pool)
         monkeypatch.setattr(serve, "serve_http", self._serve_http)
 

@@ -30,7 +30,7 @@ def default_num_frames(services: Services) -> int:
 
 
 class Generation:
-    """Start it, read its pieces to the end, then ask for the facts. Closing it cancels what still runs.
+    """Run its `start`, then its pieces to their end; then ask for the facts. Closing it cancels what still runs.
 
     Its clock starts when it is built: after the last byte of the request's body.
     """
@@ -58,10 +58,6 @@ class Generation:
         """Known once the pieces are read."""
         return self._complete[1].finish_reason.value
 
-    async def start(self, upload: Upload, frames: FrameRequest) -> None:
-        """Decode and submit; returns when the engine has accepted: a refusal comes before the answer."""
-        await self.run(self._start(upload, frames))
-
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a part of this request under its deadline, and remember how it ended."""
         try:
@@ -71,6 +67,35 @@ class Generation:
         except Exception:
             self._outcome = "error"
             raise
+
+    async def start(self, upload: Upload, frames: FrameRequest) -> None:
+        """Decode and submit; returns when the engine has accepted: a refusal comes before the answer."""
+        services, caller, file = self._services, upload.permit.caller, upload.file
+        await services.queue.acquire(caller)
+        self._held.callback(services.queue.release)
+        self._queue_s = time.monotonic() - self._began
+        clip = await services.clips.clip(caller, file, frames, default_num_frames(services))
+        self._decode_s = time.monotonic() - self._began - self._queue_s
+        self._video = {
+            "id": file.content_id,
+            "duration_s": round(clip.video.duration_s, _DIGITS),
+            "num_frames": len(clip.timestamps_s),
+            "timestamps_s": [round(timestamp, _DIGITS) for timestamp in clip.timestamps_s],
+            "warnings": list(clip.warnings),
+        }
+        upload.close()  # an answer takes longer than its frames
+        self._events = services.engine.generate(replace(self._request, videos=(clip.video,)))
+        self._held.push_async_callback(self._events.aclose)
+        first = await anext(self._events, None)
+        if not isinstance(first, Accepted):
+            raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
+        self._accepted = first
+        metrics = services.metrics
+        metrics.prefix_cache_queries.inc(first.prompt_tokens)
+        metrics.prefix_cache_hits.inc(first.cached_tokens)
+        metrics.prompt_tokens.inc(first.prompt_tokens)
+        metrics.request_prompt_tokens.observe(first.prompt_tokens)
+        metrics.video_tokens.observe(first.video_tokens)
 
     async def pieces(self) -> AsyncGenerator[str, None]:
         """The answer's text as it is committed; never an empty piece."""
@@ -138,34 +163,6 @@ class Generation:
         if self._finished is not None:
             facts["completion_tokens"] = self._finished.completion_tokens
         _log.info("request ended", extra={**facts, "duration_s": round(seconds, 4)})
-
-    async def _start(self, upload: Upload, frames: FrameRequest) -> None:
-        services, caller, file = self._services, upload.permit.caller, upload.file
-        await services.queue.acquire(caller)
-        self._held.callback(services.queue.release)
-        self._queue_s = time.monotonic() - self._began
-        clip = await services.clips.clip(caller, file, frames, default_num_frames(services))
-        self._decode_s = time.monotonic() - self._began - self._queue_s
-        self._video = {
-            "id": file.content_id,
-            "duration_s": round(clip.video.duration_s, _DIGITS),
-            "num_frames": len(clip.timestamps_s),
-            "timestamps_s": [round(timestamp, _DIGITS) for timestamp in clip.timestamps_s],
-            "warnings": list(clip.warnings),
-        }
-        upload.close()  # an answer takes longer than its frames
-        self._events = services.engine.generate(replace(self._request, videos=(clip.video,)))
-        self._held.push_async_callback(self._events.aclose)
-        first = await anext(self._events, None)
-        if not isinstance(first, Accepted):
-            raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
-        self._accepted = first
-        metrics = services.metrics
-        metrics.prefix_cache_queries.inc(first.prompt_tokens)
-        metrics.prefix_cache_hits.inc(first.cached_tokens)
-        metrics.prompt_tokens.inc(first.prompt_tokens)
-        metrics.request_prompt_tokens.observe(first.prompt_tokens)
-        metrics.video_tokens.observe(first.video_tokens)
 
     def _record_phases(self, finished: Finished) -> None:
         """Where the time of a complete answer went; one of a single token has no time per token."""

@@ -6,7 +6,7 @@ Life: open -> draining (nothing new, running requests go on) -> closing (running
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,72 +34,69 @@ class Admission:
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._limits = limits
-        self._is_draining = False
+        self.is_draining = False  # True from the first signal on; readiness is red
         self._idle = asyncio.Event()
         self._idle.set()
-        self._inside: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
-        self.num_admitted = 0
-        self.num_bytes = 0
+        self._inside: set[Permit] = set()
         self.closing = asyncio.Event()  # set when running requests must end now
 
     @property
-    def is_draining(self) -> bool:
-        """True from the first signal on; readiness is red."""
-        return self._is_draining
+    def num_admitted(self) -> int:
+        """Requests inside."""
+        return len(self._inside)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all their bodies."""
+        return sum(permit.num_bytes for permit in self._inside)
 
     @contextmanager
     def permit(self, caller: str) -> Iterator[Permit]:
         """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one."""
         with self._counting_refusals():
             self._check(caller)
-        self.num_admitted += 1
-        self._inside[caller] += 1
-        self._idle.clear()
         permit = Permit(self, caller)
+        self._inside.add(permit)
+        self._idle.clear()
         try:
             yield permit
         finally:
-            permit.release_bytes()
-            self.num_admitted -= 1
-            self._inside[caller] -= 1
-            self._inside += Counter()  # forget callers with nothing inside
-            self._bytes += Counter()
-            if self.num_admitted == 0:
+            self._inside.remove(permit)
+            if not self._inside:
                 self._idle.set()
 
     def start_draining(self) -> None:
         """Admit nothing new."""
-        self._is_draining = True
+        self.is_draining = True
 
     def close(self) -> None:
         """End the requests that still run; each client gets an error."""
-        self._is_draining = True
+        self.is_draining = True
         self.closing.set()
 
     async def wait_idle(self) -> None:
         """Return when no request is inside."""
         await self._idle.wait()
 
-    def change_bytes(self, caller: str, held: int, wanted: int) -> None:
+    def check_bytes(self, permit: Permit, wanted: int) -> None:
         """For `Permit`. Whoever is alone may have what the limits of a single body allow."""
-        others, mine = self.num_bytes - held, self._bytes[caller] - held
+        others = self.num_bytes - permit.num_bytes
+        mine = sum(each.num_bytes for each in self._inside if each.caller == permit.caller) - permit.num_bytes
         num_free = self._max_bytes - others - wanted
         with self._counting_refusals():
-            if others > 0 and wanted > held and num_free < 0:
+            if others > 0 and num_free < 0:
                 raise QueueFull(f"All {self._max_bytes:,} bytes for uploads are taken (VIDSPEC_MAX_QUEUED_BYTES).")
-            if self._limits is not None and mine > 0 and wanted > held:
+            if self._limits is not None and mine > 0:
                 self._limits.check_bytes(mine, wanted, num_free)
-        self.num_bytes = others + wanted
-        self._bytes[caller] = mine + wanted
 
     def _check(self, caller: str) -> None:
-        if self._is_draining:
+        if self.is_draining:
             raise Draining("The server is shutting down; ask another one.")
         if self.num_admitted >= self._capacity:
             raise QueueFull(f"All {self._capacity} places are taken; try again.")
         if self._limits is not None:
-            self._limits.check_request(caller, self._inside[caller], self._capacity - self.num_admitted)
+            num_inside = sum(permit.caller == caller for permit in self._inside)
+            self._limits.check_request(caller, num_inside, self._capacity - self.num_admitted)
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -117,18 +114,17 @@ class Permit:
         self.caller = caller
         self.closing = admission.closing
         self._admission = admission
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def hold_bytes(self, total: int) -> None:
         """From now on the body holds `total` bytes, if that is more than before; raises QueueFull."""
-        if total > self._num_bytes:
-            self._admission.change_bytes(self.caller, self._num_bytes, total)
-            self._num_bytes = total
+        if total > self.num_bytes:
+            self._admission.check_bytes(self, total)
+            self.num_bytes = total
 
     def release_bytes(self) -> None:
         """The body is gone; the request goes on."""
-        self._admission.change_bytes(self.caller, self._num_bytes, 0)
-        self._num_bytes = 0
+        self.num_bytes = 0
 
 
 class FairQueue:

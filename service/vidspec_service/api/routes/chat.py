@@ -6,25 +6,20 @@ Both go one way: admit, read, decode, submit; then stream the answer, or send it
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 
 from fastapi import APIRouter, Request, Response
 
-from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
-from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take
 from vidspec_service.api.uploads.upload import Upload
-
-Read = Callable[[Upload], Awaitable[tuple[ChatRequest, Dialect]]]
 
 
 def chat_router(services: Services) -> APIRouter:
@@ -39,11 +34,7 @@ def chat_router(services: Services) -> APIRouter:
     )
     async def video_chat(request: Request) -> Response:
         """Send one video and a question; get the answer whole or, with `stream`, as it is generated."""
-
-        async def read(upload: Upload) -> tuple[ChatRequest, Dialect]:
-            return await upload.fields(form=VideoChatForm, json=VideoChatJson), VIDEO_CHAT
-
-        return await _answer(request, services, read)
+        return await _answer(request, services, VideoChatJson, VideoChatForm)
 
     @router.post(
         "/v1/chat/completions",
@@ -53,37 +44,32 @@ def chat_router(services: Services) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         """A conversation with one video among its parts; get the answer whole or, with `stream`, in chunks."""
-
-        async def read(upload: Upload) -> tuple[ChatRequest, Dialect]:
-            body = await upload.fields(json=ChatCompletion)
-            served = services.engine.info.model
-            if body.model not in (None, served):
-                raise ModelNotFound(f"The model that is served here is {served!r}.", param="model")
-            return body, body.dialect
-
-        return await _answer(request, services, read)
+        return await _answer(request, services, ChatCompletion)
 
     return router
 
 
-async def _answer(request: Request, services: Services, read: Read) -> Response:
+async def _answer(
+    request: Request, services: Services, json: type[ChatRequest], form: type[ChatRequest] | None = None
+) -> Response:
     settings = services.settings
     async with AsyncExitStack() as held:
         permit = held.enter_context(services.admission.permit(caller_of(request)))
-        _ = services.engine.info  # raises EngineDead before a byte is uploaded
+        info = services.engine.info  # raises EngineDead before a byte is uploaded
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
-        body, dialect = await read(upload)
+        body = await upload.fields(json=json, form=form)
+        body.check_model(info.model)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
         if (source := body.source) is not None:
             await deadline.run(take(upload, source, services.videos, services.fetcher))
+        frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"
         asked = body.generation_request(request_id, settings.speculation, settings.compression)
-        frames, is_streamed = body.frames, body.stream
         del body, source  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline)
         held.push_async_callback(generation.close)
-        await generation.start(upload, frames)
+        await generation.run(generation.start(upload, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         text = await generation.run(_text(generation))

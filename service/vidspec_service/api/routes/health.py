@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.answers import Health
 from vidspec_service.api.services import Services
-from vidspec_service.engine.types import WorkerState
+from vidspec_service.engine.frontend.interface import WorkerState
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -23,7 +23,7 @@ class Choice(BaseModel):
 
     index: int = 0
     message: AnswerMessage
-    finish_reason: str = Field(description="stop, length or abort.")
+    finish_reason: str = Field(description="stop or length.")
 
 
 class PromptTokensDetails(BaseModel):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode, Turn
+from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import Strict, TextPart, VideoPart, only
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Text, check_turns
@@ -108,6 +109,11 @@ class ChatCompletion(ChatRequest):
     def dialect(self) -> Dialect:
         """How to answer; a stream ends with the usage if that is wanted."""
         return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
+
+    def check_model(self, served: str) -> None:
+        """See ChatRequest."""
+        if self.model not in (None, served):
+            raise ModelNotFound(f"The model that is served here is {served!r}.", param="model")
 
     def generation_request(
         self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression

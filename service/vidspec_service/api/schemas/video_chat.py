@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
+from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
     MAX_TURNS,
@@ -27,7 +28,7 @@ from vidspec_service.api.schemas.fields import (
     Url,
     check_turns,
 )
-from vidspec_service.decoding.clip import FrameRequest
+from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
 
 
@@ -68,10 +69,7 @@ class ChatRequest(BaseModel):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
-        if self.fps is not None and self.num_frames is not None:
-            raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
-        if self.end_s is not None and self.end_s <= (self.start_s or 0.0):
-            raise InvalidRequest("end_s must be greater than start_s.", param="end_s")
+        check_agreement(self.frames)
         return self
 
     @property
@@ -83,6 +81,14 @@ class ChatRequest(BaseModel):
     @abstractmethod
     def source(self) -> Source | None:
         """Where the video is; None: it is the form's file, which is here already."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How to answer."""
+        return VIDEO_CHAT
+
+    def check_model(self, served: str) -> None:
+        """Raises ModelNotFound if the client asks for another model than the one that is `served`."""
 
     @property
     def frames(self) -> FrameRequest:

@@ -79,17 +79,9 @@ class Upload:
 
     async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> Path:
         """Write a stream to a private file of this request."""
-        digest = hashlib.sha256()
-
-        async def hashed() -> AsyncIterator[bytes]:
-            async for chunk in chunks:
-                digest.update(chunk)
-                yield chunk
-
-        path = await write_upload(hashed(), self._folder, self.max_bytes, is_still=is_still)
-        self._held.callback(path.unlink, missing_ok=True)
-        self._file = VideoFile(path, path.stat().st_size, f"video-{digest.hexdigest()[:32]}", is_still)
-        return path
+        self._file = await write_upload(chunks, self._folder, self.max_bytes, is_still=is_still)
+        self._held.callback(self._file.path.unlink, missing_ok=True)
+        return self._file.path
 
     def borrow(self, lent: AbstractContextManager[VideoFile]) -> None:
         """Have a video of somebody else's."""
@@ -121,8 +113,8 @@ class Upload:
 
 async def write_upload(
     chunks: AsyncIterator[bytes], directory: Path, max_bytes: int, *, is_still: bool = False
-) -> Path:
-    """Store a stream in a new private file in `directory` and give its path; the caller deletes it.
+) -> VideoFile:
+    """Store a stream in a new private file in `directory`, which the caller deletes.
 
     VideoUnsupported as soon as the first bytes cannot be a video's (`is_still`: an image's), VideoTooLarge as soon
     as there are more than `max_bytes`, VideoUnreadable for none. On any error or cancellation the file is gone.
@@ -130,20 +122,20 @@ async def write_upload(
     # The process id tells `sweep` whose it is; the rest nobody can guess. Nothing of the client's goes in.
     path = directory / f"{FILE_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
     try:
-        await _write(chunks, path, max_bytes, is_still)
+        return await _write(chunks, path, max_bytes, is_still)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return path
 
 
-async def _write(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, is_still: bool) -> None:
-    num_bytes, pending, is_checked = 0, bytearray(), False
+async def _write(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, is_still: bool) -> VideoFile:
+    num_bytes, digest, pending, is_checked = 0, hashlib.sha256(), bytearray(), False
     with _create(path) as file:
         async for chunk in chunks:
             num_bytes += len(chunk)
             if num_bytes > max_bytes:
                 raise over_limit("The video has more bytes", f"{max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES")
+            digest.update(chunk)
             pending += chunk
             if not is_checked and len(pending) >= HEAD_BYTES:
                 check_signature(bytes(pending[:HEAD_BYTES]), is_still=is_still)
@@ -156,6 +148,7 @@ async def _write(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, is_st
         if not is_checked:
             check_signature(bytes(pending), is_still=is_still)
         await _write_in_thread(file, bytes(pending))
+    return VideoFile(path, num_bytes, f"video-{digest.hexdigest()[:32]}", is_still)
 
 
 def _create(path: Path) -> FileIO:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import Accepted, Finished, SpeculationStats, TextDelta
 from vidspec_service.errors import GenerationFailed
 
@@ -54,7 +54,7 @@ class Sample:
         }
 
 
-async def ask_engine(engine: EngineClient, request: GenerationRequest) -> Sample:
+async def ask_engine(engine: LocalEngine, request: GenerationRequest) -> Sample:
     """Times are those of the committed tokens' arrival in this process."""
     ids: list[int] = []
     times: list[float] = []

@@ -23,7 +23,7 @@ from vidspec_service.bench.pruning.judging import LoadedPair, prefilled
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
 from vidspec_service.bench.pruning.report import Speed
 from vidspec_service.engine.config import EngineConfig, Preservation
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.telemetry import Metrics
@@ -153,7 +153,7 @@ def engine_speeds(
 async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     clips = range(options.num_clips)
     samples: list[Sample] = []
-    async with EngineClient(config, Metrics(CollectorRegistry())) as engine:
+    async with LocalEngine(config, Metrics(CollectorRegistry())) as engine:
         for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
             request = GenerationRequest(
                 request_id=f"pruning-{group}",

@@ -1,4 +1,4 @@
-"""What the workers did and when, from the traces they send: idle shares, forward times, the lanes of a timeline."""
+"""What the workers did and when, from the heartbeats they send: idle shares, forward times, the lanes of a timeline."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from statistics import fmean, median
 
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.samples import Interval, union
-from vidspec_service.engine.ipc.messages import Trace
+from vidspec_service.engine.ipc.messages import Heartbeat
 
-_TRACE_TIMEOUT_S = 10.0
+_HEARTBEAT_TIMEOUT_S = 10.0
 Span = tuple[float, float, int]  # start, end, rows of the forward in it
 
 
 class Activity:
-    """Collects the traces of one engine. Belongs to one event loop."""
+    """Collects the heartbeats of one engine. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = {}
         self._until: dict[str, float] = {}
         self._news = asyncio.Event()
 
-    def take(self, role: str, trace: Trace) -> None:
-        """The engine's `on_trace`."""
-        self._spans.setdefault(role, []).extend(trace.spans)
-        self._until[role] = trace.until
+    def take(self, role: str, heartbeat: Heartbeat) -> None:
+        """The engine's `on_heartbeat`."""
+        self._spans.setdefault(role, []).extend(heartbeat.forwards)
+        self._until[role] = heartbeat.until
         self._news.set()
 
     async def complete(self, until: float, roles: Iterable[str]) -> None:
         """Wait until these workers have told all they did up to `until`; a restarted one may never tell."""
         try:
-            async with asyncio.timeout(_TRACE_TIMEOUT_S):
+            async with asyncio.timeout(_HEARTBEAT_TIMEOUT_S):
                 for role in roles:
                     while self._until.get(role, 0.0) < until:
                         self._news.clear()

@@ -18,7 +18,7 @@ from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.worker import Stock
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Contender:
     pids: Callable[[], list[int]]
 
 
-def engine_contender(engine: EngineClient) -> Contender:
+def engine_contender(engine: LocalEngine) -> Contender:
     """Our engine; the mode is part of the request."""
     return Contender(
         answer=partial(ask_engine, engine),

@@ -38,7 +38,7 @@ from vidspec_service.bench.speed.costs import (
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import Metrics
 
@@ -146,7 +146,7 @@ class Run:
                 continue
             self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
-            engine = EngineClient(config, Metrics(CollectorRegistry()), on_trace=activity.take)
+            engine = LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=activity.take)
             contender = engine_contender(await stack.enter_async_context(engine))
             self.contenders.update(dict.fromkeys(wanted, contender))
             self.activities.update(dict.fromkeys(wanted, activity))

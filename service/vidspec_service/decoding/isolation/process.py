@@ -60,13 +60,11 @@ class DecodeChild:
         try:
             self._spawn()
             self._channel.settimeout(timeout_s)
-            ready = self._channel.recv(1)
-        except OSError as error:  # no process or memory to be had, or no answer in time
+            if not (ready := self._channel.recv(1)):
+                raise ConnectionAbortedError
+        except OSError as error:  # no process or memory to be had, or no answer in time, or it has ended
             self.end()
             raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error
-        if not ready:
-            self.end()
-            raise ServiceError("a decode child ended before it was ready")
         self.missing = Missing(ready[0])
 
     def _spawn(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import platform
 import resource
@@ -20,6 +21,9 @@ import sys
 from enum import IntFlag
 
 from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 # linux/prctl.h and linux/sched.h
 _PR_SET_PDEATHSIG = 1
@@ -176,3 +180,16 @@ def filter_program(machine: str) -> bytes:
 def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
     """A struct sock_filter; jumps count the instructions that are skipped."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def report_missing(missing: Missing) -> None:
+    """Log what protection this machine does not give; ConfigError for an FFmpeg that files can take over.
+
+    A missing filter is a warning; a missing network namespace is not, as the filter refuses sockets too.
+    """
+    if Missing.FIXED_FFMPEG in missing:
+        raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known holes: install av's own wheel")
+    if missing:
+        level = logging.WARNING if Missing.SYSCALL_FILTER in missing else logging.INFO
+        names = [flag.name for flag in Missing if flag in missing]
+        _log.log(level, "decode children are confined without", extra={"missing": names})

@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import find_strategy
 from vidspec_models.sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
-from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
+from vidspec_service.engine.ipc.channel import Channel, PeerLink
 from vidspec_service.engine.ipc.messages import (
     Cancel,
     Configure,
@@ -30,8 +29,8 @@ from vidspec_service.engine.ipc.messages import (
     Verdict,
 )
 from vidspec_service.engine.ipc.payload import CellScores, read_scores
-from vidspec_service.engine.worker.input_processor import Input, InputProcessor
-from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
+from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.loop import WorkerLoop
 
 MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
 _PACE_MEMORY = 0.95
@@ -41,45 +40,27 @@ FromTarget = Follow | Verdict | CellScores | Release
 logger = logging.getLogger(__name__)
 
 
-class DraftLoop:
-    """Owns every request on the draft device. Single-threaded; ends when the API's channel closes."""
+class DraftLoop(WorkerLoop):
+    """The loop on the draft's device."""
 
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
-        self._model = model
-        self._api = api
-        self._config = config.engine
-        self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens)
-        self._target: Channel | None = None
-        self._inputs = InputProcessor(model, self._config.max_cached_feature_bytes)
+        self._target = PeerLink("target")
+        super().__init__(model, api, config, self._target)
         self._strategy = find_strategy(self._config.preservation)
         self._offered: dict[str, Input] = {}  # what the target has not asked to follow (yet)
         self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
         self._active: dict[str, DraftRequest] = {}  # oldest first
-        self._meter = WorkMeter(is_traced=config.trace)
         self._proposer = Proposer(model)
 
-    def run(self) -> None:
-        """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
-        try:
-            while True:
-                self._receive()
-                with self._meter:
-                    worked = self._admit()
-                    worked = self._prefill() or worked
-                    worked = self._propose() or worked
-                if not worked:
-                    self._idle()
-                self._meter.beat(self._api, len(self._active), len(self._early), self._pool.num_used)
-        finally:
-            self._leave_target()
-
-    def _idle(self) -> None:
-        sources: list[Readable] = [self._api, self._inputs]
-        wait_readable(sources if self._target is None else [*sources, self._target], HEARTBEAT_S)
+    def _work(self) -> bool:
+        with self._meter:
+            worked = self._admit()
+            worked = self._prefill() or worked
+            return self._propose() or worked
 
     def _receive(self) -> None:
         """What the target has said comes after what the API has: it speaks of requests that the API gave us before."""
-        target = self._target
+        target = self._target.channel
         said = self._said_by_target()
         while (received := self._api.receive()) is not None:
             message, fds = received
@@ -90,33 +71,23 @@ class DraftLoop:
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        is_replaced = self._target is not None and self._target is not target
+        is_replaced = self._target.channel not in (None, target)
         for each in said:
             if not is_replaced or isinstance(each, Release):  # what has ended has ended, whoever the target is now
                 self._hear(each)
 
     def _said_by_target(self) -> list[FromTarget]:
         said: list[FromTarget] = []
-        try:
-            while self._target is not None and (received := self._target.receive()) is not None:
-                message, fds = received
-                if isinstance(message, Relevance):
-                    said.append(read_scores(message, fds[0]))
-                elif isinstance(message, Follow | Verdict | Release):
-                    said.append(message)
-        except ChannelClosed:
-            self._leave_target()
+        for message, fds in self._target.receive():
+            if isinstance(message, Relevance):
+                said.append(read_scores(message, fds[0]))
+            elif isinstance(message, Follow | Verdict | Release):
+                said.append(message)
         return said
-
-    def _leave_target(self) -> None:
-        if self._target is not None:
-            self._target.close()
-            self._target = None
 
     def _meet(self, target: Channel) -> None:
         """A (new) target: it will tell every request's committed tokens from the start."""
-        self._leave_target()
-        self._target = target
+        self._target.connect(target)
         self._early = {request_id: [] for request_id in self._early}
         for request in self._active.values():
             request.restart()
@@ -197,7 +168,7 @@ class DraftLoop:
 
     def _propose(self) -> bool:
         """The next tokens of every request with room, in one forward."""
-        if self._target is None:
+        if self._target.channel is None:
             return False
         batch = [
             item
@@ -210,7 +181,8 @@ class DraftLoop:
         num_given = sum(len(item.missing) for item in batch)
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
-        self._send(proposals)
+        for proposal in proposals:
+            self._target.send(proposal)
         return True
 
     def _look_again(self) -> bool:
@@ -220,15 +192,6 @@ class DraftLoop:
                 if request.look_again():
                     return True
         return False
-
-    def _send(self, proposals: list[Proposal]) -> None:
-        if self._target is None:
-            return
-        try:
-            for proposal in proposals:
-                self._target.send(proposal)
-        except (ChannelClosed, ChannelFull):
-            self._leave_target()  # a target that does not read is lost; the API sends a new Peer
 
 
 class Proposer:

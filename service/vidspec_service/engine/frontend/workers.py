@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.ipc.messages import Configure, Ready
-from vidspec_service.engine.types import EngineInfo
 from vidspec_service.errors import ConfigError
 
 _BUNDLED_NAME = "vidspec-bundled"
@@ -25,7 +25,7 @@ def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
     return found
 
 
-def configure_messages(config: EngineConfig, *, trace: bool = False) -> list[Configure]:
+def configure_messages(config: EngineConfig) -> list[Configure]:
     """The first message of every worker."""
     found = worker_configs(config)
     num_cores = len(os.sched_getaffinity(0))
@@ -39,7 +39,6 @@ def configure_messages(config: EngineConfig, *, trace: bool = False) -> list[Con
             threads=threads[role],
             prompt_threads=worker.threads or (num_cores if role == "target" else threads[role]),
             engine=config,
-            trace=trace,
         )
         for role, worker in found.items()
     ]

@@ -7,6 +7,7 @@ makes `send` raise ChannelFull instead of hanging the sender.
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ _DECODERS = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
 _ENCODER = msgspec.msgpack.Encoder()
 _MAX_MESSAGE_BYTES = 128 * 1024
 _MAX_FDS = 2
+
+logger = logging.getLogger(__name__)
 
 
 class ChannelClosed(Exception):
@@ -81,8 +84,53 @@ class Channel:
         self._socket.close()
 
 
+class PeerLink:
+    """One worker's channel to the other, while there is one. Losing the other is normal: it costs speed only."""
+
+    def __init__(self, peer: str) -> None:
+        self.channel: Channel | None = None
+        self._peer = peer
+
+    def connect(self, channel: Channel) -> None:
+        """Talk to this one from now on; it knows nothing of what the last one was told."""
+        self.disconnect()
+        self.channel = channel
+
+    def disconnect(self) -> None:
+        """Go on without."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def fileno(self) -> int:
+        return -1 if self.channel is None else self.channel.fileno()
+
+    def receive(self) -> list[tuple[Message, list[int]]]:
+        """All messages that have arrived, with their file descriptors."""
+        found = []
+        try:
+            while self.channel is not None and (received := self.channel.receive()) is not None:
+                found.append(received)
+        except ChannelClosed:
+            self._lose("closed")
+        return found
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """At once, or the other is lost: whoever does not read is of no use, and the API will send a new Peer."""
+        if self.channel is None:
+            return
+        try:
+            self.channel.send(message, fds)
+        except (ChannelClosed, ChannelFull) as error:
+            self._lose(type(error).__name__)
+
+    def _lose(self, why: str) -> None:
+        logger.info("the %s is gone (%s); going on without it", self._peer, why)
+        self.disconnect()
+
+
 class Readable(Protocol):
-    """Whatever can be polled."""
+    """Whatever can be polled; a negative number is passed over."""
 
     def fileno(self) -> int: ...
 
@@ -91,5 +139,6 @@ def wait_readable(sources: Sequence[Readable], timeout_s: float) -> None:
     """Return as soon as any source has something to read or was closed, or when the time is up."""
     poll = select.poll()
     for source in sources:
-        poll.register(source.fileno(), select.POLLIN)
+        if (fd := source.fileno()) >= 0:
+            poll.register(fd, select.POLLIN)
     poll.poll(timeout_s * 1000)

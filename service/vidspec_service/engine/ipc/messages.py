@@ -9,8 +9,7 @@
 | worker | API    | Ready      | loaded, once                                                          |
 | worker | API    | Loading    | while it loads, a few times a second                                  |
 | worker | API    | LoadFailed | cannot load; the worker exits                                         |
-| worker | API    | Heartbeat  | every second, idle or busy                                            |
-| worker | API    | Trace      | with the heartbeat or a thousand spans, if asked for                  |
+| worker | API    | Heartbeat  | every second, idle or busy, and after a thousand forwards             |
 | target | API    | Accepted   | the prompt fits; before its prefill                                   |
 | target | API    | Rejected   | the request cannot be served; nothing follows                         |
 | target | API    | Tokens     | tokens were committed                                                 |
@@ -42,7 +41,6 @@ class Configure(Struct, frozen=True, kw_only=True):
     threads: int
     prompt_threads: int  # where kernels of our own compute the steps, so that torch has the prompts only
     engine: EngineConfig
-    trace: bool = False  # report every forward in Trace messages
 
 
 class Generate(Struct, frozen=True, kw_only=True):
@@ -92,19 +90,11 @@ class LoadFailed(Struct, frozen=True, kw_only=True):
 class Heartbeat(Struct, frozen=True, kw_only=True):
     """Proof of life, with the numbers since the last one."""
 
-    num_running: int
-    num_waiting: int
     cache_tokens: int  # of EngineConfig.kv_cache_tokens, how many are taken
     busy_s: float  # time at work
     elapsed_s: float
-    forward_s: tuple[float, ...]  # the first thousand forwards
-
-
-class Trace(Struct, frozen=True, kw_only=True):
-    """Work with a forward in it, as (start, end, rows) on the monotonic clock; complete up to `until`."""
-
-    until: float
-    spans: tuple[tuple[float, float, int], ...]
+    until: float  # on the monotonic clock of all processes
+    forwards: tuple[tuple[float, float, int], ...]  # all since the last one, as (start, end, rows) on that clock
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -179,6 +169,6 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | Generate | Cancel | Peer
-WorkerToApi = Started | Ready | Loading | LoadFailed | Heartbeat | Trace | Accepted | Rejected | Tokens | Ended
+WorkerToApi = Started | Ready | Loading | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended
 BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

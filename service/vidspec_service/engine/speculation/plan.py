@@ -164,8 +164,8 @@ class Speculation:
             self.acceptance *= _MEMORY
 
     def drop(self) -> None:
-        """The draft is gone: go on alone."""
-        self.chain = ProposalChain()
+        """The draft is gone: go on alone. What its chain came to is still told at the end."""
+        self.chain.forget()
         self.plan = OFF
         self.num_told = 0
         self.is_followed = False

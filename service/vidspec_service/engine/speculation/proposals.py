@@ -15,13 +15,17 @@ class ProposalChain:
     """Target side: proposals beyond the committed tokens that may still come true."""
 
     def __init__(self) -> None:
-        self._epoch = -1
-        self._start = 0  # output position of _ids[0]
         self._ids: list[int] = []
         self._confidences: list[float] = []
-        self._is_void = True
         self.num_wasted = 0  # proposed tokens that were never judged
         self.num_rollbacks = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Whatever was proposed is void, and the next epoch may be any: another draft counts anew."""
+        self._epoch = -1
+        self._start = 0  # output position of _ids[0]
+        self._drop()
 
     def extend(
         self, epoch: int, start: int, ids: Sequence[int], confidences: Sequence[float], committed: Sequence[int]
@@ -53,6 +57,9 @@ class ProposalChain:
     def void(self) -> None:
         """Nothing of this epoch can hold any more."""
         self.num_rollbacks += 1
+        self._drop()
+
+    def _drop(self) -> None:
         self.num_wasted += len(self._ids)
         self._ids, self._confidences, self._is_void = [], [], True
 

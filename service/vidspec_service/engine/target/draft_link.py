@@ -8,9 +8,7 @@ which is put at what the target's own preparation took. The modes that force spe
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,8 +18,8 @@ from vidspec_models.preservation.strategies import find_strategy
 from vidspec_models.preservation.text_queries import TextQueries, using_threads
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
-from vidspec_service.engine.ipc.messages import Configure, Follow, Proposal, Release, Relevance, Verdict
+from vidspec_service.engine.ipc.channel import PeerLink
+from vidspec_service.engine.ipc.messages import Configure, Follow, Release, Relevance, Verdict
 from vidspec_service.engine.ipc.payload import CellScores, write_scores
 from vidspec_service.engine.speculation.plan import StepCosts
 from vidspec_service.engine.target.request import TargetRequest
@@ -29,36 +27,12 @@ from vidspec_service.engine.target.request import TargetRequest
 _FIRST_GUESS = 128.0  # tokens of an answer, before there was one
 _MEMORY = 0.9  # weight of the answers before the last one
 
-logger = logging.getLogger(__name__)
 
-
-class DraftLink:
-    """Sends verdicts and collects proposals. Losing the draft is normal: it costs speed only."""
+class DraftLink(PeerLink):
+    """The link to the draft, and what it knows of each request."""
 
     def __init__(self) -> None:
-        self.channel: Channel | None = None
-
-    def connect(self, channel: Channel) -> None:
-        """Talk to this draft from now on; it knows nothing of what the last one was told."""
-        self.disconnect()
-        self.channel = channel
-
-    def disconnect(self) -> None:
-        """Go on without a draft."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-
-    def receive(self) -> list[Proposal]:
-        """All proposals that have arrived."""
-        found: list[Proposal] = []
-        try:
-            while self.channel is not None and (received := self.channel.receive()) is not None:
-                if isinstance(received[0], Proposal):
-                    found.append(received[0])
-        except ChannelClosed:
-            self._lose("closed")
-        return found
+        super().__init__("draft")
 
     def tell(self, request: TargetRequest) -> None:
         """A verdict: every committed token that this draft has not heard of."""
@@ -71,19 +45,6 @@ class DraftLink:
         )
         speculation.num_told = len(committed)
         self.send(verdict)
-
-    def send(self, message: Follow | Verdict | Relevance | Release, fds: Sequence[int] = ()) -> None:
-        """At once, or the draft is lost."""
-        if self.channel is None:
-            return
-        try:
-            self.channel.send(message, fds)
-        except (ChannelClosed, ChannelFull) as error:
-            self._lose(type(error).__name__)
-
-    def _lose(self, why: str) -> None:
-        logger.warning("the draft is gone (%s); going on without it", why)
-        self.disconnect()
 
 
 class DraftGate:
@@ -98,8 +59,7 @@ class DraftGate:
     def begin(self, request: GenerationRequest, *, num_sharing: int) -> None:
         """A request is about to be prepared; `num_sharing`, it included, are anywhere on the target."""
         mode = request.speculation
-        is_forced = mode not in (SpeculationMode.OFF, SpeculationMode.AUTO)
-        if is_forced or (mode is SpeculationMode.AUTO and self._is_free(num_sharing)):
+        if mode is not SpeculationMode.OFF and (mode is not SpeculationMode.AUTO or self._is_free(num_sharing)):
             self._ask(request.request_id)
 
     def replan(self, request: TargetRequest, costs: StepCosts, *, num_sharing: int) -> bool:

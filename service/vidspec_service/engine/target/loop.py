@@ -1,4 +1,4 @@
-"""The target worker's loop: admit, prefill in chunks, verify all request requests in one forward, commit.
+"""The target worker's loop: admit, prefill in chunks, verify all requests in one forward, commit.
 
 Continuous batching: requests join and leave between forwards, and at most one prefill chunk stands between two
 decoding steps. Nothing waits at a barrier: a forward takes the proposals that have arrived, and waits for more only
@@ -16,20 +16,19 @@ from functools import partial
 import torch
 
 from vidspec_models.compression import REFRESH_TOKENS
-from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, Readable, wait_readable
-from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Rejected, Tokens
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
+from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Proposal, Rejected, Tokens
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Accepted
-from vidspec_service.engine.worker.input_processor import Input, InputProcessor
-from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
+from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.loop import WorkerLoop
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -38,43 +37,17 @@ _SLACK_S = 0.005
 logger = logging.getLogger(__name__)
 
 
-class TargetLoop:
-    """Owns every request on the target device. Single-threaded; ends when the API's channel closes."""
+class TargetLoop(WorkerLoop):
+    """The loop on the target's device; `costs` are what its forwards took at load."""
 
     def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
-        self._model = model
-        self._api = api
-        self._config = config.engine
-        self._costs = costs
-        geometry = model.decoder.geometry
-        self._pool = KVPool(geometry, self._config.kv_cache_tokens)
-        self._inputs = InputProcessor(
-            model, self._config.max_cached_feature_bytes, partial(compressed, self._config.dycoke)
-        )
-        self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._config.prefill_chunk)
         self._draft = DraftLink()
-        self._gate = DraftGate(self._draft, shares_cores=geometry.device.type == "cpu")
+        super().__init__(model, api, config, self._draft, partial(compressed, config.engine.dycoke))
+        self._costs = costs
+        self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._config.prefill_chunk)
+        self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)
         self._acceptance = 0.85  # of requests so far; where a new request starts from
-        self._meter = WorkMeter(is_traced=config.trace)
-
-    def run(self) -> None:
-        """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
-        scheduler = self._scheduler
-        try:
-            while True:
-                self._receive()
-                with self._meter:
-                    self._admit()
-                    self._prefill()
-                self._await_proposals()
-                with self._meter:
-                    self._verify()
-                if not (scheduler.can_compute or scheduler.can_admit):
-                    wait_readable(self._sources(), HEARTBEAT_S)
-                self._meter.beat(self._api, scheduler.num_active, len(scheduler.waiting), self._pool.num_used)
-        finally:
-            self._draft.disconnect()
 
     @property
     def context_length(self) -> int:
@@ -82,10 +55,14 @@ class TargetLoop:
         limit = self._config.max_context or self._model.context_length
         return min(self._model.context_length, limit, self._pool.num_tokens)
 
-    def _sources(self) -> list[Readable]:
-        """Everything that may wake the loop."""
-        sources: list[Readable] = [self._api, self._inputs]
-        return sources if self._draft.channel is None else [*sources, self._draft.channel]
+    def _work(self) -> bool:
+        with self._meter:
+            self._admit()
+            self._prefill()
+        self._await_proposals()
+        with self._meter:
+            self._verify()
+        return self._scheduler.can_compute or self._scheduler.can_admit
 
     def _receive(self) -> None:
         while (received := self._api.receive()) is not None:
@@ -96,7 +73,7 @@ class TargetLoop:
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        proposals = self._draft.receive()
+        proposals = [message for message, _ in self._draft.receive() if isinstance(message, Proposal)]
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
         for proposal in proposals:
             self._costs.draft_s = proposal.step_s
@@ -167,17 +144,15 @@ class TargetLoop:
             yield
         except (ChannelClosed, ChannelFull):
             raise
-        except ContextOverflow as error:
-            self._forget(request_id)
-            self._api.send(Rejected(request_id=request_id, is_too_long=True, message=str(error)))
         except Exception as error:
-            logger.exception("request %s failed", request_id)
-            for device in {span.device for span in self._model.decoder.geometry.spans}:
-                torch.ones((), device=device).item()
-            is_meant_for_callers = isinstance(error, ValueError)
+            is_too_long = isinstance(error, ContextOverflow)
+            if not is_too_long:
+                logger.exception("request %s failed", request_id)
+                for device in {span.device for span in self._model.decoder.geometry.spans}:
+                    torch.ones((), device=device).item()
             self._forget(request_id)
-            message = str(error) if is_meant_for_callers else type(error).__name__
-            self._api.send(Rejected(request_id=request_id, message=message))
+            message = str(error) if isinstance(error, ContextOverflow | ValueError) else type(error).__name__
+            self._api.send(Rejected(request_id=request_id, is_too_long=is_too_long, message=message))
 
     def _prefill(self) -> None:
         """One chunk of the oldest prompt; the last chunk yields the first token."""
@@ -220,15 +195,13 @@ class TargetLoop:
     def _await_proposals(self) -> None:
         """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""
         scheduler = self._scheduler
-        if scheduler.prefilling:
-            return
         short = [request for request in scheduler.decoding.values() if not request.has_enough]
-        if not short:
+        if scheduler.prefilling or not short:
             return
         num_awaited = max(request.speculation.plan.min_draft_tokens for request in short)
         deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S
         while (left := deadline - time.monotonic()) > 0:
-            wait_readable(self._sources(), left)
+            wait_readable(self._wakers, left)
             self._receive()
             if all(request.has_enough for request in scheduler.decoding.values()):
                 return

@@ -50,9 +50,7 @@ class Input:
 class InputProcessor:
     """One prompt at a time, in the order of submission; `compress` has the last word on each."""
 
-    def __init__(
-        self, model: VideoLM, max_cached_feature_bytes: int, compress: Compress = lambda _, prompt: prompt
-    ) -> None:
+    def __init__(self, model: VideoLM, max_cached_feature_bytes: int, compress: Compress | None = None) -> None:
         """`max_cached_feature_bytes` of features stay for further questions about their videos."""
         self._encoder_cache = EncoderCache(max_cached_feature_bytes)
         self._model = model
@@ -83,7 +81,7 @@ class InputProcessor:
         request, started = item.request, time.monotonic()
         try:
             prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache)
-            item.prompt = self._compress(request, prompt)
+            item.prompt = prompt if self._compress is None else self._compress(request, prompt)
         except ContextOverflow as error:
             item.prompt = error
         except Exception as error:  # whatever it is, it is this request's: it must not end the worker, again and again

@@ -1,26 +1,24 @@
-"""WorkMeter: how busy a worker was since its last heartbeat, the heartbeat itself and, if asked for, a trace."""
+"""WorkMeter: how busy a worker was since its last heartbeat, and the heartbeat itself."""
 
 from __future__ import annotations
 
 import time
 
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Heartbeat, Trace
+from vidspec_service.engine.ipc.messages import Heartbeat
 
 HEARTBEAT_S = 1.0
-_MOST_SPANS = 1000  # in one Trace; keeps the message small
+_MOST_FORWARDS = 1000  # in one message; more make it come early
 
 
 class WorkMeter:
     """`with meter:` around work, `rows` for a forward within it; `beat` tells the API once a second."""
 
-    def __init__(self, *, is_traced: bool = False) -> None:
+    def __init__(self) -> None:
         self._since = self._entered = time.monotonic()
         self._busy_s = 0.0
-        self._is_traced = is_traced
         self._num_rows = 0
-        self._spans: list[tuple[float, float, int]] = []
-        self._forward_s: list[float] = []
+        self._forwards: list[tuple[float, float, int]] = []
 
     def __enter__(self) -> None:
         self._entered = time.monotonic()
@@ -28,34 +26,27 @@ class WorkMeter:
     def __exit__(self, *_: object) -> None:
         now = time.monotonic()
         self._busy_s += now - self._entered
-        if self._num_rows and len(self._forward_s) < _MOST_SPANS:
-            self._forward_s.append(now - self._entered)
-        if self._is_traced and self._num_rows:
-            self._spans.append((self._entered, now, self._num_rows))
+        if self._num_rows:
+            self._forwards.append((self._entered, now, self._num_rows))
         self._num_rows = 0
 
     def rows(self, num_rows: int) -> None:
         """A forward over so many rows belongs to the present block."""
         self._num_rows += num_rows
 
-    def beat(self, api: Channel, num_running: int, num_waiting: int, cache_tokens: int) -> None:
-        """Send a heartbeat if one is due, and the trace so far."""
+    def beat(self, api: Channel, cache_tokens: int) -> None:
+        """Send a heartbeat if one is due."""
         now = time.monotonic()
-        is_due = now - self._since >= HEARTBEAT_S
-        if self._is_traced and (is_due or len(self._spans) >= _MOST_SPANS):
-            api.send(Trace(until=now, spans=tuple(self._spans)))
-            self._spans.clear()
-        if not is_due:
+        if now - self._since < HEARTBEAT_S and len(self._forwards) < _MOST_FORWARDS:
             return
         api.send(
             Heartbeat(
-                num_running=num_running,
-                num_waiting=num_waiting,
                 cache_tokens=cache_tokens,
                 busy_s=self._busy_s,
                 elapsed_s=now - self._since,
-                forward_s=tuple(self._forward_s),
+                until=now,
+                forwards=tuple(self._forwards),
             )
         )
         self._since, self._busy_s = now, 0.0
-        self._forward_s.clear()
+        self._forwards.clear()

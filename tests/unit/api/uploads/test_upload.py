@@ -35,7 +35,7 @@ async def stream(*chunks: bytes) -> AsyncIterator[bytes]:
 
 
 def write(directory: Path, *chunks: bytes, max_bytes: int = 10_000_000) -> Path:
-    return asyncio.run(write_upload(stream(*chunks), directory, max_bytes))
+    return asyncio.run(write_upload(stream(*chunks), directory, max_bytes)).path
 
 
 def test_what_comes_in_is_what_lies_on_disk_for_nobody_else(tmp_path: Path) -> None:

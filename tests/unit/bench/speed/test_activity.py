@@ -8,7 +8,7 @@ import pytest
 
 from vidspec_service.bench.speed import activity as module
 from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio, within
-from vidspec_service.engine.ipc.messages import Trace
+from vidspec_service.engine.ipc.messages import Heartbeat
 
 SPANS = [(0.0, 1.0, 512), (1.0, 2.0, 1), (3.0, 4.0, 3), (6.0, 7.0, 1)]
 
@@ -43,7 +43,8 @@ def test_complete_waits_for_every_worker_to_have_told_everything() -> None:
         for role, until in (("target", 6.0), ("draft", 4.0), ("draft", 5.0)):
             await asyncio.sleep(0)
             events.append(f"{role} {until}")
-            activity.take(role, Trace(until=until, spans=((until - 1, until, 1),)))
+            forwards = ((until - 1, until, 1),)
+            activity.take(role, Heartbeat(cache_tokens=0, busy_s=0.0, elapsed_s=1.0, until=until, forwards=forwards))
         await waiting
         assert activity.spans("draft") == [(3.0, 4.0, 1), (4.0, 5.0, 1)]
         return events
@@ -52,5 +53,5 @@ def test_complete_waits_for_every_worker_to_have_told_everything() -> None:
 
 
 def test_a_worker_that_never_tells_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TRACE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(module, "_HEARTBEAT_TIMEOUT_S", 0.01)
     asyncio.run(Activity().complete(1.0, ("target",)))

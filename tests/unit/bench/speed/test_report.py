@@ -22,7 +22,7 @@ from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import build_report, speedup_interval
 from vidspec_service.bench.speed.run import Measurements, rotated
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.ipc.messages import Trace
+from vidspec_service.engine.ipc.messages import Heartbeat
 
 PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
 PACE_S = {Mode.HF: 0.02, Mode.OFF: 0.01, Mode.SERIAL: 0.005, Mode.PARALLEL: 0.0025, Mode.AUTO: 0.0025}
@@ -39,7 +39,7 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
     activity = Activity()
     for role, length in (("target", 1.0), ("draft", 0.5)):
         spans = tuple((100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5) for prompt in range(num_prompts))
-        activity.take(role, Trace(until=1e9, spans=spans))
+        activity.take(role, Heartbeat(cache_tokens=0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
     return Measurements(
         samples=samples,
         activities={mode: activity for mode in modes if mode is not Mode.HF},

@@ -17,7 +17,6 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
-from vidspec_service.engine.draft import loop
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Follow, Proposal, Release, Verdict
@@ -96,7 +95,7 @@ def joined(proposals: list[Proposal]) -> list[int]:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that sleeps although there is work is not woken by its next heartbeat."""
-    monkeypatch.setattr(loop, "HEARTBEAT_S", 60.0)
+    monkeypatch.setattr("vidspec_service.engine.worker.loop.HEARTBEAT_S", 60.0)
 
 
 @pytest.fixture

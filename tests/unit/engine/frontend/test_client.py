@@ -16,9 +16,10 @@ from tokenizers import Tokenizer, models
 
 from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend import client
-from vidspec_service.engine.frontend.client import EngineClient
+from vidspec_service.engine.frontend import local_engine
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
+from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
@@ -34,7 +35,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import read_request
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta, WorkerState
+from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta
 from vidspec_service.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -61,7 +62,7 @@ class FakeWorker:
     folder: Path
     starts = True
 
-    def __init__(self, config: Configure, launcher: WorkerLauncher, owner: EngineClient) -> None:
+    def __init__(self, config: Configure, launcher: WorkerLauncher, owner: LocalEngine) -> None:
         self.role = config.role
         self.state = WorkerState.STARTING
         self.heard: list[Message] = []
@@ -138,7 +139,7 @@ class FakeWorker:
 class Stream:
     """One answer, read in a task as it comes."""
 
-    def __init__(self, engine: EngineClient, request: GenerationRequest) -> None:
+    def __init__(self, engine: LocalEngine, request: GenerationRequest) -> None:
         self.events: list[GenerationEvent] = []
         self._generator = engine.generate(request)
         self.task = asyncio.ensure_future(self._read())
@@ -177,7 +178,7 @@ class Stream:
 class Engine:
     """The client and its workers; where there is no draft, nobody may be asked for it."""
 
-    client: EngineClient
+    client: LocalEngine
     registry: CollectorRegistry
 
     def worker(self, role: str) -> FakeWorker:
@@ -211,14 +212,14 @@ Start = Callable[..., Any]
 @pytest.fixture
 def engine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
     """An engine whose workers are fakes."""
-    monkeypatch.setattr(client, "Worker", FakeWorker)
+    monkeypatch.setattr(local_engine, "Worker", FakeWorker)
     monkeypatch.setattr(FakeWorker, "folder", tmp_path, raising=False)
     monkeypatch.setattr(FakeWorker, "vocabulary", {"target": WORDS, "draft": WORDS}, raising=False)
 
     @asynccontextmanager
     async def start(config: EngineConfig = PAIR) -> AsyncIterator[Engine]:
         registry = CollectorRegistry()
-        async with EngineClient(config, Metrics(registry)) as started:
+        async with LocalEngine(config, Metrics(registry)) as started:
             yield Engine(started, registry)
 
     return start

@@ -92,7 +92,6 @@ async def test_only_deaths_soon_after_being_ready_count(
 
 
 async def test_where_no_process_ever_came_what_starts_them_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_WATCH_S", 0.01)
     monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
     started = configure("draft")
     owner, launcher = Owner(), Launcher()

@@ -112,6 +112,7 @@ class Said:
     chains: dict[int, list[int]] = field(default_factory=dict)  # by epoch: all that the draft has put together
     taken: list[Proposal] = field(default_factory=list)
     num_judged: int = 0  # proposed tokens that met a choice of the target: those accepted, and the first refused
+    num_wasted_before: int = 0  # of earlier drafts
 
     def still_holds(self, committed: list[int]) -> tuple[list[int], tuple[float, ...]]:
         """What the draft's newest chain says of the positions after those committed, if it was right about them."""
@@ -232,7 +233,8 @@ class World:
     def proposals_arrive(self, most: int = ALL) -> None:
         for _ in range(min(most, len(self.proposals))):
             self.wire.arrived.append(self.proposals.popleft())
-        for proposal in self.link.receive():
+        for proposal, _ in self.link.receive():
+            assert isinstance(proposal, Proposal)
             if proposal.request_id == self.name and not self.has_ended:
                 self.target.take(proposal)
                 self.said.taken.append(proposal)
@@ -268,8 +270,12 @@ class World:
 
     def draft_restarts(self) -> None:
         """Another draft, which knows nothing; what was under way is lost."""
+        chain = self.target.speculation.chain
+        num_rollbacks, num_wasted = chain.num_rollbacks, chain.num_wasted + len(chain.pending(len(self.committed)))
         self._connect()
         self.target.speculation.drop()
+        assert (chain.num_rollbacks, chain.num_wasted) == (num_rollbacks, num_wasted), "it forgot them"
+        self.said.num_wasted_before = num_wasted
         self._start_draft()
         if not self.has_ended:
             self._tell()
@@ -346,7 +352,8 @@ class World:
         if not self.has_ended:
             num_taken = sum(len(proposal.ids) for proposal in self.said.taken)
             still, _ = self.said.still_holds(self.committed)
-            assert num_taken == self.said.num_judged + len(still) + self.target.speculation.chain.num_wasted
+            num_wasted = self.target.speculation.chain.num_wasted - self.said.num_wasted_before
+            assert num_taken == self.said.num_judged + len(still) + num_wasted
         draft, seen = self.draft, self.draft.prompt
         known = prompt_rows(seen) + answer_rows(draft.sequence.tokens, seen.next_position)
         held = rows_of(draft.cache)

@@ -104,8 +104,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
         assert {proposal.request_id for proposal in found} == {"good"}
         assert [proposal.ids for proposal in found] == [(12,), (13,), (14,)]
     target.close()
-    if loop._target is not None:
-        loop._target.close()  # a process that ends does that for it
+    loop._target.disconnect()  # a process that ends does that for it
     assert draft.error is None
 
 
@@ -126,7 +125,7 @@ def test_what_a_target_released_as_it_died_is_released(ends: tuple[Channel, Chan
         api.send(Peer(), (far_another.fileno(),))
     loop._receive()
     assert (loop._offered, loop._early) == ({}, {})
-    loop._leave_target()
+    loop._target.disconnect()
     for channel in (another, far_another, api):
         channel.close()
 

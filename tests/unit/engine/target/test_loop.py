@@ -29,7 +29,6 @@ from vidspec_service.engine.ipc.messages import (
     Verdict,
 )
 from vidspec_service.engine.speculation.plan import CostMeter
-from vidspec_service.engine.target import loop
 from vidspec_service.engine.target.loop import TargetLoop
 from vidspec_service.engine.types import Accepted
 
@@ -106,7 +105,7 @@ class Target:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that sleeps although there is work is not woken by its next heartbeat."""
-    monkeypatch.setattr(loop, "HEARTBEAT_S", 60.0)
+    monkeypatch.setattr("vidspec_service.engine.worker.loop.HEARTBEAT_S", 60.0)
 
 
 @pytest.fixture

@@ -1,0 +1,67 @@
+"""What an engine is to whoever asks it: `Engine`, the facts about it and the state it is in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from vidspec_models.request import GenerationRequest
+from vidspec_service.engine.types import GenerationEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Facts about the loaded models, known once the workers are ready."""
+
+    model: str  # served name
+    draft_model: str | None
+    context_length: int  # tokens, prompt and completion together
+    default_num_frames: int  # frames sampled when the client names neither fps nor num_frames
+    default_max_tokens: int
+    devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
+    versions: dict[str, str]
+
+
+class WorkerState(StrEnum):
+    """Life of one worker process."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """A snapshot for the health and metrics routes."""
+
+    workers: dict[str, WorkerState]
+    num_running: int
+    num_waiting: int
+
+    @property
+    def is_ready(self) -> bool:
+        """The target can take requests; a missing draft costs speed only."""
+        return self.workers.get("target") is WorkerState.READY
+
+
+class Engine(Protocol):
+    """Turns requests into event streams; started and closed by its owner."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the loaded models; raises EngineDead before all workers were ready once."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """The workers' states and the load, without waiting."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield Accepted, then TextDelta events, then Finished.
+
+        Closing the generator early cancels the request on every worker. Raises, before or instead of
+        Finished: ContextLengthExceeded, GenerationFailed, EngineDead.
+        """
+        ...

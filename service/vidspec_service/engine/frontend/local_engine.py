@@ -1,0 +1,134 @@
+"""LocalEngine: owns the pair of workers: starts, introduces and ends them, gives a new one what the last one had."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading
+from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import Peer, Ready, Rejected
+from vidspec_service.errors import ConfigError, EngineDead
+from vidspec_service.telemetry import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class LocalEngine(EngineClient):
+    """Implements `Engine`. Use as `async with LocalEngine(...)`: entering waits until the workers are ready."""
+
+    _workers: dict[str, Worker]
+    _ready: dict[str, Ready]
+    _started: asyncio.Future[None]
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics: Metrics,
+        on_heartbeat: OnHeartbeat = lambda _role, _heartbeat: None,
+        on_loading: OnLoading = lambda _role, _what, _fraction: None,
+        launcher: WorkerLauncher | None = None,
+    ) -> None:
+        """A `launcher` that is given may start the workers of other engines, too; it stays open."""
+        super().__init__(config, metrics, on_heartbeat, on_loading)
+        self._launcher = launcher or WorkerLauncher()
+        self._owns_launcher = launcher is None
+
+    async def __aenter__(self) -> LocalEngine:
+        self._workers, self._ready = {}, {}
+        self._started = asyncio.get_running_loop().create_future()
+        for configure in configure_messages(self._config):
+            worker = self._workers[configure.role] = Worker(configure, self._launcher, self)
+            worker.start()
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await self._started
+        except BaseException as error:
+            await self.close()
+            if not isinstance(error, TimeoutError):
+                raise
+            limit = self._config.start_timeout_s
+            raise ConfigError(f"the workers were not ready within start_timeout_s = {limit:g} s") from None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the workers; requests in flight fail with EngineDead."""
+        self._table.fail_all(EngineDead("the server is shutting down"))
+        await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
+        if self._owns_launcher:
+            self._launcher.close()
+
+    def status(self) -> EngineStatus:
+        running = sum(state.is_accepted for state in self._table)
+        return EngineStatus(
+            workers={role: worker.state for role, worker in self._workers.items()},
+            num_running=running,
+            num_waiting=len(self._table) - running,
+        )
+
+    def worker_pids(self) -> dict[str, int | None]:
+        """For operators and for tests that kill workers."""
+        return {role: worker.pid for role, worker in self._workers.items()}
+
+    def worker_ready(self, worker: Worker, ready: Ready) -> None:
+        """A worker (again) takes work: introduce the two to each other, hand it what is in flight."""
+        if worker.role in self._ready:
+            self._metrics.worker_restarts.labels(worker.role).inc()
+        self._ready[worker.role] = ready
+        if len(self._ready) == len(self._workers):
+            self._open()
+        if worker.role == "draft":
+            for state in self._table:
+                self._give_draft(state)
+        self._hand_over()
+        self._introduce()
+
+    def worker_lost(self, worker: Worker) -> bool:
+        """It will be started again; requests wait (target) or go on alone (draft). True if a request is to blame."""
+        logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._table))
+        if worker.role == "draft":
+            self._table.draft_lost()
+            return False
+        culprit = self._table.target_lost()
+        if culprit is not None:
+            logger.error("request %s is refused: the target ended on its way to the same place again", culprit)
+            self.worker_said(worker, Rejected(request_id=culprit, message="it ends the model's process"))
+        return culprit is not None
+
+    def worker_dead(self, worker: Worker, reason: str) -> None:
+        """It cannot be brought back."""
+        if not self._started.done():
+            self._started.set_exception(ConfigError(reason))
+        if worker.role == "target":
+            self._table.fail_all(EngineDead(reason))
+
+    def _introduce(self) -> None:
+        """Give both workers the ends of a new channel."""
+        target, draft = self._workers["target"], self._workers.get("draft")
+        if draft is None or {target.state, draft.state} != {WorkerState.READY}:
+            return
+        for worker, end in zip((draft, target), Channel.pair(), strict=True):
+            worker.send(Peer(), (end.fileno(),))
+            end.close()
+
+    def _open(self) -> None:
+        """All workers are there for the first time."""
+        if self._started.done():
+            return
+        if not self._ready["target"].is_batch_invariant:
+            logger.warning("this device is not batch-invariant: speculation may change text at near-ties")
+        try:
+            self._tokenizer = common_tokenizer(self._ready)
+            self._info = engine_info(self._config, self._ready)
+        except ConfigError as error:
+            self._started.set_exception(error)
+        else:
+            self._started.set_result(None)

@@ -1,0 +1,47 @@
+"""WorkerLoop: what both workers' loops are built from, and their turns: hear, work, wait if there is nothing to do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from vidspec_models.decoder.kv_cache import KVPool
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
+from vidspec_service.engine.ipc.messages import Configure
+from vidspec_service.engine.worker.input_processor import Compress, InputProcessor
+from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
+
+
+class WorkerLoop(ABC):
+    """Owns every request on one device. Single-threaded; ends when the API's channel closes."""
+
+    def __init__(
+        self, model: VideoLM, api: Channel, config: Configure, peer: PeerLink, compress: Compress | None = None
+    ) -> None:
+        self._model = model
+        self._api = api
+        self._config = config.engine
+        self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens)
+        self._inputs = InputProcessor(model, self._config.max_cached_feature_bytes, compress)
+        self._meter = WorkMeter()
+        self._peer = peer
+        self._wakers: tuple[Readable, ...] = (api, self._inputs, peer)  # everything that may wake the loop
+
+    def run(self) -> None:
+        """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
+        try:
+            while True:
+                self._receive()
+                if not self._work():
+                    wait_readable(self._wakers, HEARTBEAT_S)
+                self._meter.beat(self._api, self._pool.num_used)
+        finally:
+            self._peer.disconnect()
+
+    @abstractmethod
+    def _receive(self) -> None:
+        """Take all messages that have come, from the API and from the other worker."""
+
+    @abstractmethod
+    def _work(self) -> bool:
+        """One step, whatever there is to do; False if nothing is left that could be done before something comes."""
