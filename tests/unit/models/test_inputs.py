@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from vidspec_models.inputs import NO_CELL, Prompt, cell_rows, grid_checksum, pruned
-from vidspec_models.preservation.strategies import STRATEGIES, find_strategy, kept_of_prompt
+from vidspec_models.preservation.selection import kept_of_prompt
+from vidspec_models.preservation.strategies import STRATEGIES, find_strategy
 
 
 @pytest.fixture

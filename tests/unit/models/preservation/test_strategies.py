@@ -10,14 +10,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL
-from vidspec_models.preservation.scores import with_even
-from vidspec_models.preservation.strategies import LEAST_KEPT, STRATEGIES, find_strategy, kept_rows, num_kept
+from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.preservation.selection import LEAST_KEPT, Strategy, kept_of_prompt, num_kept, with_even
+from vidspec_models.preservation.strategies import STRATEGIES, find_strategy
 from vidspec_service.engine.config import Preservation
 
 PRUNING = [name for name, strategy in STRATEGIES.items() if not strategy.ignores_ratio]
 NAMES = st.sampled_from(list(STRATEGIES))
 RATIOS = st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9, 0.95, 0.99])
+
+
+def kept_rows(
+    strategy: Strategy,
+    ratio: float,
+    features: Tensor,
+    grid: Tensor | None,
+    relevance: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """What is kept of a prompt that is nothing but these video rows."""
+    prompt = Prompt(
+        ids=(0,) * len(features),
+        embeddings=features,
+        rotary=(features, features),
+        is_video=torch.ones(len(features), dtype=torch.bool),
+        next_position=len(features),
+        grid=grid,
+    )
+    return kept_of_prompt(strategy, ratio, prompt, relevance, seed)
 
 
 def grid_of(num_frames: int, num_rows: int, num_columns: int, newline: bool = True) -> Tensor:
