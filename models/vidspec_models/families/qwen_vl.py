@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder.decoder import Decoder, rotary_values
+from vidspec_models.decoder.decoder import Decoder
+from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family, cells, processed

@@ -56,10 +56,10 @@ class TextQueries:
         return note
 
     @torch.inference_mode()
-    def attention(self, cache: KVCache) -> Tensor | None:
-        """float32 [noted text rows, V]: mean over heads and layers; None if there is no text or video.
+    def relevance(self, cache: KVCache) -> Tensor | None:
+        """float32 [V]: mean over text rows, heads and layers: HIPPO's global semantic relevance, SpecVLM's score.
 
-        `cache` holds the prompt's rows, which the notes were taken of.
+        None if there is no text or video. `cache` holds the prompt's rows, which the notes were taken of.
         """
         if not len(self._video_rows) or not all(self._noted.values()):
             return None
@@ -77,12 +77,7 @@ class TextQueries:
             ).to(device)
             total = weights if total is None else total.add_(weights)
         assert total is not None
-        return total / len(self._noted)
-
-    def relevance(self, cache: KVCache) -> Tensor | None:
-        """float32 [V]: `attention`'s mean over the text rows: HIPPO's global semantic relevance, SpecVLM's score."""
-        attention = self.attention(cache)
-        return None if attention is None else attention.mean(0)
+        return (total / len(self._noted)).mean(0)
 
 
 def video_attention(

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
-from vidspec_models.decoder.decoder import rotary_values
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.qwen_vl import Qwen3VL
 from vidspec_models.inputs import NO_CELL, Prompt
@@ -210,9 +210,8 @@ def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> N
     rotary_emb = model._family.language_model(model._model).rotary_emb
     with torch.inference_mode():
         cos, sin = rotary_values(rotary_emb, world.model.decoder.embedding, torch.tensor([[5, 9]]))
-        again = world.model.decoder.rotary(torch.tensor([5, 9]))
-    assert torch.equal(cos, again[0])
-    assert torch.equal(sin, again[1])
+        again = world.model.decoder.weights.rotary[[5, 9]]
+    assert torch.equal(torch.stack((cos, sin), dim=1), again)
 
 
 def test_stop_tokens_come_from_the_generation_config(world: World) -> None:
