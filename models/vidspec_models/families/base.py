@@ -140,14 +140,14 @@ def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[Enc
     return embeddings
 
 
-def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor | None:
+def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
     """The videos' grids one after the other, frames counted through all of them."""
-    grids, num_frames = [], 0
+    grids, num_frames = [torch.empty(0, 3, dtype=torch.int64)], 0
     for video in videos:
         first = torch.tensor((num_frames, 0, 0)).where(video.grid != NO_CELL, 0)
         grids.append(video.grid + first)
         num_frames += video.num_frames
-    return torch.cat(grids).to(device) if grids else None
+    return torch.cat(grids).to(device)
 
 
 def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:

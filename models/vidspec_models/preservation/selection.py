@@ -90,26 +90,22 @@ def kept_of_prompt(
 ) -> Tensor:
     """Sorted indices, int64, of the prompt's V video rows that stay.
 
-    Rows that are no cells always stay; without a grid all are cells, of one long line of one frame. relevance is
-    float [V] or None; ratio is the share of cells to prune, in [0, 0.99]. Raises ValueError for another ratio or for
-    shapes that do not fit.
+    Rows that are no cells always stay. relevance is float [V] or None; ratio is the share of cells to prune, in
+    [0, 0.99]. Raises ValueError for another ratio or for shapes that do not fit.
     """
     if not 0.0 <= ratio <= _MOST_PRUNED:
         raise ValueError(f"the pruned share must be in [0, {_MOST_PRUNED}], not {ratio!r}")
     features, grid = prompt.embeddings[prompt.is_video], prompt.grid
-    num_rows = len(features)
     for name, array in (("grid", grid), ("relevance", relevance)):
-        if array is not None and len(array) != num_rows:
-            raise ValueError(f"{name} is for {len(array)} video rows, there are {num_rows}")
-    every_row = torch.arange(num_rows, device=features.device)
-    places = torch.stack((torch.zeros_like(every_row),) * 2 + (every_row,), 1) if grid is None else grid
-    is_cell = (places != NO_CELL).all(1)
+        if array is not None and len(array) != len(features):
+            raise ValueError(f"{name} is for {len(array)} video rows, there are {len(features)}")
+    is_cell = (grid != NO_CELL).all(1)
     cells = is_cell.nonzero()[:, 0]
     budget = num_kept(len(cells), 0.0 if strategy.ignores_ratio else ratio)
     if not len(cells) or (budget == len(cells) and not strategy.ignores_ratio):
-        return every_row
+        return torch.arange(len(features), device=features.device)
     known = None if relevance is None else relevance[cells].float().nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0)
-    chosen = strategy.select(Candidates.of(features[cells], places[cells], known, budget, seed))
+    chosen = strategy.select(Candidates.of(features[cells], grid[cells], known, budget, seed))
     stays = ~is_cell
     stays[cells[chosen]] = True
     return stays.nonzero()[:, 0]
