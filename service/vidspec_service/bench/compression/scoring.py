@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vidspec_models.bundled import Scene
 from vidspec_models.bundled.captions import caption_marks
+from vidspec_models.bundled.scene import Scene
 
 
 @dataclass(frozen=True, slots=True)

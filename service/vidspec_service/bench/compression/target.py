@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from vidspec_models.bundled import questions, sample_scene
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.decoder import Decoder

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from prometheus_client import CollectorRegistry
 
-from vidspec_models.bundled import TEST_SEEDS
+from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import kept_of_prompt
 from vidspec_models.preservation.strategies import find_strategy

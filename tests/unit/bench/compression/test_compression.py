@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from tests.unit.models.compression.prompts import video_prompt
-from vidspec_models.bundled import caption, sample_scene
-from vidspec_models.bundled.scene import BACKGROUND_NAMES
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
 from vidspec_service.bench.common.facts import Placement, Provenance
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.report import compression_report, results

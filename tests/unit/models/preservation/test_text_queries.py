@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from vidspec_models.bundled import BUNDLED_TARGET, TEST_SEEDS, render, sample_scene, slot_times
+from vidspec_models.bundled import BUNDLED_TARGET
+from vidspec_models.bundled.render import render, slot_times
+from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model

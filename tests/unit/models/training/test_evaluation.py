@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from vidspec_models.bundled import caption, sample_scene
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.training.evaluation import Marks, judge_caption
 
 
