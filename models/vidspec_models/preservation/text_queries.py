@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 
-MOST_ROWS = 128  # the last ones of a long text hold the question
+_MOST_ROWS = 128  # the last ones of a long text hold the question
 _KEYS_AT_ONCE = 1024
 
 
@@ -32,12 +32,10 @@ class RelevanceLaw:
 class TextQueries:
     """For one prefill of one prompt. Chunks may cut the text anywhere; they must come in order."""
 
-    def __init__(
-        self, prompt: Prompt, law: RelevanceLaw, num_layers: int, scale: float, most_rows: int = MOST_ROWS
-    ) -> None:
+    def __init__(self, prompt: Prompt, law: RelevanceLaw, num_layers: int, scale: float) -> None:
         self._video_rows = prompt.is_video.nonzero()[:, 0]
         after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
-        self._first = max(after_video, prompt.num_tokens - most_rows)
+        self._first = max(after_video, prompt.num_tokens - _MOST_ROWS)
         self._law = law
         self._scale = scale
         self._noted: dict[int, list[Tensor]] = {index: [] for index in range(num_layers)}

@@ -121,7 +121,7 @@ def test_ragged_batches_with_joins_and_leaves_equal_generate(world: World) -> No
     while waiting or running:
         if waiting and turn % 2 == 0:
             turns, videos = waiting.pop()
-            wanted[turn] = world.stock.ids(turns, videos, ANSWER)
+            wanted[turn] = world.stock.answer(turns, videos, ANSWER).ids
             running[turn] = Greedy(model, model.prepare(turns, videos), 16)
         for number in [number for number, request in running.items() if request.is_done(model)]:
             answers[number] = tuple(running.pop(number).ids)
@@ -133,7 +133,7 @@ def test_ragged_batches_with_joins_and_leaves_equal_generate(world: World) -> No
 
 def test_rejected_rows_leave_no_trace(world: World) -> None:
     turns, videos = conversations()[2]
-    wanted = world.stock.ids(turns, videos, ANSWER)
+    wanted = world.stock.answer(turns, videos, ANSWER).ids
     request = Greedy(world.model, world.model.prepare(turns, videos), 4096)
     while not request.is_done(world.model):
         length = request.cache.length
@@ -146,7 +146,7 @@ def test_rejected_rows_leave_no_trace(world: World) -> None:
 def test_interleaved_requests_do_not_disturb_each_other(world: World) -> None:
     model = world.model
     chosen = [conversations()[index] for index in (1, 6)]
-    wanted = [world.stock.ids(*each, ANSWER) for each in chosen]
+    wanted = [world.stock.answer(*each, ANSWER).ids for each in chosen]
     prompts = [model.prepare(*each) for each in chosen]
     requests = [Greedy(model, prompt, 5) for prompt in prompts]
     for _ in range(ANSWER):
@@ -184,7 +184,7 @@ def test_an_image_of_any_size_is_a_video_of_one_frame(world: World, size: tuple[
     image, turns = clip(1, 1, size), [Turn(role="user", text="x", num_videos=1)]
     model: Any = world.model
     stocks = twice(image) if isinstance(model._family, Qwen3VL) else image
-    wanted = world.stock.ids(turns, [stocks], ANSWER)
+    wanted = world.stock.answer(turns, [stocks], ANSWER).ids
     assert decode(world.model, Greedy(world.model, world.model.prepare(turns, [image]), 64)) == wanted
 
 
