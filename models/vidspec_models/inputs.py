@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import numpy as np
@@ -35,7 +35,8 @@ class Prompt:
     rotary: tuple[Tensor, Tensor]  # cos and signed sin, each [P, 1, D]
     is_video: Tensor  # bool [P]
     next_position: int
-    grid: Tensor | None = None  # int64 [video rows, 3]: (frame, row, column), frames counted through all videos
+    # int64 [video rows, 3]: (frame, row, column), frames counted through all videos
+    grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
     layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
     identity: PromptIdentity | None = None  # None: nothing computed for it may serve another prompt
 
@@ -72,7 +73,7 @@ def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
         embeddings=prompt.embeddings[rows],
         rotary=(cos[rows], sin[rows]),
         is_video=prompt.is_video[rows],
-        grid=None if prompt.grid is None else prompt.grid[kept],
+        grid=prompt.grid[kept],
         layer_additions=None if prompt.layer_additions is None else prompt.layer_additions[:, rows],
         identity=None,
     )
@@ -80,14 +81,10 @@ def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
 
 def cell_rows(prompt: Prompt) -> Tensor:
     """Indices into the prompt's video rows, int64 [C], of those that are cells of a frame."""
-    if prompt.grid is None:
-        return torch.arange(prompt.num_video_tokens, device=prompt.is_video.device)
     return (prompt.grid != NO_CELL).all(1).nonzero()[:, 0]
 
 
 def grid_checksum(prompt: Prompt) -> int:
     """Equal for two prompts whose cells are the same places in the same order, whatever their models."""
-    if prompt.grid is None:
-        return prompt.num_video_tokens
     cells = prompt.grid[cell_rows(prompt)].to(torch.int32).cpu().contiguous()
     return zlib.crc32(cells.numpy().tobytes())

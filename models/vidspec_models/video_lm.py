@@ -55,7 +55,8 @@ class VideoLM:
         self._run_ahead: RunAhead | None = getattr(step, "run_ahead", None)
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
-        self._num_tokens = _num_tokens(processor)
+        # Ids that the tokenizer has; None, for all, where there is no tokenizer.
+        self._num_tokens = None if processor is None else max(processor.tokenizer.get_vocab().values()) + 1
         device = decoder.embedding.device
         self._side = SideStream(device) if device.type == "cuda" else None
 
@@ -145,8 +146,3 @@ class VideoLM:
         logits = self.step([rows for rows, _, _ in batch])
         last = [(sampler, scores[-1:], at) for (_, sampler, at), scores in zip(batch, logits, strict=True)]
         return [[each] for each in guess_all(last)]
-
-
-def _num_tokens(processor: Any) -> int | None:
-    """Ids that the tokenizer has; None, for all, where there is no tokenizer."""
-    return max(processor.tokenizer.get_vocab().values()) + 1 if processor is not None else None

@@ -44,7 +44,7 @@ def prefilled(decoder: Decoder, num_rows: int) -> tuple[KVCache, Tensor]:
     for start in range(0, num_rows, CHUNK):
         part = slice(start, min(start + CHUNK, num_rows))
         segment = Segment(cache, start, part.stop - start)
-        hidden = decoder.forward(decoder.embed(ids[part]), (cos[part], sin[part]), [segment])
+        hidden = decoder.forward(decoder.embedding[ids[part]], (cos[part], sin[part]), [segment])
         cache.length = part.stop
     return cache, decoder.logits(hidden[-1:])
 
@@ -74,7 +74,7 @@ def test_prompts_and_steps_have_the_bits_of_one_place(names: tuple[str, str]) ->
 def test_the_rows_of_a_step_are_never_waited_for(names: tuple[str, str]) -> None:
     decoder = decoder_on(names)
     cache, _ = prefilled(decoder, PROMPT)
-    hidden, rotary = decoder.embed(torch.arange(3, device=CUDA)), decoder.prompt_rotary(3)
+    hidden, rotary = decoder.embedding[:3], decoder.prompt_rotary(3)
     with no_waiting(), torch.inference_mode():
         logits = decoder.logits(decoder.forward(hidden, rotary, [Segment(cache, PROMPT, 3)]))
     assert bool(logits.isfinite().all())

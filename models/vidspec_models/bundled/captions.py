@@ -91,6 +91,26 @@ def scene_facts(scene: Scene) -> Facts:
     }
 
 
+def caption_marks(scene: Scene, text: str) -> list[tuple[str, bool | None]]:
+    """Every fact of the scene by name, and whether the caption states it rightly; None where it says nothing of it.
+
+    Things are matched by their shape, which is unique in a scene. A text that is no caption says nothing at all.
+    """
+    truth, said = scene_facts(scene), parse_caption(text)
+    stated: Facts = said or {"things": (), "signs": ()}
+    marks: list[tuple[str, bool | None]] = [
+        (name, stated.get(name) == truth[name]) for name in ("background", "texture", "count")
+    ]
+    marks.append(("letters", set(stated["signs"]) == set(truth["signs"])))
+    by_shape = {thing["shape"]: thing for thing in stated["things"]}
+    for thing in truth["things"]:
+        found = by_shape.get(thing["shape"])
+        marks.append(("shape", found is not None))
+        others = [name for name in thing if name != "shape"]
+        marks += [(name, None if found is None else found[name] == thing[name]) for name in others]
+    return marks if said is not None else [(name, None) for name, _ in marks]
+
+
 def _thing_facts(thing: Thing) -> dict[str, str | None]:
     return {
         "size": thing.size,

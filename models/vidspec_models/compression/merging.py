@@ -59,7 +59,7 @@ def merge_prompt(prompt: Prompt, merge_ratio: float) -> Prompt:
     A prompt without video, or at ratio 0, is returned as it is. A new window begins where the frames' size
     changes or a newline row stands between two frames: there another video begins.
     """
-    if prompt.grid is None or merge_ratio == 0:
+    if not len(prompt.grid) or merge_ratio == 0:
         return prompt
     features, cells = prompt.embeddings[prompt.is_video], cell_rows(prompt)
     kept = torch.ones(len(features), dtype=torch.bool, device=features.device)

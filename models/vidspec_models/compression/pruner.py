@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from vidspec_models.compression import REFRESH_TOKENS, DyCoke, num_left
 from vidspec_models.decoder.decoder import Decoder, Segment
-from vidspec_models.decoder.kv_cache import HiddenRows, KVCache
+from vidspec_models.decoder.hiding import HiddenRows
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt, cell_rows
 
 _STILL_ALIKE = 0.9  # the paper's gate
@@ -70,8 +71,7 @@ class KVPruner:
         device = decoder.embedding.device
         seen: dict[int, Tensor] = {}
         decoder.forward(
-            decoder.embed(torch.tensor([token], device=device)),
-            decoder.rotary(torch.tensor([position], device=device)),
+            *decoder.weights.rows(torch.tensor([token], device=device), torch.tensor([position], device=device)),
             [Segment(cache, cache.length, 1)],
             observer=seen.__setitem__,
             num_layers=self.first_layer,

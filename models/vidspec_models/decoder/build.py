@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance
-from vidspec_models.decoder.decoder import Decoder, rotary_values
+from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import CacheGeometry
 from vidspec_models.decoder.measure_invariance import StepShapes, measure_invariance
 from vidspec_models.decoder.placement import LayerSpan
-from vidspec_models.decoder.weights import DecoderWeights, fuse_all, fused_weights, require_supported
+from vidspec_models.decoder.weights import (
+    DecoderWeights,
+    fuse_all,
+    fused_weights,
+    product_of,
+    require_supported,
+    rotary_values,
+)
 
 
 def build_decoder(
@@ -51,7 +58,7 @@ def build_decoder(
         rotary=torch.stack(rotary_values(language_model.rotary_emb, embedding, positions), dim=1),
         layers=list(fuse_all(layers, rule, spans, releases=releases_layers)),
         final_norm=language_model.norm.weight.detach().to(last),
-        head=rule.product(head.to(last)),
+        head=product_of(head.to(last), rule),
         eps=config.rms_norm_eps,
     )
     return Decoder(weights, geometry, rule, config.num_attention_heads, attention.scaling)

@@ -11,20 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.decoder.batch_invariant_ops import (
-    BatchInvariance,
-    CausalMasks,
-    attend,
-    attend_causally,
-    eps_operand,
-    rms_norm,
-)
+from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, CausalMasks, attend, attend_causally, rms_norm
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.decoder.weights import DecoderWeights, LayerWeights
 from vidspec_models.errors import ContextOverflow
@@ -80,17 +72,7 @@ class Decoder:
             for span in self._spans
         ]
         self._attend_chunk = batch_invariance.attend_chunk or attend_causally
-        self._eps = eps_operand(weights.eps)
-
-    @property
-    def rotary_tables(self) -> Tensor:
-        """cos and signed sin [positions, 2, D] of every plain text position."""
-        return self.weights.rotary.squeeze(2)
-
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin [n, 1, D] for plain text positions (int64 [n])."""
-        cos, sin = self.weights.rotary.index_select(0, positions).unbind(1)
-        return cos, sin
+        self._eps = torch.full((1, 1, 1), weights.eps)
 
     def prompt_rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin of plain positions 0..num_tokens."""
@@ -104,14 +86,10 @@ class Decoder:
                 f"the prompt has {num_tokens} tokens, the model's context is {self.context_length}; shorten it"
             )
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Token embeddings [n, hidden size] of int64 [n]."""
-        return self.embedding.index_select(0, ids)
-
     def step(self, ids: Sequence[int], positions: Sequence[int], segments: list[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at plain rotary `positions`, rows in the order of the segments."""
         ids_and_positions = torch.tensor((ids, positions), device=self.embedding.device)
-        return self.logits(self.forward(self.embed(ids_and_positions[0]), self.rotary(ids_and_positions[1]), segments))
+        return self.logits(self.forward(*self.weights.rows(*ids_and_positions), segments))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [n, V] of final hidden rows [n, hidden size]."""
@@ -196,9 +174,7 @@ class Decoder:
             mask = None if is_unmasked else masks.rows(start, segment.num_rows)
             whole, skipped, closed = len(span.layers), 0, mask  # layers without hidden rows; what the others see
             if hidden is not None:
-                whole = len(range(span.layers.start, min(hidden.first_layer, span.layers.stop)))
-                skipped = masks.num_skipped(hidden.count)
-                closed = None if mask is None else masks.beyond(mask, hidden.count)
+                whole, skipped, closed = hidden.within(span, mask, self.batch_invariance.context_block)
             view = (
                 repeat(slice(row, row + segment.num_rows), len(span.layers)),
                 keys[:, 0, :, start:stop].unbind(0),
@@ -215,11 +191,3 @@ class Decoder:
 def _visible(stored: Tensor, context: int, whole: int, skipped: int) -> tuple[Tensor, ...]:
     """What each layer reads of a cache: all of its context, from layer `whole` on only what follows skipped rows."""
     return (*stored[:whole, :, :, :context].unbind(0), *stored[whole:, :, :, skipped:context].unbind(0))
-
-
-def rotary_values(rotary_emb: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [n, 1, D] for explicit position ids, by a family's own module, in the type of `like`."""
-    cos, sin = rotary_emb(like, position_ids)
-    half = cos.shape[-1] // 2
-    signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)  # rotate_half(x)*sin = roll(x)*signed
-    return cos.reshape(-1, 1, 2 * half), signed.reshape(-1, 1, 2 * half)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vidspec_models.decoder.hiding import HiddenRows
 from vidspec_models.decoder.placement import LayerSpan
 
 _RESERVE = 256  # rows, of an answer still to come
@@ -41,19 +42,6 @@ class CacheGeometry:
     def padded(self, num_tokens: int) -> int:
         """Rounded up to whole blocks."""
         return -(-num_tokens // self.context_block) * self.context_block
-
-
-@dataclass(slots=True)
-class HiddenRows:
-    """Rows that the later layers store and do not attend to: those layers keep them in their first `count` places.
-
-    `order` says which row lies in each of the first R places of those layers; from R on every row is in its own.
-    """
-
-    first_layer: int
-    count: int
-    order: Tensor  # int64 [R]
-    attention: Tensor  # float32 [candidates]: what the choice was made by
 
 
 class KVCache:

@@ -1,4 +1,15 @@
-"""Which rule of batch invariance a machine needs: measured once per load, with the model's own shapes."""
+"""Which rule of batch invariance a machine needs: measured once per load, with the model's own shapes.
+
+Four rules about shapes restore the property on every CPU seen so far:
+
+* the form of the products (see `product_of`);
+* never fewer than `min_rows` rows in one (a single row may take another code path than two);
+* attend over a context padded to a multiple of `context_block`, so that sums over it split alike;
+* attend with a multiple of `attention_lines` query lines (MKL on AMD processors takes another kernel for few).
+
+On CUDA a product's kernel is chosen by its number of rows at every step of that number, so rows are padded to one of
+two sizes, or to one if even these two disagree; up to there a product's time is that of reading its weight.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, CausalMasks, Product, attend
+from vidspec_models.decoder.weights import PackedProduct, product_of
 
 _BLOCKS = (64, 256, 512)
 _LINES = (1, 16, 32)
@@ -77,7 +89,7 @@ def _can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     try:
-        Product(weight[:1], is_packed=True)(weight[:1])
+        PackedProduct(weight[:1])(weight[:1])
     except (RuntimeError, AttributeError):  # an operator of this name is not promised by torch
         return False
     return True
@@ -95,7 +107,7 @@ def _agree(shapes: StepShapes, counts: tuple[int, ...], rule: BatchInvariance, g
     """Whether a row gets the same bits as the first of counts[0] rows and anywhere among each other count."""
     min_rows, most = counts[0], counts[-1]
     for weight in shapes.weights:
-        product = rule.product(weight)
+        product = product_of(weight, rule)
         rows = _random((most + min_rows, weight.shape[1]), weight, generator)
         residual = _random((most + min_rows, weight.shape[0]), weight, generator)
         alone = torch.cat([_results(product, rows, residual, i, min_rows)[:1] for i in range(most)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -87,13 +88,9 @@ def layer_spans(
     is_tied = lm_head.weight is language_model.embed_tokens.weight
     behind = _num_bytes(language_model.norm) + _num_bytes(lm_head)
     before = _num_bytes(model) - _num_bytes(layers) - (_num_bytes(language_model.norm) if is_tied else behind)
-    spans, start = [], 0
-    for device, count in zip(
-        devices, share(len(layers), _num_bytes(layers[0]), before, behind, len(devices)), strict=True
-    ):
-        spans.append(LayerSpan(device, range(start, start + count)))
-        start += count
-    return tuple(spans)
+    counts = share(len(layers), _num_bytes(layers[0]), before, behind, len(devices))
+    edges = pairwise(accumulate(counts, initial=0))
+    return tuple(LayerSpan(device, range(*edge)) for device, edge in zip(devices, edges, strict=True))
 
 
 def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devices: int) -> list[int]:

@@ -13,6 +13,8 @@ from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, Product
 from vidspec_models.decoder.placement import LayerSpan
 from vidspec_models.errors import ModelLoadError
 
+_PACKING_ROWS = 8  # what the blocked layout is optimised for; any number of rows can be multiplied
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -40,6 +42,16 @@ class DecoderWeights:
     head: Product  # [hidden, V]
     eps: float
 
+    @property
+    def rotary_tables(self) -> Tensor:
+        """cos and signed sin [positions, 2, D] of every plain text position."""
+        return self.rotary.squeeze(2)
+
+    def rows(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Embeddings [n, hidden] of tokens, and cos and signed sin [n, 1, D] at plain positions; both int64 [n]."""
+        cos, sin = self.rotary.index_select(0, positions).unbind(1)
+        return self.embedding.index_select(0, ids), (cos, sin)
+
 
 def fuse_all(
     layers: Any, rule: BatchInvariance, spans: Sequence[LayerSpan], *, releases: bool
@@ -55,7 +67,7 @@ def fuse_all(
 def _fuse(layer: Any, rule: BatchInvariance, device: torch.device) -> LayerWeights:
     """The fused weights of a transformers decoder layer, on a device that may be another one."""
     attention = layer.self_attn
-    qkv, output, gate_up, down = (rule.product(weight.to(device)) for weight in fused_weights(layer))
+    qkv, output, gate_up, down = (product_of(weight.to(device), rule) for weight in fused_weights(layer))
     bias, head_norm = query_key_value_bias(attention), query_key_norm(attention)
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight.detach().to(device),
@@ -68,6 +80,30 @@ def _fuse(layer: Any, rule: BatchInvariance, device: torch.device) -> LayerWeigh
         gate_up=gate_up,
         down=down,
     )
+
+
+def product_of(weight: Tensor, rule: BatchInvariance) -> Product:
+    """The product with a linear weight [N, K] in the rule's form."""
+    return PackedProduct(weight) if rule.is_packed else Product(weight, rule.max_inner)
+
+
+class PackedProduct(Product):
+    """The weight in oneDNN's blocked layout, made once.
+
+    Measured on a CPU without AMX it reads a streamed weight as fast as one row can and makes 9 rows for 1.2 times the
+    price of one, bit-equal at every row count.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKING_ROWS)
+
+    def __call__(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
+        return result
+
+    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._packed, None, "add")
+        return result
 
 
 def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -113,3 +149,11 @@ def require_supported(config: Any, language_model: Any) -> None:
 
 def _unbiased(layer: Any) -> tuple[Any, ...]:
     return layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj
+
+
+def rotary_values(rotary_emb: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and signed sin [n, 1, D] for explicit position ids, by a family's own module, in the type of `like`."""
+    cos, sin = rotary_emb(like, position_ids)
+    half = cos.shape[-1] // 2
+    signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)  # rotate_half(x)*sin = roll(x)*signed
+    return cos.reshape(-1, 1, 2 * half), signed.reshape(-1, 1, 2 * half)

@@ -64,7 +64,7 @@ class Family(ABC):
             is_video=is_video,
             next_position=next_position,
             grid=joined_grid(videos, ids.device),
-            layer_additions=_spread([video.additions for video in videos], is_video),
+            layer_additions=self.layer_additions(videos, is_video),
             identity=identity(ids, is_video, videos),
         )
 
@@ -73,6 +73,10 @@ class Family(ABC):
     ) -> tuple[tuple[Tensor, Tensor], int]:
         """The rotary values of a prompt's rows, and the position that follows them. Raises ContextOverflow."""
         return decoder.prompt_rotary(len(ids)), len(ids)
+
+    def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
+        """[layers, prompt rows, hidden size], see `Prompt`."""
+        return None
 
 
 def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -136,14 +140,14 @@ def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[Enc
     return embeddings
 
 
-def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor | None:
+def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
     """The videos' grids one after the other, frames counted through all of them."""
-    grids, num_frames = [], 0
+    grids, num_frames = [torch.empty(0, 3, dtype=torch.int64)], 0
     for video in videos:
         first = torch.tensor((num_frames, 0, 0)).where(video.grid != NO_CELL, 0)
         grids.append(video.grid + first)
         num_frames += video.num_frames
-    return torch.cat(grids).to(device) if grids else None
+    return torch.cat(grids).to(device)
 
 
 def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
@@ -159,13 +163,3 @@ def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> P
 def cells(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
     """(frame, row, column) of every cell in reading order, int64 [cells, 3]."""
     return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))
-
-
-def _spread(additions: Sequence[Sequence[Tensor]], is_video: Tensor) -> Tensor | None:
-    """Per video and layer, to [layers, prompt rows, hidden size] with zeros at text; None where there are none."""
-    if not additions or not additions[0]:
-        return None
-    layers = torch.stack([torch.cat(layer) for layer in zip(*additions, strict=True)])
-    spread = layers.new_zeros(layers.shape[0], len(is_video), layers.shape[2])
-    spread[:, is_video] = layers
-    return spread

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder.decoder import Decoder, rotary_values
+from vidspec_models.decoder.decoder import Decoder
+from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family, cells, processed
@@ -103,6 +104,15 @@ class Qwen3VL(Qwen2VL):
 
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
         return super().encode(model, processor, _at_least_a_pair(video))
+
+    def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
+        """Per video and layer, spread over the prompt's rows with zeros at text."""
+        if not videos or not videos[0].additions:
+            return None
+        layers = torch.stack([torch.cat(layer) for layer in zip(*(video.additions for video in videos), strict=True)])
+        spread = layers.new_zeros(layers.shape[0], len(is_video), layers.shape[2])
+        spread[:, is_video] = layers
+        return spread
 
     def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
         return tuple(videos[0] for videos in encoded.deepstack_features)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 BUNDLED = "bundled"
 _FAMILIES = {
-    "internvl": ("vidspec_models.families.square_frames", "InternVL"),
-    "llava_next_video": ("vidspec_models.families.square_frames", "LlavaNextVideo"),
-    "llava_onevision": ("vidspec_models.families.square_frames", "LlavaOnevision"),
+    "internvl": ("vidspec_models.families.internvl", "InternVL"),
+    "llava_next_video": ("vidspec_models.families.llava", "LlavaNextVideo"),
+    "llava_onevision": ("vidspec_models.families.llava", "LlavaOnevision"),
     "qwen2_5_vl": ("vidspec_models.families.qwen_vl", "Qwen25VL"),
     "qwen2_vl": ("vidspec_models.families.qwen_vl", "Qwen2VL"),
     "qwen3_vl": ("vidspec_models.families.qwen_vl", "Qwen3VL"),

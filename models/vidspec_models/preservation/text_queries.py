@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 
-MOST_ROWS = 128  # the last ones of a long text hold the question
+_MOST_ROWS = 128  # the last ones of a long text hold the question
 _KEYS_AT_ONCE = 1024
 
 
@@ -32,12 +32,10 @@ class RelevanceLaw:
 class TextQueries:
     """For one prefill of one prompt. Chunks may cut the text anywhere; they must come in order."""
 
-    def __init__(
-        self, prompt: Prompt, law: RelevanceLaw, num_layers: int, scale: float, most_rows: int = MOST_ROWS
-    ) -> None:
+    def __init__(self, prompt: Prompt, law: RelevanceLaw, num_layers: int, scale: float) -> None:
         self._video_rows = prompt.is_video.nonzero()[:, 0]
         after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
-        self._first = max(after_video, prompt.num_tokens - most_rows)
+        self._first = max(after_video, prompt.num_tokens - _MOST_ROWS)
         self._law = law
         self._scale = scale
         self._noted: dict[int, list[Tensor]] = {index: [] for index in range(num_layers)}
@@ -56,10 +54,10 @@ class TextQueries:
         return note
 
     @torch.inference_mode()
-    def attention(self, cache: KVCache) -> Tensor | None:
-        """float32 [noted text rows, V]: mean over heads and layers; None if there is no text or video.
+    def relevance(self, cache: KVCache) -> Tensor | None:
+        """float32 [V]: mean over text rows, heads and layers: HIPPO's global semantic relevance, SpecVLM's score.
 
-        `cache` holds the prompt's rows, which the notes were taken of.
+        None if there is no text or video. `cache` holds the prompt's rows, which the notes were taken of.
         """
         if not len(self._video_rows) or not all(self._noted.values()):
             return None
@@ -77,12 +75,7 @@ class TextQueries:
             ).to(device)
             total = weights if total is None else total.add_(weights)
         assert total is not None
-        return total / len(self._noted)
-
-    def relevance(self, cache: KVCache) -> Tensor | None:
-        """float32 [V]: `attention`'s mean over the text rows: HIPPO's global semantic relevance, SpecVLM's score."""
-        attention = self.attention(cache)
-        return None if attention is None else attention.mean(0)
+        return (total / len(self._noted)).mean(0)
 
 
 def video_attention(

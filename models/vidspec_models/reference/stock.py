@@ -30,7 +30,7 @@ GREEDY = SamplingParams()
 class StockAnswer:
     """One generation; times are of the monotonic clock, one per token."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # the end token included
     prompt_tokens: int
     token_times: tuple[float, ...]
 
@@ -65,12 +65,6 @@ class StockGenerator:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)
-
-    def ids(
-        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams = GREEDY
-    ) -> tuple[int, ...]:
-        """The answer's token ids, the end token included."""
-        return self.answer(turns, videos, max_tokens, sampling).ids
 
     @torch.inference_mode()
     def answer(

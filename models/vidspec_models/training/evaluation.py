@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from vidspec_models.bundled.captions import parse_caption, scene_facts
+from vidspec_models.bundled.captions import caption_marks, parse_caption, scene_facts
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, questions
 from vidspec_models.bundled.render import render, render_with_owners, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
@@ -32,6 +32,7 @@ __all__ = ["Gate", "evaluate", "format_table", "gates"]
 VIEWS = ("all", "none", "random10", "uniform10", "background10", "objects10")
 _KEPT = NUM_VISUAL // 10
 _CLIPS_PER_BATCH = 8
+Marks = dict[str, list[bool]]
 Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
 
 
@@ -41,7 +42,8 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
     draft = LoadedModel(draft_dir, torch.float32, device)
     answers: Answers = defaultdict(list)
     drafted: Answers = defaultdict(list)
-    captions, matches, num_tokens = CaptionScore(), Counter[str](), 0
+    facts: Marks = defaultdict(list)
+    num_right, matches, num_tokens = 0, Counter[str](), 0
     starts = range(0, num_clips, _CLIPS_PER_BATCH)
     for start in tqdm(starts, desc="evaluating", unit="batch"):
         seeds = TEST_SEEDS[start : min(start + _CLIPS_PER_BATCH, num_clips)]
@@ -49,7 +51,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
         pixels = target.pixels(scenes)
         said = target.generate(pixels, CAPTION_PROMPTS[0])
         for scene, ids in zip(scenes, said, strict=True):
-            captions.add(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True))
+            num_right += judge_caption(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True), facts)
         matches += _matches(draft, scenes, said)
         num_tokens += sum(map(len, said))
         _answer(target, scenes, pixels, answers)
@@ -59,8 +61,8 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
         "target_dtype": "bfloat16",
         "questions": {kind: _question_figures(found) for kind, found in answers.items()},
         "draft_questions": {kind: _question_figures(found) for kind, found in drafted.items()},
-        "captions_all_right": captions.all_right,
-        "caption_facts": captions.fact_rates(),
+        "captions_all_right": num_right / max(num_clips, 1),
+        "caption_facts": {name: sum(marks) / len(marks) for name, marks in facts.items()},
         "acceptance": {view: matches[view] / max(num_tokens, 1) for view in VIEWS},
     }
 
@@ -169,33 +171,11 @@ def view_mask(scene: Scene, view: str) -> NDArray[np.bool_]:
     return mask
 
 
-class CaptionScore:
-    """Counts which facts of the true scene captions state rightly; things are matched by shape, unique in a clip."""
-
-    def __init__(self) -> None:
-        self._is_right: list[bool] = []  # of whole captions
-        self._marks: dict[str, list[bool]] = defaultdict(list)  # by the name of the fact
-
-    @property
-    def all_right(self) -> float:
-        return sum(self._is_right) / max(len(self._is_right), 1)
-
-    def add(self, scene: Scene, text: str) -> None:
-        truth, said = scene_facts(scene), parse_caption(text)
-        self._is_right.append(said == truth)
-        self._marks["parses"].append(said is not None)
-        if said is None:
-            return
-        for name in ("background", "texture", "count"):
-            self._marks[name].append(said[name] == truth[name])
-        self._marks["letters"].append(set(said["signs"]) == set(truth["signs"]))
-        by_shape = {thing["shape"]: thing for thing in said["things"]}
-        for thing in truth["things"]:
-            match = by_shape.get(thing["shape"])
-            self._marks["shape"].append(match is not None)
-            if match is not None:
-                for name in [name for name in thing if name != "shape"]:
-                    self._marks[name].append(match[name] == thing[name])
-
-    def fact_rates(self) -> dict[str, float]:
-        return {name: sum(marks) / len(marks) for name, marks in self._marks.items()}
+def judge_caption(scene: Scene, text: str, facts: Marks) -> bool:
+    """Whether all of it is right; adds to the marks of what it states, by the name of the fact."""
+    said = parse_caption(text)
+    facts["parses"].append(said is not None)
+    for name, is_right in caption_marks(scene, text):
+        if is_right is not None:
+            facts[name].append(is_right)
+    return said == scene_facts(scene)

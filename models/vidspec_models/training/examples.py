@@ -7,7 +7,7 @@ the long visual prefix once. Beside them go dense labels: what a visual token sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -169,8 +169,8 @@ class ClipBatch:
 
     def to(self, device: torch.device) -> ClipBatch:
         """All but the frames, which the tower moves itself."""
-        return ClipBatch(
-            frames=self.frames,
+        return replace(
+            self,
             content=self.content.to(device),
             worth=self.worth.to(device),
             story={name: values.to(device) for name, values in self.story.items()},

@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-from vidspec_models.bundled import caption, sample_scene
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
 from vidspec_service.api.services import build_services

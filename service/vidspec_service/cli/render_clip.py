@@ -10,7 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vidspec_models.bundled import SCENE_DURATION_S, Scene, caption, questions, render, sample_scene
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.render import render
+from vidspec_models.bundled.scene import SCENE_DURATION_S, Scene, sample_scene
 from vidspec_service.cli.terminal import note, say
 from vidspec_service.decoding.writer import write_clip
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from vidspec_models.bundled import SCENE_DURATION_S, render, sample_scene, slot_times
+from vidspec_models.bundled.render import render, slot_times
+from vidspec_models.bundled.scene import SCENE_DURATION_S, sample_scene
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import WorkerState

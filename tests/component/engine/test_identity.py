@@ -27,7 +27,7 @@ def video_for(seed: int) -> Video:
 def test_greedy_ids_equal_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
     stock = StockGenerator(ModelSpec(path="bundled", role="target", dtype="float32"))
     requests = [ask(f"hf-{seed}", prompt, [video_for(seed)], speculation=SpeculationMode.OFF) for seed, prompt in CASES]
-    expected = [stock.ids(request.turns, request.videos, 40) for request in requests]
+    expected = [stock.answer(request.turns, request.videos, 40).ids for request in requests]
     assert [engine.answer(request).ids for request in requests[:4]] == expected[:4]
     assert [answer.ids for answer in engine.answers(requests[:8])] == expected[:8]
     assert [answer.ids for answer in engine.answers(requests[4:])] == expected[4:]

@@ -62,6 +62,6 @@ def test_two_hundred_prompts_have_one_text_in_every_mode(engine: EngineHarness, 
 def test_fifty_clips_give_the_ids_of_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
     stock = StockGenerator(ModelSpec(path="bundled", role="target", dtype="float32"))
     asked = requests(SpeculationMode.OFF, 0.0)[:: len(QUESTIONS)]
-    expected = [stock.ids(request.turns, request.videos, MOST_TOKENS) for request in asked]
+    expected = [stock.answer(request.turns, request.videos, MOST_TOKENS).ids for request in asked]
     assert ids(engine, asked, at_once=1) == expected
     assert ids(engine, asked) == expected

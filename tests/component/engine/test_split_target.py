@@ -32,7 +32,7 @@ class World:
     stock: StockGenerator
 
     def wanted(self, asked: GenerationRequest) -> tuple[int, ...]:
-        return self.stock.ids(asked.turns, asked.videos, ANSWER)
+        return self.stock.answer(asked.turns, asked.videos, ANSWER).ids
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vidspec_models.bundled import caption, questions, render, sample_scene
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.render import render
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.cli.parsing import parse
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits

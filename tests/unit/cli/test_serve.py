@@ -11,7 +11,8 @@ from typing import Any, Self
 import pytest
 
 from tests.fakes import ANSWER, INFO, FakeDecodePool, FakeEngine
-from vidspec_models.bundled import caption, sample_scene
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.cli import serve
 from vidspec_service.cli.parsing import parse
 from vidspec_service.errors import ConfigError, GenerationFailed

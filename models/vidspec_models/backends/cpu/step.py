@@ -45,7 +45,7 @@ class CpuStep:
     def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder) -> None:
         self._decoder = decoder
         self._embedding = as_array(decoder.embedding)
-        self._tables = as_array(decoder.rotary_tables)
+        self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
         self._query_type = np.uint16 if decoder.embedding.dtype is torch.bfloat16 else np.float32
@@ -54,13 +54,6 @@ class CpuStep:
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
         self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
-
-    @property
-    def num_bytes(self) -> int:
-        """Weights that a step reads."""
-        weights = self._weights
-        read = (weights.qkv, weights.output, weights.gate_up, weights.down, weights.head)
-        return sum(array.nbytes for array in read)
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.

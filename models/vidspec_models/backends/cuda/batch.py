@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_BUCKETS = (1, 2, 4, 8, 16)
-ROW_FIELDS, BLOCK_FIELDS = 4, 6  # as the kernels read them
+# As the kernels read them.
+ROW_FIELDS = 4  # of a row: address of the keys, of the values, the cache's capacity, the row's place in it (-1: none)
+BLOCK_FIELDS = 6  # of rows of one request: the same three, first row in the batch, number of rows, place of the first
 _NO_PLACE = -1
 
 

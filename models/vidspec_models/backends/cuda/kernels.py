@@ -21,8 +21,6 @@ from torch import Tensor
 TILE = 128  # keys that a program reads at once; rarely more than one tile each, so that loads need no pipeline
 SPLITS = 64  # programs per key/value head: 8192 keys before one of them has to read a second tile
 LINES = 64  # query heads x rows of a program: one shape for any number of rows, so that products are made alike
-ROW_FIELDS = 4  # of a row: address of the keys, of the values, the cache's capacity, the row's place in it (-1: none)
-BLOCK_FIELDS = 6  # of rows of one request: the same three, first row in the batch, number of rows, place of the first
 _ELEMENTWISE = 1024
 _FUSED = {"enable_fp_fusion": True}  # multiply and add in one instruction, whatever a Triton's default is
 _LOG2_E = 1.4426950408889634
@@ -154,7 +152,7 @@ class CudaKernels:
         return queries
 
     def attend(self, queries: Tensor, blocks: Tensor, layer: int) -> Tensor:
-        """Attention [n, H * D] of the rows that `blocks` [B, BLOCK_FIELDS] describes; other rows stay undefined."""
+        """Attention [n, H * D] of the rows that `blocks` [B, 6], see `batch`, describes; other rows stay undefined."""
         num_blocks = blocks.shape[0]
         parts = (num_blocks, self._num_kv_heads, SPLITS, LINES)
         sums = torch.empty((*parts, self._head_dim), dtype=torch.float32, device=queries.device)

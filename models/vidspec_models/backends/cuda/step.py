@@ -118,8 +118,8 @@ class CudaStep:
         """The model's arithmetic on the static inputs; logits [num_rows, V]."""
         weights, kernels = self._weights, self._kernels
         rows, blocks = self._rows[:num_rows], self._blocks[:num_blocks]
-        rotary = self._decoder.rotary_tables, self._positions[:num_rows]
-        hidden = self._decoder.embed(self._ids[:num_rows])
+        rotary = self._weights.rotary_tables, self._positions[:num_rows]
+        hidden = self._weights.embedding.index_select(0, self._ids[:num_rows])
         for index, layer in enumerate(weights.layers):
             product = layer.qkv(self._normed(hidden, layer.attention_norm), layer.qkv_bias)
             queries = kernels.rotate_and_store(product, rotary, rows, (layer.query_key_norm, layer.norm_eps), index)

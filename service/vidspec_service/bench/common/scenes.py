@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vidspec_models.bundled import NUM_SLOTS, SCENE_DURATION_S, render, sample_scene
+from vidspec_models.bundled.render import render
+from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, sample_scene
 from vidspec_models.request import Turn, Video
 
 CAPTION_PROMPT = "Describe the video."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from vidspec_models.bundled import TEST_SEEDS
+from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from vidspec_models.bundled import Scene, parse_caption
-from vidspec_models.bundled.captions import scene_facts
+from vidspec_models.bundled.captions import caption_marks
+from vidspec_models.bundled.scene import Scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +25,9 @@ class Score:
 
 
 def score_caption(scene: Scene, text: str) -> Score:
-    """Every fact of the scene counts: one that the caption leaves out or does not put into known words is wrong.
-
-    Things are matched by their shape, which is unique in a scene.
-    """
-    truth: dict[str, Any] = scene_facts(scene)
-    said: dict[str, Any] = parse_caption(text) or {"things": (), "signs": ()}
-    right = [said.get(name) == truth[name] for name in ("background", "texture", "count")]
-    right.append(set(said["signs"]) == set(truth["signs"]))
-    by_shape = {thing["shape"]: thing for thing in said["things"]}
-    for thing in truth["things"]:
-        found = by_shape.get(thing["shape"], {})
-        right += [found.get(name) == value if found else False for name, value in thing.items()]
-    return Score(sum(right), len(right))
+    """Every fact of the scene counts: one that the caption leaves out or does not put into known words is wrong."""
+    marks = caption_marks(scene, text)
+    return Score(sum(is_right is True for _, is_right in marks), len(marks))
 
 
 def score_answer(truth: str, text: str) -> Score:

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from vidspec_models.bundled import questions, sample_scene
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.decoder import Decoder
@@ -145,7 +146,8 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
     num_behind = len(text_behind_video(prompt))
     num_common, first = prompt.num_tokens - num_behind, prompt.next_position - num_behind
     device = prompt.embeddings.device
-    cos, sin = decoder.rotary(torch.arange(first, first + len(ids), device=device))
+    positions = torch.arange(first, first + len(ids), device=device)
+    embedded, (cos, sin) = decoder.weights.rows(torch.tensor(ids, device=device), positions)
     additions = prompt.layer_additions
     if additions is not None:
         none = additions.new_zeros(len(additions), len(ids), additions.shape[2])
@@ -153,7 +155,7 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
     return replace(
         prompt,
         ids=prompt.ids[:num_common] + ids,
-        embeddings=torch.cat((prompt.embeddings[:num_common], decoder.embed(torch.tensor(ids, device=device)))),
+        embeddings=torch.cat((prompt.embeddings[:num_common], embedded)),
         rotary=(torch.cat((prompt.rotary[0][:num_common], cos)), torch.cat((prompt.rotary[1][:num_common], sin))),
         is_video=torch.cat((prompt.is_video[:num_common], prompt.is_video.new_zeros(len(ids)))),
         next_position=first + len(ids),

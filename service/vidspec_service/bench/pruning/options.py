@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import Turn, Video
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video

@@ -93,11 +93,9 @@ def draw_overlays(
 
     folder.mkdir(parents=True, exist_ok=True)
     whole = models.prompt("draft", asked)
-    assert whole.grid is not None
     places = whole.grid.cpu().numpy()
     for setting in settings:
         grid = pruned(whole, kept_rows(setting, whole, answer, asked.clip)).grid
-        assert grid is not None
         picture = overlay(asked.video.frames, places, grid.cpu().numpy())
         imsave(folder / f"{setting.strategy.value}-{setting.ratio:g}.png", picture)
 

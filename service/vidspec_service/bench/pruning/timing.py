@@ -12,9 +12,10 @@ from statistics import median
 import torch
 from prometheus_client import CollectorRegistry
 
-from vidspec_models.bundled import TEST_SEEDS
+from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.inputs import pruned
-from vidspec_models.preservation.strategies import find_strategy, kept_of_prompt
+from vidspec_models.preservation.selection import kept_of_prompt
+from vidspec_models.preservation.strategies import find_strategy
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine, decoding

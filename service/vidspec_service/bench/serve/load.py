@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vidspec_models.bundled import SCENE_DURATION_S, TEST_SEEDS, render, sample_scene
+from vidspec_models.bundled.render import render
+from vidspec_models.bundled.scene import SCENE_DURATION_S, TEST_SEEDS, sample_scene
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.decoding.writer import write_clip
 

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from vidspec_models.bundled import TEST_SEEDS, questions, sample_scene
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest, Video
 from vidspec_models.synthetic.recipe import prompt_text

@@ -8,7 +8,7 @@ import torch
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt, cell_rows, grid_checksum, pruned
-from vidspec_models.preservation.strategies import Strategy, kept_of_prompt
+from vidspec_models.preservation.selection import Strategy, kept_of_prompt
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Verdict

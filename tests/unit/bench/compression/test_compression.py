@@ -6,14 +6,15 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
 from tests.unit.models.compression.prompts import video_prompt
-from vidspec_models.bundled import caption, sample_scene
-from vidspec_models.bundled.scene import BACKGROUND_NAMES
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
 from vidspec_service.bench.common.facts import Placement, Provenance
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.report import compression_report, results
@@ -86,16 +87,13 @@ def test_other_text_behind_a_video_leaves_its_rows_and_goes_on_from_its_position
     prompt = video_prompt(3, 2, 2)
     assert len(text_behind_video(prompt)) == 3
 
-    class Positions:
+    class Weights:
         @staticmethod
-        def rotary(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return (positions.float().view(-1, 1, 1).expand(-1, 1, 4),) * 2
+        def rows(ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+            rotary = (positions.float().view(-1, 1, 1).expand(-1, 1, 4),) * 2
+            return ids.float()[:, None].expand(-1, 8), rotary
 
-        @staticmethod
-        def embed(ids: torch.Tensor) -> torch.Tensor:
-            return ids.float()[:, None].expand(-1, 8)
-
-    other = with_text(prompt, (7, 8, 9, 10), Positions())  # type: ignore[arg-type]
+    other = with_text(prompt, (7, 8, 9, 10), SimpleNamespace(weights=Weights()))  # type: ignore[arg-type]
     assert other.ids == (*prompt.ids[:-3], 7, 8, 9, 10)
     assert torch.equal(other.embeddings[:-4], prompt.embeddings[:-3])
     assert other.rotary[0][-4:, 0, 0].tolist() == [prompt.next_position - 3 + i for i in range(4)]

@@ -28,8 +28,7 @@ from tests.unit.engine.recording_model import RecordingModel, answer_rows, promp
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt, grid_checksum
-from vidspec_models.preservation.scores import Candidates
-from vidspec_models.preservation.strategies import Strategy
+from vidspec_models.preservation.selection import Candidates, Strategy
 from vidspec_models.request import SamplingParams, SpeculationMode, Turn
 from vidspec_models.sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM

@@ -19,8 +19,8 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt, grid_checksum
-from vidspec_models.preservation.scores import Candidates
-from vidspec_models.preservation.strategies import STRATEGIES, Strategy
+from vidspec_models.preservation.selection import Candidates, Strategy
+from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw
 from vidspec_models.request import Turn, Video
 from vidspec_models.video_lm import VideoLM

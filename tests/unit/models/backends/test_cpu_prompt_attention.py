@@ -81,8 +81,8 @@ def test_a_prompt_in_chunks_is_as_near_the_reference_as_its_own_bfloat16(family:
         cache = KVCache(decoder.geometry, 230)
         pieces = []
         for chunk in ids.split(100):  # the last one has few enough rows to be a step's
-            rotary = decoder.rotary(torch.arange(cache.length, cache.length + len(chunk)))
-            hidden = decoder.forward(decoder.embed(chunk), rotary, [Segment(cache, cache.length, len(chunk))])
+            rows = decoder.weights.rows(chunk, torch.arange(cache.length, cache.length + len(chunk)))
+            hidden = decoder.forward(*rows, [Segment(cache, cache.length, len(chunk))])
             pieces.append(decoder.logits(hidden))
             cache.length += len(chunk)
         reference = model.float()(ids[None]).logits[0]

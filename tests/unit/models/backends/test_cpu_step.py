@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu.layers import forget_stale, product
-from vidspec_models.backends.cpu.packing import STRIP, narrowed, paired, suits
+from vidspec_models.backends.cpu.packing import STRIP, narrowed, paired, step_weights, suits
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
 from vidspec_models.decoder.build import build_decoder
@@ -93,7 +93,7 @@ def test_the_decoder_and_the_step_share_a_cache(dtype: torch.dtype, tolerance: f
     with torch.inference_mode():
         reference = model(torch.tensor([ids])).logits[0]
         first = torch.tensor(ids[:40])
-        decoder.forward(decoder.embed(first), decoder.rotary(torch.arange(40)), [Segment(cache, 0, 40)])
+        decoder.forward(*decoder.weights.rows(first, torch.arange(40)), [Segment(cache, 0, 40)])
     cache.length = 40
     assert torch.allclose(stepper.run((cache, ids[40:])), reference[40:].float(), atol=tolerance)
 
@@ -150,10 +150,17 @@ def test_a_product_in_bfloat16_is_that_of_the_rounded_numbers() -> None:
 
 def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
     model = build("llama")
-    wide = Stepper(model).step.num_bytes
+    wide = weight_bytes(model)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
-    assert Stepper(model).step.num_bytes * 2 == wide
+    assert weight_bytes(model) * 2 == wide
+
+
+def weight_bytes(model: Any) -> int:
+    """What a step reads of the matrices."""
+    weights = step_weights(model.model, model.lm_head, model.model.layers[0].self_attn.head_dim)
+    read = (weights.qkv, weights.output, weights.gate_up, weights.down, weights.head)
+    return sum(array.nbytes for array in read)
 
 
 def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:

@@ -55,11 +55,11 @@ def test_all_that_a_prompt_is_made_of_is_kept_from_the_side_streams_next_work(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: decoding if device == "cuda:1" else None)
     tensors: list[Any] = [Noted() for _ in range(6)]
     embeddings, cos, sin, is_video, grid, additions = tensors
-    prompt = replace(PROMPT, embeddings=embeddings, rotary=(cos, sin), is_video=is_video)
+    prompt = replace(PROMPT, embeddings=embeddings, rotary=(cos, sin), is_video=is_video, grid=grid)
     if has_all:
-        prompt = replace(prompt, grid=grid, layer_additions=additions)
+        prompt = replace(prompt, layer_additions=additions)
     side: Any = SideStream(cast("torch.device", "cuda:1"))
     assert side.run(lambda: prompt) is prompt
     assert current == [side._stream]
     assert side._stream.num_waits == 1
-    assert [tensor.streams for tensor in tensors] == [[decoding]] * 4 + [[decoding] if has_all else []] * 2
+    assert [tensor.streams for tensor in tensors] == [[decoding]] * 5 + [[decoding] if has_all else []]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_models.bundled import caption, parse_caption, sample_scene
-from vidspec_models.bundled.captions import scene_facts
+from vidspec_models.bundled.captions import caption, parse_caption, scene_facts
+from vidspec_models.bundled.scene import sample_scene
 
 
 def test_facts_come_back_from_every_caption() -> None:

@@ -7,9 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vidspec_models.bundled import questions, sample_scene
-from vidspec_models.bundled.questions import QUESTION_TYPES, ask
-from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, WINDOWS, Scene
+from vidspec_models.bundled.questions import QUESTION_TYPES, ask, questions
+from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, WINDOWS, Scene, sample_scene
 
 
 def test_every_type_of_question_occurs_and_none_is_trivial() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vidspec_models.bundled import NUM_SLOTS, render, sample_scene, slot_times
-from vidspec_models.bundled.render import render_with_owners
+from vidspec_models.bundled.render import render, render_with_owners, slot_times
+from vidspec_models.bundled.scene import NUM_SLOTS, sample_scene
 
 
 def test_the_same_seed_gives_the_same_pixels() -> None:

@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 
-from vidspec_models.bundled import TEST_SEEDS, TRAIN_SEEDS, VALIDATION_SEEDS, sample_scene, slot_times
+from vidspec_models.bundled.render import slot_times
+from vidspec_models.bundled.scene import TEST_SEEDS, TRAIN_SEEDS, VALIDATION_SEEDS, sample_scene
 
 
 def test_different_seeds_give_different_scenes() -> None:

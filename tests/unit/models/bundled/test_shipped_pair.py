@@ -6,7 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET, parse_caption, render, sample_scene, slot_times
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
+from vidspec_models.bundled.captions import parse_caption
+from vidspec_models.bundled.render import render, slot_times
+from vidspec_models.bundled.scene import sample_scene
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_TARGET / "model.safetensors").exists(), reason="the weights are not in this checkout"

@@ -104,7 +104,7 @@ def started(path: str) -> tuple[Walk, KVCache, KVPruner]:
     stored = KVCache(made.decoder.geometry, 400)
     ids = torch.randint(0, 97, (prompt.num_tokens,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.inference_mode():
-        embedded = made.decoder.embed(torch.tensor(ids))
+        embedded = made.decoder.embedding[torch.tensor(ids)]
         made.decoder.forward(embedded, made.decoder.prompt_rotary(len(ids)), [Segment(stored, 0, len(ids))])
     stored.length = len(ids)
     pruner = KVPruner.of(prompt, DYCOKE, LAYERS)

@@ -24,7 +24,7 @@ def run(decoder: Decoder, cache: KVCache, ids: list[int]) -> Tensor:
     start = cache.length
     positions = torch.arange(start, start + len(ids))
     segment = Segment(cache, start, len(ids))
-    hidden = decoder.forward(decoder.embedding[torch.tensor(ids)], decoder.rotary(positions), [segment])
+    hidden = decoder.forward(*decoder.weights.rows(torch.tensor(ids), positions), [segment])
     cache.length += len(ids)
     return decoder.logits(hidden)
 
@@ -77,8 +77,8 @@ def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone() -> None:
     segments = [Segment(cache, cache.length, len(ids)) for cache, ids in zip(batched, rows, strict=True)]
     positions = torch.cat([torch.arange(s.start, s.start + s.num_rows) for s in segments])
     with torch.inference_mode():
-        embeddings = decoder.embedding[torch.tensor([token for ids in rows for token in ids])]
-        together = decoder.logits(decoder.forward(embeddings, decoder.rotary(positions), segments))
+        tokens = torch.tensor([token for ids in rows for token in ids])
+        together = decoder.logits(decoder.forward(*decoder.weights.rows(tokens, positions), segments))
     assert torch.equal(together, torch.cat(alone))
 
 

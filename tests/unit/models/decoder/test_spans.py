@@ -56,8 +56,7 @@ def test_nothing_that_a_layer_needs_is_left_on_another_device() -> None:
         for start, num_rows in ((0, 20), (20, 15)):
             logits = decoder.logits(
                 decoder.forward(
-                    decoder.embed(torch.arange(2 * num_rows)),
-                    decoder.rotary(torch.arange(start, start + num_rows).repeat(2)),
+                    *decoder.weights.rows(torch.arange(2 * num_rows), torch.arange(start, start + num_rows).repeat(2)),
                     [Segment(cache, start, num_rows) for cache in caches],
                     torch.zeros(3, 2 * num_rows, 64, dtype=torch.bfloat16).unbind(0),
                     seen.__setitem__,
@@ -84,7 +83,7 @@ def test_a_forward_over_the_first_layers_stops_there_wherever_they_lie(num_layer
     seen: list[int] = []
     with torch.inference_mode():
         decoder.forward(
-            decoder.embed(torch.tensor([1])),
+            decoder.embedding[:1],
             decoder.prompt_rotary(1),
             [Segment(KVCache(decoder.geometry, 1), 0, 1)],
             observer=lambda layer, _: seen.append(layer),

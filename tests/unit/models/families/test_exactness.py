@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
-from vidspec_models.decoder.decoder import rotary_values
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.qwen_vl import Qwen3VL
 from vidspec_models.inputs import NO_CELL, Prompt
@@ -121,7 +121,7 @@ def test_ragged_batches_with_joins_and_leaves_equal_generate(world: World) -> No
     while waiting or running:
         if waiting and turn % 2 == 0:
             turns, videos = waiting.pop()
-            wanted[turn] = world.stock.ids(turns, videos, ANSWER)
+            wanted[turn] = world.stock.answer(turns, videos, ANSWER).ids
             running[turn] = Greedy(model, model.prepare(turns, videos), 16)
         for number in [number for number, request in running.items() if request.is_done(model)]:
             answers[number] = tuple(running.pop(number).ids)
@@ -133,7 +133,7 @@ def test_ragged_batches_with_joins_and_leaves_equal_generate(world: World) -> No
 
 def test_rejected_rows_leave_no_trace(world: World) -> None:
     turns, videos = conversations()[2]
-    wanted = world.stock.ids(turns, videos, ANSWER)
+    wanted = world.stock.answer(turns, videos, ANSWER).ids
     request = Greedy(world.model, world.model.prepare(turns, videos), 4096)
     while not request.is_done(world.model):
         length = request.cache.length
@@ -146,7 +146,7 @@ def test_rejected_rows_leave_no_trace(world: World) -> None:
 def test_interleaved_requests_do_not_disturb_each_other(world: World) -> None:
     model = world.model
     chosen = [conversations()[index] for index in (1, 6)]
-    wanted = [world.stock.ids(*each, ANSWER) for each in chosen]
+    wanted = [world.stock.answer(*each, ANSWER).ids for each in chosen]
     prompts = [model.prepare(*each) for each in chosen]
     requests = [Greedy(model, prompt, 5) for prompt in prompts]
     for _ in range(ANSWER):
@@ -161,14 +161,13 @@ def test_video_rows_have_their_cells_and_the_early_count_is_close(world: World) 
     model: Any = world.model
     videos = [clip(1), clip(2, 3, SIZES[1])]  # not the same number of frames
     prompt = world.model.prepare([Turn(role="user", text="x", num_videos=2)], videos)
-    assert prompt.grid is not None
     assert len(prompt.grid) == prompt.num_video_tokens > 0
     real = prompt.grid[prompt.grid[:, 0] != NO_CELL]
     assert len({tuple(cell) for cell in real.tolist()}) == len(real)
     assert sorted(set(real[:, 0].tolist())) == list(range(int(real[:, 0].max()) + 1))
     early = sum(model._family.num_video_tokens(model._model, model._processor, video) for video in videos)
     assert prompt.num_video_tokens <= early <= prompt.num_tokens
-    assert world.model.prepare([Turn(role="user", text="x")], []).grid is None
+    assert len(world.model.prepare([Turn(role="user", text="x")], []).grid) == 0
 
 
 def test_placeholders_in_a_users_words_are_words(world: World) -> None:
@@ -185,7 +184,7 @@ def test_an_image_of_any_size_is_a_video_of_one_frame(world: World, size: tuple[
     image, turns = clip(1, 1, size), [Turn(role="user", text="x", num_videos=1)]
     model: Any = world.model
     stocks = twice(image) if isinstance(model._family, Qwen3VL) else image
-    wanted = world.stock.ids(turns, [stocks], ANSWER)
+    wanted = world.stock.answer(turns, [stocks], ANSWER).ids
     assert decode(world.model, Greedy(world.model, world.model.prepare(turns, [image]), 64)) == wanted
 
 
@@ -210,9 +209,8 @@ def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> N
     rotary_emb = model._family.language_model(model._model).rotary_emb
     with torch.inference_mode():
         cos, sin = rotary_values(rotary_emb, world.model.decoder.embedding, torch.tensor([[5, 9]]))
-        again = world.model.decoder.rotary(torch.tensor([5, 9]))
-    assert torch.equal(cos, again[0])
-    assert torch.equal(sin, again[1])
+        again = world.model.decoder.weights.rotary[[5, 9]]
+    assert torch.equal(torch.stack((cos, sin), dim=1), again)
 
 
 def test_stop_tokens_come_from_the_generation_config(world: World) -> None:

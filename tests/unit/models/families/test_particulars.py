@@ -53,7 +53,7 @@ def test_an_answer_goes_on_behind_the_words_though_the_videos_time_has_run_ahead
     stock = StockGenerator(ModelSpec(role="target", path=str(tmp_path), device="cpu", dtype="float32"))
     long = replace(clip(4, num_frames), source_fps=2.0)
     prompt = model.prepare(ASK, [long])
-    assert decode(model, Greedy(model, prompt, 4096)) == stock.ids(ASK, [long], ANSWER)
+    assert decode(model, Greedy(model, prompt, 4096)) == stock.answer(ASK, [long], ANSWER).ids
 
 
 def test_qwen2_frames_never_take_more_than_the_cap_of_a_video(tmp_path: Path) -> None:

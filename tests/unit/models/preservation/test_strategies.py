@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL
-from vidspec_models.preservation.scores import with_even
-from vidspec_models.preservation.strategies import LEAST_KEPT, STRATEGIES, find_strategy, kept_rows, num_kept
+from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.preservation.selection import LEAST_KEPT, Strategy, kept_of_prompt, num_kept, with_even
+from vidspec_models.preservation.strategies import STRATEGIES, find_strategy
 from vidspec_service.engine.config import Preservation
 
 PRUNING = [name for name, strategy in STRATEGIES.items() if not strategy.ignores_ratio]
@@ -20,9 +20,34 @@ NAMES = st.sampled_from(list(STRATEGIES))
 RATIOS = st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9, 0.95, 0.99])
 
 
+def kept_rows(
+    strategy: Strategy,
+    ratio: float,
+    features: Tensor,
+    grid: Tensor,
+    relevance: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """What is kept of a prompt that is nothing but these video rows."""
+    prompt = Prompt(
+        ids=(0,) * len(features),
+        embeddings=features,
+        rotary=(features, features),
+        is_video=torch.ones(len(features), dtype=torch.bool),
+        next_position=len(features),
+        grid=grid,
+    )
+    return kept_of_prompt(strategy, ratio, prompt, relevance, seed)
+
+
 def grid_of(num_frames: int, num_rows: int, num_columns: int, newline: bool = True) -> Tensor:
     places = torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))
     return torch.cat((places, torch.full((1, 3), NO_CELL))) if newline else places
+
+
+def line_of(num_cells: int) -> Tensor:
+    """One frame that is a line of cells."""
+    return grid_of(1, 1, num_cells, newline=False)
 
 
 def features_of(num_rows: int, seed: int = 0) -> Tensor:
@@ -101,12 +126,11 @@ def test_a_clip_too_short_to_prune_is_kept_whole(name: str, shape: tuple[int, in
 def test_no_video_is_nothing_to_keep(name: str) -> None:
     nothing = torch.zeros(0, 3, dtype=torch.long)
     assert kept_rows(find_strategy(name), 0.9, torch.zeros(0, 12), nothing).tolist() == []
-    assert kept_rows(find_strategy(name), 0.9, torch.zeros(0, 12), None).tolist() == []
 
 
 @pytest.mark.parametrize("name", PRUNING)
-def test_rows_of_no_known_place_are_pruned_as_one_line(name: str) -> None:
-    kept = kept_rows(find_strategy(name), 0.9, features_of(400), None, relevance_of(400))
+def test_a_frame_that_is_one_line_is_pruned_as_any_other(name: str) -> None:
+    kept = kept_rows(find_strategy(name), 0.9, features_of(400), line_of(400), relevance_of(400))
     assert len(kept) == 40
 
 
@@ -139,9 +163,9 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "arguments"), [("grid", (torch.zeros(4, 3), None)), ("relevance", (None, torch.ones(3)))]
+    ("what", "arguments"), [("grid", (torch.zeros(4, 3), None)), ("relevance", (line_of(65), torch.ones(3)))]
 )
-def test_arrays_that_do_not_fit_are_refused(what: str, arguments: tuple[Tensor | None, Tensor | None]) -> None:
+def test_arrays_that_do_not_fit_are_refused(what: str, arguments: tuple[Tensor, Tensor | None]) -> None:
     with pytest.raises(ValueError, match=f"{what} is for"):
         kept_rows(find_strategy("hippo"), 0.5, features_of(65), *arguments)
 
@@ -153,7 +177,7 @@ def test_the_settings_offer_every_strategy() -> None:
 def test_specvlm_takes_the_fewest_rows_that_hold_its_share_and_spreads_the_rest() -> None:
     relevance = torch.full((100,), 0.001)
     relevance[[17, 40]] = 10.0
-    kept = kept_rows(find_strategy("specvlm"), 0.8, features_of(100), None, relevance).tolist()
+    kept = kept_rows(find_strategy("specvlm"), 0.8, features_of(100), line_of(100), relevance).tolist()
     # One of the two holds half of the attention, more than 0.4: the other 19 are evenly spaced, ends included.
     assert {0, 17, 99} <= set(kept)
     assert max(b - a for a, b in pairwise(kept)) <= 6
@@ -161,7 +185,7 @@ def test_specvlm_takes_the_fewest_rows_that_hold_its_share_and_spreads_the_rest(
 
 def test_attention_takes_the_largest_as_they_are() -> None:
     relevance = relevance_of(100)
-    kept = kept_rows(find_strategy("attention"), 0.8, features_of(100), None, relevance)
+    kept = kept_rows(find_strategy("attention"), 0.8, features_of(100), line_of(100), relevance)
     assert set(kept.tolist()) == set(relevance.topk(20).indices.tolist())
 
 

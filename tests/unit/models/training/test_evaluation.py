@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from vidspec_models.bundled import caption, sample_scene
-from vidspec_models.training.evaluation import CaptionScore
+from collections import defaultdict
+
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.scene import sample_scene
+from vidspec_models.training.evaluation import Marks, judge_caption
 
 
 def test_one_wrong_word_makes_a_caption_wrong() -> None:
-    score = CaptionScore()
+    facts: Marks = defaultdict(list)
     scene = sample_scene(0)
-    score.add(scene, caption(scene))
-    assert score.all_right == 1.0
-    score.add(scene, caption(scene).replace("three", "two"))
-    assert score.all_right == 0.5
-    assert score.fact_rates()["count"] == 0.5
+    assert judge_caption(scene, caption(scene), facts)
+    assert not judge_caption(scene, caption(scene).replace("three", "two"), facts)
+    assert facts["count"] == [True, False]
+    assert facts["background"] == [True, True]
+    assert not judge_caption(scene, "Nobody knows.", facts)
+    assert facts["parses"] == [True, True, False]
+    assert len(facts["count"]) == 2  # of what is no caption no fact is judged

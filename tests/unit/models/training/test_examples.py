@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.bundled import caption, sample_scene, slot_times
-from vidspec_models.bundled.render import render_with_owners
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.render import render_with_owners, slot_times
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.training.architecture import NUM_VISUAL, VIDEO_TOKENS
 from vidspec_models.training.examples import IGNORE, ExamplePacker, PackedText, choose_tokens, find_cells
 from vidspec_models.training.tokenizer import build_tokenizer

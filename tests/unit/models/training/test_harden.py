@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET, NUM_SLOTS, SCENE_DURATION_S, slot_times
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.bundled.questions import CAPTION_PROMPTS
+from vidspec_models.bundled.render import slot_times
+from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner

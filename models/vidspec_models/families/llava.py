@@ -1,10 +1,9 @@
-"""LLaVA-OneVision, LLaVA-NeXT-Video, InternVL 3: every frame is a square of cells, positions are plain 1-D ones."""
+"""LLaVA-OneVision, LLaVA-NeXT-Video: every frame is a square of cells, positions are plain 1-D ones."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from math import isqrt
 from typing import Any
 
 import torch
@@ -15,11 +14,9 @@ from vidspec_models.families.base import Family, cells, processed
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import Video
 
-_FRAME_MARKS = 2  # <img> and </img>; the words before them are counted once they are tokenised
-
 
 class SquareFrames(Family):
-    """What the three have in common: the processor brings frames to one size, the tower takes them one by one."""
+    """What they share with InternVL: the processor brings frames to one size, the tower takes them one by one."""
 
     @abstractmethod
     def side(self, model: Any, processor: Any) -> int:
@@ -71,23 +68,3 @@ class LlavaNextVideo(SquareFrames):
         vision = model.config.vision_config
         side: int = vision.image_size // vision.patch_size // model.config.spatial_pool_stride
         return side
-
-
-class InternVL(SquareFrames):
-    """`InternVLForConditionalGeneration` (HF layout) with its Qwen2, Qwen3 or Llama decoder.
-
-    Each frame is an image of one patch behind "Frame1: ".
-    """
-
-    num_frames = 32
-    placeholder = "image_token_id"
-
-    def side(self, model: Any, processor: Any) -> int:
-        return isqrt(processor.image_seq_length)
-
-    def features(self, model: Any, pixels: Tensor) -> Tensor:
-        features: Tensor = model.get_image_features(pixels.flatten(0, 1)).pooler_output
-        return features
-
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        return super().num_video_tokens(model, processor, video) + _FRAME_MARKS * len(video.frames)

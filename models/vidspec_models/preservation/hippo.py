@@ -1,4 +1,4 @@
-"""Scores of a video's cells: where they stand out, where the text looks, and which good ones differ from each other.
+"""HIPPO's choice of cells: where they stand out, where the text looks, and which good ones differ from each other.
 
 HIPPO (arXiv 2601.08273) fuses attention with signals of its own in time and space. Of its formulas only that of
 attention is public (see `TextQueries`); these are ours (docs/methods.md).
@@ -7,13 +7,19 @@ attention is public (see `TextQueries`); these are ours (docs/methods.md).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from vidspec_models.preservation.selection import Candidates, best, with_even
+
+# HIPPO's shares, chosen on validation clips (docs/methods.md).
+_DISTINCT_SHARE = 0.05  # of quality; the rest is relevance
+_PLACE_POWER = 0.1
+_EVEN_SHARE = 0.1  # of the budget
 
 _CLIP_QUANTILE = 0.995  # attention sinks
 _POOL = 3  # budgets: cells beyond are too poor to be chosen; they would only cost time
@@ -23,54 +29,17 @@ _FADING = 0.78  # of what a cell shows, for each frame between: that a thing is 
 _LEAST = 1e-6  # below it what is left is rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The C cells of a prompt's videos, what the text pays to each, and how many of them may stay.
-
-    They lie in F frames of at most R x S places; a place that a video has no cell for is empty.
+def hippo(cells: Candidates) -> Tensor:
+    """Ours after HIPPO (arXiv 2601.08273): what the text looks at and what stands out, each less what cells chosen near
+    it show. Without relevance distinctiveness is all there is.
     """
-
-    features: Tensor  # [C, hidden], projected
-    frames: Tensor  # int64 [C], counted without gaps
-    slots: Tensor  # int64 [C]: place within the frame, row * S + column
-    num_frames: int
-    shape: tuple[int, int]  # R, S
-    relevance: Tensor | None  # float32 [C]: attention of the text; None: not known (yet)
-    budget: int
-    seed: int
-
-    @classmethod
-    def of(
-        cls, features: Tensor, places: Tensor, relevance: Tensor | None = None, budget: int = 0, seed: int = 0
-    ) -> Candidates:
-        """`places` are int64 [C, 3]: (frame, row, column), of one cell at least."""
-        kinds, frames = places[:, 0].unique(return_inverse=True)
-        rows, columns = int(places[:, 1].max()) + 1, int(places[:, 2].max()) + 1
-        return cls(
-            features=features,
-            frames=frames,
-            slots=places[:, 1] * columns + places[:, 2],
-            num_frames=len(kinds),
-            shape=(rows, columns),
-            relevance=relevance,
-            budget=budget,
-            seed=seed,
-        )
-
-    @property
-    def num_cells(self) -> int:
-        return len(self.frames)
-
-    def dense(self, values: Tensor) -> Tensor:
-        """[C, ...] in its places: [F, R, S, ...], zeros where there is no cell."""
-        rows, columns = self.shape
-        spread = values.new_zeros(self.num_frames * rows * columns, *values.shape[1:])
-        spread[self.frames * rows * columns + self.slots] = values
-        return spread.view(self.num_frames, rows, columns, *values.shape[1:])
-
-    def gathered(self, dense: Tensor) -> Tensor:
-        """[F, R, S] back to [C]."""
-        return dense.flatten()[self.frames * (self.shape[0] * self.shape[1]) + self.slots]
+    units = centred(cells.features)
+    quality = ranks(spatial_distinctiveness(units, cells))
+    if cells.relevance is not None:
+        relevance = relative(debiased(cells.relevance, cells, _PLACE_POWER))
+        quality = _DISTINCT_SHARE * quality + (1 - _DISTINCT_SHARE) * relevance
+    num_diverse = cells.budget - int(_EVEN_SHARE * cells.budget)
+    return with_even(diverse(quality, units, cells.frames, num_diverse), cells.num_cells, cells.budget)
 
 
 def neighbours(dense: Tensor, *, with_self: bool) -> Iterator[Tensor]:
@@ -176,27 +145,3 @@ def _greedy(quality: Any, units: Any, frames: Any, shown: Any) -> tuple[list[int
         chosen.append(cell)
         left[chosen] = -1.0
     return chosen, left
-
-
-def best(scores: Tensor, budget: int) -> Tensor:
-    """Indices of the `budget` largest of [C]; equal ones in order."""
-    return scores.argsort(descending=True, stable=True)[:budget]
-
-
-def spaced(num_all: int, num_wanted: int, device: torch.device) -> Tensor:
-    """`num_wanted` different indices below `num_all`, int64, evenly spaced, both ends included."""
-    if num_wanted >= num_all:
-        return torch.arange(num_all, device=device)
-    return torch.from_numpy(np.linspace(0, num_all - 1, max(num_wanted, 0)).round().astype(np.int64)).to(device)
-
-
-def with_even(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
-    """`budget` indices: those `chosen` (of `num_cells`), and what is left of the budget evenly from all others.
-
-    Evenly spaced in reading order, the others are a floor for every frame: with m of them among L, no run of
-    ceil((L - 1) / (m - 1)) of these is left without one, so no frame of that many cells is.
-    """
-    is_left = torch.ones(num_cells, dtype=torch.bool, device=chosen.device)
-    is_left[chosen] = False
-    left = is_left.nonzero()[:, 0]
-    return torch.cat((chosen, left[spaced(len(left), budget - len(chosen), chosen.device)]))

@@ -8,16 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.preservation.baselines import temporal_novelty
-from vidspec_models.preservation.scores import (
-    Candidates,
-    centred,
-    debiased,
-    diverse,
-    ranks,
-    relative,
-    spatial_distinctiveness,
-)
+from vidspec_models.preservation.hippo import centred, debiased, diverse, ranks, relative, spatial_distinctiveness
+from vidspec_models.preservation.selection import Candidates
+from vidspec_models.preservation.strategies import temporal_novelty
 
 
 def places(num_frames: int, num_rows: int, num_columns: int) -> Tensor:

@@ -1,0 +1,81 @@
+"""What a token is drawn by where it is not the likeliest: its distribution, and the noise that makes drawing an argmax.
+
+The noise is a pure function of (seed, output position, token id), the same on every device. Generator: Philox-4x32
+with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Counter (token id // 4,
+position, 0, 0), key = the two halves of the seed; the word `token id % 4` is that token's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vidspec_models.request import SamplingParams
+
+NOISE_ROWS = 32
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+_ROUNDS = 10
+
+
+class Noise:
+    """One seed's Gumbel noise; keeps that of a run of positions, since making it in bulk is cheaper."""
+
+    def __init__(self, seed: int, num_rows: int) -> None:
+        self._seed = seed
+        self._num_rows = num_rows
+        self._first = 0  # output position of the first row kept
+        self._kept: Tensor | None = None  # [rows, V]
+
+    def rows(self, first: int, count: int, like: Tensor) -> Tensor:
+        """float32 [count, V] for consecutive output positions, V and the device being those of [..., V] `like`."""
+        if self._kept is None or first < self._first or first + count > self._first + len(self._kept):
+            self._first = first
+            positions = torch.arange(first, first + max(count, self._num_rows), device=like.device)
+            self._kept = gumbel_noise(self._seed, positions, like.shape[-1])
+        start = first - self._first
+        return self._kept[start : start + count]
+
+
+def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
+    """log p after temperature, top-k and top-p; excluded tokens are -inf. [n, V] float32.
+
+    The most likely token always survives top-p. Not renormalised: argmax does not see a constant.
+    """
+    scores = torch.log_softmax(logits.float() / params.temperature, dim=-1)
+    vocabulary = scores.shape[-1]
+    if 0 < params.top_k < vocabulary:
+        threshold = scores.topk(params.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < threshold, float("-inf"))
+    if params.top_p < 1.0:
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        probability = ordered.softmax(-1)
+        before = probability.cumsum(-1) - probability
+        excluded = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, before >= params.top_p)
+        scores = scores.masked_fill(excluded, float("-inf"))
+    return scores
+
+
+def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> Tensor:
+    """Four 32-bit words per counter, as int64 in [0, 2**32). Counters broadcast; result [..., 4]."""
+    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # int64 products wrap modulo 2**64, which keeps both 32-bit halves exact.
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, low0 = (product0 >> 32) & _WORD, product0 & _WORD
+        high1, low1 = (product1 >> 32) & _WORD, product1 & _WORD
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return torch.stack((c0, c1, c2, c3), dim=-1)
+
+
+def gumbel_noise(seed: int, positions: Tensor, vocabulary: int) -> Tensor:
+    """Standard Gumbel noise, float32 [n, vocabulary], one row per output position (int64 [n])."""
+    blocks = torch.arange(-(-vocabulary // 4), device=positions.device)
+    zero = torch.zeros((), dtype=torch.int64, device=positions.device)
+    key = (seed & _WORD, (seed >> 32) & _WORD)
+    words = philox4x32((blocks[None, :], positions[:, None], zero, zero), key)
+    uniform = (words.flatten(1)[:, :vocabulary].double() + 0.5) / 2.0**32
+    return -(-uniform.log()).log().float()

@@ -1,0 +1,33 @@
+"""InternVL 3: frames that are squares of cells, too, but each an image of its own between marks and words."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+from torch import Tensor
+
+from vidspec_models.families.llava import SquareFrames
+from vidspec_models.request import Video
+
+_FRAME_MARKS = 2  # <img> and </img>; the words before them are counted once they are tokenised
+
+
+class InternVL(SquareFrames):
+    """`InternVLForConditionalGeneration` (HF layout) with its Qwen2, Qwen3 or Llama decoder.
+
+    Each frame is an image of one patch behind "Frame1: ".
+    """
+
+    num_frames = 32
+    placeholder = "image_token_id"
+
+    def side(self, model: Any, processor: Any) -> int:
+        return isqrt(processor.image_seq_length)
+
+    def features(self, model: Any, pixels: Tensor) -> Tensor:
+        features: Tensor = model.get_image_features(pixels.flatten(0, 1)).pooler_output
+        return features
+
+    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        return super().num_video_tokens(model, processor, video) + _FRAME_MARKS * len(video.frames)
