@@ -41,6 +41,10 @@ OnHeartbeat = Callable[[str, Heartbeat], None]  # role, what its worker did
 OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
 
 
+def ignore(*_: object) -> None:
+    """For whoever does not want to be told."""
+
+
 class WorkerClient(ABC):
     """The API's end of the channel to one worker, whichever process that is at present."""
 
@@ -102,8 +106,8 @@ class EngineClient:
         self,
         config: EngineConfig,
         metrics: Metrics,
-        on_heartbeat: OnHeartbeat = lambda _role, _heartbeat: None,
-        on_loading: OnLoading = lambda _role, _what, _fraction: None,
+        on_heartbeat: OnHeartbeat,
+        on_loading: OnLoading,
     ) -> None:
         self._config = config
         self._metrics = metrics

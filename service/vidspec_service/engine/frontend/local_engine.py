@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading
+from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, ignore
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.supervisor import Worker
@@ -30,8 +30,8 @@ class LocalEngine(EngineClient):
         self,
         config: EngineConfig,
         metrics: Metrics,
-        on_heartbeat: OnHeartbeat = lambda _role, _heartbeat: None,
-        on_loading: OnLoading = lambda _role, _what, _fraction: None,
+        on_heartbeat: OnHeartbeat = ignore,
+        on_loading: OnLoading = ignore,
         launcher: WorkerLauncher | None = None,
     ) -> None:
         """A `launcher` that is given may start the workers of other engines, too; it stays open."""
