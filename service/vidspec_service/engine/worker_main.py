@@ -20,7 +20,7 @@ from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Loading, 
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ def main(fd: int) -> int:
     try:
         _introduce(channel)
         config = _receive_configure(channel)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"vidspec-{config.role}".encode())  # what `ps` and `top` call it
         configure_logging(config.engine.log_level, config.engine.log_format)
         return _serve(channel, config)
     except ChannelClosed:
@@ -48,9 +49,8 @@ def import_libraries() -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies, however it dies (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Ask the kernel to end this process when its parent dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _introduce(channel: Channel) -> None:
