@@ -19,7 +19,6 @@ from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
 from vidspec_service.errors import GenerationFailed
 
-_DIGITS = 6  # microseconds; more is noise
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -78,10 +77,10 @@ class Generation:
         self._decode_s = time.monotonic() - self._began - self._queue_s
         self._video = {
             "id": file.content_id,
-            "duration_s": round(clip.video.duration_s, _DIGITS),
+            "duration_s": clip.video.duration_s,
             "num_frames": len(clip.timestamps_s),
-            "timestamps_s": [round(timestamp, _DIGITS) for timestamp in clip.timestamps_s],
-            "warnings": list(clip.warnings),
+            "timestamps_s": clip.timestamps_s,
+            "warnings": clip.warnings,
         }
         upload.close()  # an answer takes longer than its frames
         self._events = services.engine.generate(replace(self._request, videos=(clip.video,)))
@@ -132,18 +131,13 @@ class Generation:
                 },
             },
             "video": self._video,
-            "speculation": {
-                "mode": stats.mode,
-                "acceptance_rate": round(stats.acceptance_rate, _DIGITS),
-                "mean_accepted_tokens": round(stats.mean_accepted_tokens, _DIGITS),
-                "draft_video_tokens": stats.draft_video_tokens,
-            },
+            "speculation": stats,
             "timings": {
-                "queue_s": round(self._queue_s + finished.queue_s, _DIGITS),
-                "decode_s": round(self._decode_s, _DIGITS),
-                "prefill_s": round(finished.prefill_s, _DIGITS),
-                "time_to_first_token_s": round(0.0 if self._first is None else self._first - self._began, _DIGITS),
-                "time_per_output_token_s": round(self._per_token_s, _DIGITS),
+                "queue_s": self._queue_s + finished.queue_s,
+                "decode_s": self._decode_s,
+                "prefill_s": finished.prefill_s,
+                "time_to_first_token_s": 0.0 if self._first is None else self._first - self._began,
+                "time_per_output_token_s": self._per_token_s,
             },
         }
 
