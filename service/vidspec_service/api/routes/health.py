@@ -29,7 +29,10 @@ def health_router(services: Services) -> APIRouter:
     @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
     async def ready(response: Response) -> Health:
         """200 when a request would be served; 503 while loading, after a death, while shutting down."""
-        reasons = _reasons(services)
+        status = services.engine.status()
+        reasons = ["draining"] if services.admission.is_draining else []
+        if not status.is_ready:
+            reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
         response.status_code = 503 if reasons else 200
         return Health(status="unavailable" if reasons else "ok", reasons=reasons)
 
@@ -42,14 +45,6 @@ def health_router(services: Services) -> APIRouter:
             return Response(services.metrics.exposition(), media_type=_EXPOSITION)
 
     return router
-
-
-def _reasons(services: Services) -> list[str]:
-    status = services.engine.status()
-    reasons = ["draining"] if services.admission.is_draining else []
-    if not status.is_ready:
-        reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
-    return reasons
 
 
 def _read_gauges(services: Services) -> None:
