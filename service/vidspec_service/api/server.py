@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import uvicorn
 
@@ -74,11 +74,9 @@ class Shutdown:
         self._server.should_exit = True
 
     async def _is_idle_within(self, seconds: float) -> bool:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._admission.idle.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        return self._admission.idle.is_set()
 
 
 async def serve(

@@ -59,7 +59,6 @@ class EventStream(Response):
     async def _stream(self) -> ServiceError | None:
         """Everything but the last words; gives back what went wrong, since the status is sent already."""
         try:
-            self._written_at = asyncio.get_running_loop().time()
             await self._pass({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             async with alongside(self._fill_pauses()):
                 await self._generation.run(self._write_events())
@@ -99,10 +98,10 @@ class EventStream(Response):
                 await self._write(b": keep-alive\n\n")
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        self._written_at = asyncio.get_running_loop().time()
         await self._pass({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _pass(self, message: Message) -> None:
+        self._written_at = asyncio.get_running_loop().time()
         try:
             await self._send(message)
         except OSError as error:  # how some servers say that the client has left

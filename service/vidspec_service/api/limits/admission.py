@@ -114,10 +114,6 @@ class Permit:
             self._admission.check_bytes(self, total)
             self.num_bytes = total
 
-    def release_bytes(self) -> None:
-        """The body is gone; the request goes on."""
-        self.num_bytes = 0
-
 
 class FairQueue:
     """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second.

@@ -41,18 +41,14 @@ def health_router(services: Services) -> APIRouter:
         @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
         async def metrics() -> Response:
             """The text format, whatever the scraper prefers."""
-            _read_gauges(services)
-            return Response(services.metrics.exposition(), media_type=_EXPOSITION)
+            status, metrics = services.engine.status(), services.metrics
+            metrics.num_requests_running.set(status.num_running)
+            metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
+            num_videos, num_bytes = services.videos.load
+            metrics.stored_videos.set(num_videos)
+            metrics.stored_video_bytes.set(num_bytes)
+            for role, state in status.workers.items():
+                metrics.worker_ready.labels(role).set(state is WorkerState.READY)
+            return Response(metrics.exposition(), media_type=_EXPOSITION)
 
     return router
-
-
-def _read_gauges(services: Services) -> None:
-    status, metrics = services.engine.status(), services.metrics
-    metrics.num_requests_running.set(status.num_running)
-    metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
-    num_videos, num_bytes = services.videos.load
-    metrics.stored_videos.set(num_videos)
-    metrics.stored_video_bytes.set(num_bytes)
-    for role, state in status.workers.items():
-        metrics.worker_ready.labels(role).set(state is WorkerState.READY)

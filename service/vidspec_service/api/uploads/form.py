@@ -35,7 +35,12 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
     fields: dict[str, Any] = {}
     while (part := await reader.next_part()) is not None:
         name, is_file = part
-        _check_part(name, is_file, fields, model)
+        if name not in model.model_fields:
+            raise unknown_field(name, name, model)
+        if name in fields and name != "stop":
+            raise InvalidRequest(f"{name} is given twice.", param=name)
+        if name == "video" and not is_file:
+            raise InvalidRequest("video must be a file part, as in curl's -F video=@clip.mp4.", param="video")
         if name == "video":
             fields[name] = await store(reader.chunks())
         elif name == "stop":
@@ -45,15 +50,6 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
         else:
             fields[name] = await reader.text(name)
     return model.model_validate(fields)
-
-
-def _check_part(name: str, is_file: bool, seen: dict[str, Any], model: type[BaseModel]) -> None:
-    if name not in model.model_fields:
-        raise unknown_field(name, name, model)
-    if name in seen and name != "stop":
-        raise InvalidRequest(f"{name} is given twice.", param=name)
-    if name == "video" and not is_file:
-        raise InvalidRequest("video must be a file part, as in curl's -F video=@clip.mp4.", param="video")
 
 
 class MultipartReader:

@@ -109,7 +109,7 @@ class Upload:
     def close(self) -> None:
         """The file is not needed any more. May be called again."""
         self._held.close()
-        self.permit.release_bytes()
+        self.permit.num_bytes = 0  # the body is gone; the request goes on
 
 
 async def write_upload(
