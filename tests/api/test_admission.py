@@ -87,7 +87,7 @@ async def test_a_draining_server_finishes_what_runs_and_admits_nothing(tmp_path:
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "draining"
     assert refused.headers["retry-after"] == "1"
-    idle = asyncio.create_task(world.admission.wait_idle())
+    idle = asyncio.create_task(world.admission.idle.wait())
     await asyncio.sleep(0.01)
     assert not idle.done()
     gate.set()
@@ -106,7 +106,7 @@ async def test_when_the_drain_is_over_streams_get_an_error_event_and_others_a_50
     assert events[-2]["error"]["code"] == Draining.code
     assert (await whole).status_code == 503
     assert len(world.engine.cancelled) == 2
-    await asyncio.wait_for(world.admission.wait_idle(), 1)
+    await asyncio.wait_for(world.admission.idle.wait(), 1)
     assert world.leftovers == []
 
 

@@ -14,14 +14,15 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
 import uvicorn
 
 from vidspec_service.api.app import create_app
 from vidspec_service.api.limits.admission import Admission
 from vidspec_service.api.limits.callers import ApiKeys
+from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.services import Services, build_services
 from vidspec_service.api.store.clips import Decode
 from vidspec_service.api.uploads.folder import upload_folder
@@ -73,11 +74,9 @@ class Shutdown:
         self._server.should_exit = True
 
     async def _is_idle_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._admission.wait_idle(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._admission.idle.wait(), seconds)
+        return self._admission.idle.is_set()
 
 
 async def serve(
@@ -106,7 +105,7 @@ async def serve(
             _log.warning("no API keys are set: anybody who reaches this address may ask")
         shutdown = Shutdown(server, services.admission, settings.drain_timeout_s)
         with _signals_to(shutdown), closing(services.videos):
-            async with _expiring(services):
+            async with alongside(_expire(services)):
                 await asyncio.create_task(server.serve(sockets=[sock]))  # its ticks wake nobody else
 
 
@@ -149,19 +148,9 @@ def _signals_to(shutdown: Shutdown) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-@asynccontextmanager
-async def _expiring(services: Services) -> AsyncIterator[None]:
+async def _expire(services: Services) -> None:
     """Old videos and frames go, also while nobody asks for anything."""
-
-    async def expire() -> None:
-        while True:
-            await asyncio.sleep(min(_EXPIRY_CHECK_S, services.settings.video_ttl_s))
-            services.videos.expire()
-            services.clips.expire()
-
-    task = asyncio.create_task(expire())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    while True:
+        await asyncio.sleep(min(_EXPIRY_CHECK_S, services.settings.video_ttl_s))
+        services.videos.expire()
+        services.clips.expire()

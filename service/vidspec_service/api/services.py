@@ -45,6 +45,13 @@ def build_services(
 
     `num_keys` are in use; none: all callers are one.
     """
+    per_minute = settings.requests_per_minute_per_key
+    limits = CallerLimits(
+        are_several=num_keys > 1,
+        max_requests=settings.max_requests_per_key,
+        rate=None if per_minute is None else RateLimit(per_minute, time.monotonic),
+    )
+    capacity = settings.max_running_requests + settings.max_queued_requests
     clips = Clips(decode, metrics, settings.max_cached_frame_bytes, settings.video_ttl_s)
     return Services(
         settings=settings,
@@ -57,18 +64,8 @@ def build_services(
             max_bytes=settings.max_upload_bytes,
         ),
         metrics=metrics,
-        admission=_admission(settings, metrics, num_keys),
+        admission=Admission(capacity, settings.max_queued_bytes, metrics, limits),
         # As many as are generated, and those that are decoded meanwhile.
         queue=FairQueue(settings.max_running_requests + settings.decode_workers),
         upload_dir=upload_dir or settings.upload_dir or Path(tempfile.gettempdir()),
     )
-
-
-def _admission(settings: Settings, metrics: Metrics, num_keys: int) -> Admission:
-    max_requests, per_minute = settings.max_requests_per_key, settings.requests_per_minute_per_key
-    limits = None
-    if num_keys > 1 or max_requests is not None or per_minute is not None:
-        rate = None if per_minute is None else RateLimit(per_minute, time.monotonic)
-        limits = CallerLimits(are_several=num_keys > 1, max_requests=max_requests, rate=rate)
-    capacity = settings.max_running_requests + settings.max_queued_requests
-    return Admission(capacity, settings.max_queued_bytes, metrics, limits)

@@ -52,14 +52,14 @@ def select_frames(
                 f"fps={request.fps:g} would be {len(indices)} frames; {max_frames}, spread evenly, are used."
             )
             indices = display.at_midpoints(start_s, end_s, max_frames)
-        return Selection(indices=indices, warnings=tuple(warnings))
-    wanted = request.num_frames or default_num_frames
-    num_frames = min(wanted, max_frames)
-    if request.num_frames is not None and num_frames < wanted:
-        warnings.append(f"num_frames is lowered from {wanted} to max_frames, {num_frames}.")
-    indices = display.at_midpoints(start_s, end_s, num_frames)
-    if len(indices) < num_frames:
-        warnings.append(f"There are only {len(indices)} distinct frames to use, not {num_frames}.")
+    else:
+        wanted = request.num_frames or default_num_frames
+        num_frames = min(wanted, max_frames)
+        if request.num_frames is not None and num_frames < wanted:
+            warnings.append(f"num_frames is lowered from {wanted} to max_frames, {num_frames}.")
+        indices = display.at_midpoints(start_s, end_s, num_frames)
+        if len(indices) < num_frames:
+            warnings.append(f"There are only {len(indices)} distinct frames to use, not {num_frames}.")
     return Selection(indices=indices, warnings=tuple(warnings))
 
 

@@ -10,7 +10,6 @@ import ctypes
 import logging
 import os
 import signal
-import socket
 import sys
 from contextlib import suppress
 from functools import partial
@@ -31,7 +30,7 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
     die_with_parent()
     os.nice(_NICENESS)
-    channel = Channel(socket.socket(fileno=fd))
+    channel = Channel.from_fd(fd)
     try:
         _introduce(channel)
         config = _receive_configure(channel)

@@ -41,8 +41,7 @@ Count = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=0.99)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
-Folder = Annotated[Path, AfterValidator(Path.expanduser)]
-File = Annotated[Path, AfterValidator(Path.expanduser)]
+Location = Annotated[Path, AfterValidator(Path.expanduser)]
 Lowercase = BeforeValidator(_lower)
 Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
 
@@ -130,7 +129,7 @@ class Settings(BaseSettings):
     # Uploads and decoding
     max_upload_bytes: Count = Field(default=_DECODING.max_bytes, description="Largest video file.")
     max_json_bytes: Count = Field(default=32 * 1024 * 1024, description="Largest JSON body; held in memory.")
-    upload_dir: Folder | None = Field(default=None, description="For uploads in use; unset: a private one.")
+    upload_dir: Location | None = Field(default=None, description="For uploads in use; unset: a private one.")
     max_stored_bytes: Annotated[int, Field(ge=0)] = Field(
         default=2 * 1024 * 1024 * 1024, description="Bytes of the videos kept by /v1/videos; the least used go first."
     )
@@ -163,7 +162,7 @@ class Settings(BaseSettings):
     api_keys: SecretStr | None = Field(
         default=None, description="Keys of which callers must send one, separated by commas; has no flag."
     )
-    api_key_file: File | None = Field(default=None, description="File of such keys, one in a line; unset: no keys.")
+    api_key_file: Location | None = Field(default=None, description="File of such keys, one in a line; unset: no keys.")
     cors_origins: Names = Field(
         default=None, description="Web origins whose pages may ask, separated by commas, or *; unset: none."
     )

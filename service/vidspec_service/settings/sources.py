@@ -45,11 +45,9 @@ def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Se
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    text = _text_of(path, "config")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read the config file {path}: {reason}") from error
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:
@@ -58,6 +56,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"the config file {path} must hold `name: value` lines")
     _refuse_unknown(content, f"key in {path}:")
     return {name: value for name, value in content.items() if value is not None}
+
+
+def _text_of(path: Path, kind: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the {kind} file {path}: {reason}") from None
 
 
 def _refuse_unknown(names: Iterable[object], what: str) -> None:
@@ -114,12 +120,7 @@ def api_keys(settings: Settings) -> frozenset[str]:
         keys |= _checked(given, f"{ENV_PREFIX}API_KEYS")
     if settings.api_key_file is not None:
         path = settings.api_key_file
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ConfigError(f"cannot read the API key file {path}: {reason}") from None
-        stripped = (line.strip() for line in lines)
+        stripped = (line.strip() for line in _text_of(path, "API key").splitlines())
         keys |= _checked([line for line in stripped if line and not line.startswith("#")], str(path))
     return frozenset(keys)
 

@@ -19,7 +19,6 @@ from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
 from vidspec_service.errors import GenerationFailed
 
-_DIGITS = 6  # microseconds; more is noise
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -48,8 +47,7 @@ class Generation:
         self._accepted: Accepted | None = None
         self._finished: Finished | None = None
         self._outcome = "abort"
-        self._began = self._last = time.monotonic()
-        self._first: float | None = None
+        self._began = self._first = self._last = time.monotonic()  # and when its first and latest tokens came
         self._num_tokens = 0
         self._queue_s = self._decode_s = 0.0
 
@@ -78,10 +76,10 @@ class Generation:
         self._decode_s = time.monotonic() - self._began - self._queue_s
         self._video = {
             "id": file.content_id,
-            "duration_s": round(clip.video.duration_s, _DIGITS),
+            "duration_s": clip.video.duration_s,
             "num_frames": len(clip.timestamps_s),
-            "timestamps_s": [round(timestamp, _DIGITS) for timestamp in clip.timestamps_s],
-            "warnings": list(clip.warnings),
+            "timestamps_s": clip.timestamps_s,
+            "warnings": clip.warnings,
         }
         upload.close()  # an answer takes longer than its frames
         self._events = services.engine.generate(replace(self._request, videos=(clip.video,)))
@@ -90,7 +88,7 @@ class Generation:
         if not isinstance(first, Accepted):
             raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
         self._accepted = first
-        metrics = services.metrics
+        metrics = self._metrics
         metrics.prefix_cache_queries.inc(first.prompt_tokens)
         metrics.prefix_cache_hits.inc(first.cached_tokens)
         metrics.prompt_tokens.inc(first.prompt_tokens)
@@ -132,18 +130,13 @@ class Generation:
                 },
             },
             "video": self._video,
-            "speculation": {
-                "mode": stats.mode,
-                "acceptance_rate": round(stats.acceptance_rate, _DIGITS),
-                "mean_accepted_tokens": round(stats.mean_accepted_tokens, _DIGITS),
-                "draft_video_tokens": stats.draft_video_tokens,
-            },
+            "speculation": stats,
             "timings": {
-                "queue_s": round(self._queue_s + finished.queue_s, _DIGITS),
-                "decode_s": round(self._decode_s, _DIGITS),
-                "prefill_s": round(finished.prefill_s, _DIGITS),
-                "time_to_first_token_s": round(0.0 if self._first is None else self._first - self._began, _DIGITS),
-                "time_per_output_token_s": round(self._per_token_s, _DIGITS),
+                "queue_s": self._queue_s + finished.queue_s,
+                "decode_s": self._decode_s,
+                "prefill_s": finished.prefill_s,
+                "time_to_first_token_s": self._first - self._began,
+                "time_per_output_token_s": self._per_token_s,
             },
         }
 
@@ -169,8 +162,8 @@ class Generation:
         metrics = self._metrics
         metrics.request_queue_time.observe(self._queue_s + finished.queue_s)
         metrics.request_prefill_time.observe(finished.prefill_s)
-        metrics.request_decode_time.observe(self._answering_s)
-        metrics.request_inference_time.observe(finished.prefill_s + self._answering_s)
+        metrics.request_decode_time.observe(self._last - self._first)
+        metrics.request_inference_time.observe(finished.prefill_s + (self._last - self._first))
         metrics.request_generation_tokens.observe(finished.completion_tokens)
         if self._num_tokens > 1:
             metrics.request_time_per_output_token.observe(self._per_token_s)
@@ -180,7 +173,7 @@ class Generation:
         if count == 0:
             return
         now = time.monotonic()
-        if self._first is None:
+        if self._num_tokens == 0:
             self._first = now
             self._metrics.time_to_first_token.observe(now - self._began)
         else:
@@ -190,13 +183,9 @@ class Generation:
         self._metrics.generation_tokens.inc(count)
 
     @property
-    def _answering_s(self) -> float:
-        return 0.0 if self._first is None else self._last - self._first
-
-    @property
     def _per_token_s(self) -> float:
         """Mean over the tokens after the first; 0 if there are none."""
-        return self._answering_s / (self._num_tokens - 1) if self._num_tokens > 1 else 0.0
+        return (self._last - self._first) / (self._num_tokens - 1) if self._num_tokens > 1 else 0.0
 
     @property
     def _complete(self) -> tuple[Accepted, Finished]:

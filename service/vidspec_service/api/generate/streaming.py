@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -14,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from vidspec_service.api.errors import body_of
 from vidspec_service.api.generate.generation import Generation
+from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.schemas.answers import Dialect
 from vidspec_service.errors import ServiceError
 
@@ -59,9 +59,8 @@ class EventStream(Response):
     async def _stream(self) -> ServiceError | None:
         """Everything but the last words; gives back what went wrong, since the status is sent already."""
         try:
-            self._written_at = asyncio.get_running_loop().time()
             await self._pass({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            async with self._kept_alive():
+            async with alongside(self._fill_pauses()):
                 await self._generation.run(self._write_events())
         except ClientDisconnect:
             raise
@@ -89,16 +88,6 @@ class EventStream(Response):
         chunk = self._dialect.chunk.model_validate({**self._generation.head, "choices": [choice]})
         await self._write(_event(chunk.model_dump_json()))
 
-    @asynccontextmanager
-    async def _kept_alive(self) -> AsyncIterator[None]:
-        """Fill pauses inside the block with comments."""
-        filler = asyncio.create_task(self._fill_pauses())
-        try:
-            yield
-        finally:
-            filler.cancel()
-            await asyncio.gather(filler, return_exceptions=True)
-
     async def _fill_pauses(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -109,10 +98,10 @@ class EventStream(Response):
                 await self._write(b": keep-alive\n\n")
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        self._written_at = asyncio.get_running_loop().time()
         await self._pass({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _pass(self, message: Message) -> None:
+        self._written_at = asyncio.get_running_loop().time()
         try:
             await self._send(message)
         except OSError as error:  # how some servers say that the client has left

@@ -27,16 +27,16 @@ def caller_of(request: Request) -> str:
 
 class Admission:
     """Counts the requests inside: `capacity` bounds uploads, decodes and queues together, `max_bytes` what their
-    bodies hold on disk and in memory; `limits`, where there are any, what one caller may take of both."""
+    bodies hold on disk and in memory; `limits` what one caller may take of both."""
 
-    def __init__(self, capacity: int, max_bytes: int, metrics: Metrics, limits: CallerLimits | None = None) -> None:
+    def __init__(self, capacity: int, max_bytes: int, metrics: Metrics, limits: CallerLimits) -> None:
         self._capacity = capacity
         self._max_bytes = max_bytes
         self._metrics = metrics
         self._limits = limits
         self.is_draining = False  # True from the first signal on; readiness is red
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()  # set while no request is inside
+        self.idle.set()
         self._inside: set[Permit] = set()
         self.closing = asyncio.Event()  # set when running requests must end now
 
@@ -54,16 +54,21 @@ class Admission:
     def permit(self, caller: str) -> Iterator[Permit]:
         """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one."""
         with self._counting_refusals():
-            self._check(caller)
+            if self.is_draining:
+                raise Draining("The server is shutting down; ask another one.")
+            if self.num_admitted >= self._capacity:
+                raise QueueFull(f"All {self._capacity} places are taken; try again.")
+            num_inside = sum(permit.caller == caller for permit in self._inside)
+            self._limits.check_request(caller, num_inside, self._capacity - self.num_admitted)
         permit = Permit(self, caller)
         self._inside.add(permit)
-        self._idle.clear()
+        self.idle.clear()
         try:
             yield permit
         finally:
             self._inside.remove(permit)
             if not self._inside:
-                self._idle.set()
+                self.idle.set()
 
     def start_draining(self) -> None:
         """Admit nothing new."""
@@ -74,10 +79,6 @@ class Admission:
         self.is_draining = True
         self.closing.set()
 
-    async def wait_idle(self) -> None:
-        """Return when no request is inside."""
-        await self._idle.wait()
-
     def check_bytes(self, permit: Permit, wanted: int) -> None:
         """For `Permit`. Whoever is alone may have what the limits of a single body allow."""
         others = self.num_bytes - permit.num_bytes
@@ -86,17 +87,8 @@ class Admission:
         with self._counting_refusals():
             if others > 0 and num_free < 0:
                 raise QueueFull(f"All {self._max_bytes:,} bytes for uploads are taken (VIDSPEC_MAX_QUEUED_BYTES).")
-            if self._limits is not None and mine > 0:
+            if mine > 0:
                 self._limits.check_bytes(mine, wanted, num_free)
-
-    def _check(self, caller: str) -> None:
-        if self.is_draining:
-            raise Draining("The server is shutting down; ask another one.")
-        if self.num_admitted >= self._capacity:
-            raise QueueFull(f"All {self._capacity} places are taken; try again.")
-        if self._limits is not None:
-            num_inside = sum(permit.caller == caller for permit in self._inside)
-            self._limits.check_request(caller, num_inside, self._capacity - self.num_admitted)
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -121,10 +113,6 @@ class Permit:
         if total > self.num_bytes:
             self._admission.check_bytes(self, total)
             self.num_bytes = total
-
-    def release_bytes(self) -> None:
-        """The body is gone; the request goes on."""
-        self.num_bytes = 0
 
 
 class FairQueue:

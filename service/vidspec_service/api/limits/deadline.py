@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -12,6 +13,17 @@ from starlette.types import Receive
 from vidspec_service.errors import DeadlineExceeded, Draining
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run `work` beside the block; at its end the work is cancelled, and waited for until it has cleaned up."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Deadline:
@@ -33,17 +45,14 @@ class Deadline:
 
         The reasons are ClientDisconnect, Draining and DeadlineExceeded.
         """
-        task = asyncio.create_task(work)
-        closing = asyncio.create_task(self._closing.wait())
-        gone = asyncio.create_task(self._client_gone())
-        tasks: tuple[asyncio.Task[Any], ...] = (task, closing, gone)
         time_left = self._ends_at - asyncio.get_running_loop().time()
-        try:
+        async with (
+            alongside(work) as task,
+            alongside(self._closing.wait()) as closing,
+            alongside(self._client_gone()) as gone,
+        ):
+            tasks: tuple[asyncio.Task[Any], ...] = (task, closing, gone)
             done, _ = await asyncio.wait(tasks, timeout=time_left, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in tasks:
-                each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         if task in done:
             return task.result()
         if gone in done:

@@ -29,7 +29,10 @@ def health_router(services: Services) -> APIRouter:
     @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
     async def ready(response: Response) -> Health:
         """200 when a request would be served; 503 while loading, after a death, while shutting down."""
-        reasons = _reasons(services)
+        status = services.engine.status()
+        reasons = ["draining"] if services.admission.is_draining else []
+        if not status.is_ready:
+            reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
         response.status_code = 503 if reasons else 200
         return Health(status="unavailable" if reasons else "ok", reasons=reasons)
 
@@ -38,26 +41,14 @@ def health_router(services: Services) -> APIRouter:
         @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
         async def metrics() -> Response:
             """The text format, whatever the scraper prefers."""
-            _read_gauges(services)
-            return Response(services.metrics.exposition(), media_type=_EXPOSITION)
+            status, metrics = services.engine.status(), services.metrics
+            metrics.num_requests_running.set(status.num_running)
+            metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
+            num_videos, num_bytes = services.videos.load
+            metrics.stored_videos.set(num_videos)
+            metrics.stored_video_bytes.set(num_bytes)
+            for role, state in status.workers.items():
+                metrics.worker_ready.labels(role).set(state is WorkerState.READY)
+            return Response(metrics.exposition(), media_type=_EXPOSITION)
 
     return router
-
-
-def _reasons(services: Services) -> list[str]:
-    status = services.engine.status()
-    reasons = ["draining"] if services.admission.is_draining else []
-    if not status.is_ready:
-        reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
-    return reasons
-
-
-def _read_gauges(services: Services) -> None:
-    status, metrics = services.engine.status(), services.metrics
-    metrics.num_requests_running.set(status.num_running)
-    metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
-    num_videos, num_bytes = services.videos.load
-    metrics.stored_videos.set(num_videos)
-    metrics.stored_video_bytes.set(num_bytes)
-    for role, state in status.workers.items():
-        metrics.worker_ready.labels(role).set(state is WorkerState.READY)

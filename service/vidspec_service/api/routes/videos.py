@@ -89,10 +89,10 @@ def _facts(file: VideoFile, clip: Clip) -> Video:
         bytes=file.num_bytes,
         created_at=now,
         expires_at=now,  # whoever keeps it knows better
-        duration_s=round(clip.video.duration_s, 6),
+        duration_s=clip.video.duration_s,
         width=clip.width,
         height=clip.height,
-        fps=round(clip.video.source_fps, 6),
+        fps=clip.video.source_fps,
         num_source_frames=clip.video.source_num_frames,
         codec=clip.codec,
         warnings=list(clip.warnings),

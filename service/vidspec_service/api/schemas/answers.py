@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
+
+Number = Annotated[float, AfterValidator(lambda value: round(value, 6))]  # of seconds, microseconds: more is noise
 
 
 class AnswerMessage(BaseModel):
@@ -54,29 +56,31 @@ class VideoFacts(BaseModel):
     """Which video was seen, and which moments of it."""
 
     id: str = Field(description="Hash of the file's content.")
-    duration_s: float
+    duration_s: Number
     num_frames: int = Field(description="Frames given to the model.")
-    timestamps_s: list[float] = Field(description="When each of them is shown, from the video's first frame.")
+    timestamps_s: list[Number] = Field(description="When each of them is shown, from the video's first frame.")
     warnings: list[str]
 
 
 class SpeculationFacts(BaseModel):
     """What speculation did for this answer."""
 
+    model_config = ConfigDict(from_attributes=True)  # of the engine's SpeculationStats
+
     mode: SpeculationMode
-    acceptance_rate: float
-    mean_accepted_tokens: float
+    acceptance_rate: Number
+    mean_accepted_tokens: Number
     draft_video_tokens: int
 
 
 class Timings(BaseModel):
     """Where the time went, in seconds from the last byte of the request body."""
 
-    queue_s: float
-    decode_s: float
-    prefill_s: float
-    time_to_first_token_s: float
-    time_per_output_token_s: float
+    queue_s: Number
+    decode_s: Number
+    prefill_s: Number
+    time_to_first_token_s: Number
+    time_per_output_token_s: Number
 
 
 class Summary(BaseModel):
@@ -88,18 +92,21 @@ class Summary(BaseModel):
     timings: Timings
 
 
-class Completion(BaseModel):
-    """The whole answer, when `stream` is false."""
+class Answer(BaseModel):
+    """What an answer in either dialect begins with, be it whole or one event, in the order of the wire."""
 
     id: str
-    object: Literal["video.chat.completion"] = "video.chat.completion"
+    object: str
     created: int
     model: str
+    choices: list[Any]
+
+
+class Completion(Summary, Answer):
+    """The whole answer, when `stream` is false."""
+
+    object: Literal["video.chat.completion"] = "video.chat.completion"
     choices: list[Choice]
-    usage: Usage
-    video: VideoFacts
-    speculation: SpeculationFacts
-    timings: Timings
 
 
 class Delta(TypedDict, total=False):
@@ -117,13 +124,10 @@ class ChunkChoice(BaseModel):
     finish_reason: str | None = None
 
 
-class Chunk(BaseModel):
+class Chunk(Answer):
     """One server-sent event."""
 
-    id: str
     object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChunkChoice]
 
 

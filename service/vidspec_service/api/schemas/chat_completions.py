@@ -12,9 +12,9 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode, Turn
 from vidspec_service.api.errors import ModelNotFound
-from vidspec_service.api.schemas.answers import AnswerMessage, Delta, Dialect, Usage
-from vidspec_service.api.schemas.chat_parts import Strict, TextPart, VideoPart, only
-from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Text, check_turns
+from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
+from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
+from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
@@ -142,13 +142,10 @@ class OpenAIChoice(BaseModel):
     finish_reason: str = Field(description="stop or length.")
 
 
-class ChatCompletionAnswer(BaseModel):
+class ChatCompletionAnswer(Answer):
     """The whole answer, when `stream` is false."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[OpenAIChoice]
     usage: Usage
 
@@ -162,13 +159,10 @@ class OpenAIChunkChoice(BaseModel):
     finish_reason: str | None = None
 
 
-class ChatCompletionChunk(BaseModel):
+class ChatCompletionChunk(Answer):
     """One server-sent event of a stream without usage."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[OpenAIChunkChoice]
 
 

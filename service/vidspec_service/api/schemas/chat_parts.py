@@ -9,16 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from vidspec_service.api.schemas.fields import Id, Source, Text
+from vidspec_service.api.schemas.fields import Id, Source, Strict, Text
 from vidspec_service.errors import InvalidRequest
-
-
-class Strict(BaseModel):
-    """Unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def only(neutral: object, because: str) -> BeforeValidator:

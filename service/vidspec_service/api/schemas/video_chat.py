@@ -10,7 +10,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
@@ -24,6 +24,7 @@ from vidspec_service.api.schemas.fields import (
     Positive,
     Source,
     Stops,
+    Strict,
     Text,
     Url,
     check_turns,
@@ -32,10 +33,8 @@ from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(Strict):
     """How to answer and which frames to look at: the same in every route that answers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
     max_tokens: Count | None = Field(None, description="Most tokens of the answer; unset: the server's own.")
@@ -121,10 +120,8 @@ class ChatRequest(BaseModel):
         )
 
 
-class Message(BaseModel):
+class Message(Strict):
     """One turn of the conversation. The video belongs to the first user turn."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: Literal["system", "user", "assistant"] = Field(description="Who speaks.")
     content: Text = Field(description="What is said.")

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Source, Url
+from vidspec_service.api.schemas.answers import Number
+from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Source, Strict, Url
 from vidspec_service.errors import InvalidRequest
 
 
-class VideoUpload(BaseModel):
+class VideoUpload(Strict):
     """A video to keep, whatever the body's format."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     video: Path | str | None = None
     video_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
@@ -51,10 +50,10 @@ class Video(BaseModel):
     bytes: int
     created_at: int = Field(description="Unix time, in seconds.")
     expires_at: int = Field(description="When it will be deleted; each question about it moves this on.")
-    duration_s: float
+    duration_s: Number
     width: int = Field(description="Pixels, after rotation.")
     height: int
-    fps: float = Field(description="Average frame rate.")
+    fps: Number = Field(description="Average frame rate.")
     num_source_frames: int
     codec: str
     warnings: list[str]

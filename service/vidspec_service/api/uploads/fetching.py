@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import httpx
 
@@ -65,12 +65,13 @@ class Fetcher:
             )
         remote = allowed_remote(url, self._hosts)
         try:
-            async with asyncio.timeout(self._timeout_s), self._client() as client:
-                response = await self._follow(client, remote)
-                try:
-                    yield response.aiter_raw()
-                finally:
-                    await response.aclose()
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._client() as client,
+                aclosing(await self._follow(client, remote)) as response,
+            ):
+                self._check(response)
+                yield response.aiter_raw()
         except TimeoutError:
             raise VideoNotFetched(
                 f"Fetching took longer than {self._timeout_s:g} s (VIDSPEC_VIDEO_URL_TIMEOUT_S).", param="video_url"
@@ -90,7 +91,6 @@ class Fetcher:
         for _ in range(MAX_REDIRECTS + 1):
             response = await self._get(client, remote)
             if not response.has_redirect_location:
-                await self._check(response)
                 return response
             await response.aclose()
             remote = allowed_remote(remote.url.join(response.headers["location"]), self._hosts)
@@ -115,20 +115,12 @@ class Fetcher:
         )
         return await client.send(request, stream=True, follow_redirects=False)
 
-    async def _check(self, response: httpx.Response) -> None:
-        reason = None
+    def _check(self, response: httpx.Response) -> None:
         if response.status_code != httpx.codes.OK:
-            reason = f"The server of video_url answers {response.status_code}."
-        elif response.headers.get("content-encoding", "identity") != "identity":  # a small body may unpack to any size
-            reason = "The server of video_url sends compressed content."
+            raise VideoNotFetched(f"The server of video_url answers {response.status_code}.", param="video_url")
+        if response.headers.get("content-encoding", "identity") != "identity":  # a small body may unpack to any size
+            raise VideoNotFetched("The server of video_url sends compressed content.", param="video_url")
         declared = response.headers.get("content-length", "")
-        is_too_large = declared.isdecimal() and int(declared) > self._max_bytes
-        if reason is None and not is_too_large:
-            return
-        await response.aclose()
-        if reason is not None:
-            raise VideoNotFetched(reason, param="video_url")
-        raise over_limit(
-            f"The video has {int(declared):,} bytes", f"{self._max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES",
-            param="video_url",
-        )  # fmt: skip
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            fact, limit = f"The video has {int(declared):,} bytes", f"{self._max_bytes:,} bytes"
+            raise over_limit(fact, limit, "VIDSPEC_MAX_UPLOAD_BYTES", param="video_url")

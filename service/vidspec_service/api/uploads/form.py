@@ -1,6 +1,7 @@
 """Reads a multipart form part by part while it arrives; never holds a file in memory nor uses its name.
 
-python-multipart pushes events, our writer pulls chunks; the deque between them holds what one read brought.
+python-multipart pushes events, our writer pulls chunks; the deque between them holds what one read brought: a part's
+head, its content, _PART_END.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from vidspec_service.api.uploads.json_body import json_of_field
-from vidspec_service.api.uploads.refusals import refusal, unknown_field
+from vidspec_service.api.uploads.refusals import unknown_field
 from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
@@ -29,12 +30,17 @@ Store = Callable[[AsyncIterator[bytes]], Awaitable[Path]]
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type[F], store: Store) -> F:
-    """The fields of a form, whose file `store` gets; raises the RequestError that says what is wrong with them."""
+    """The fields of a form, whose file `store` gets; raises a RequestError, or ValidationError for the fields."""
     reader = MultipartReader(chunks, content_type)
     fields: dict[str, Any] = {}
     while (part := await reader.next_part()) is not None:
         name, is_file = part
-        _check_part(name, is_file, fields, model)
+        if name not in model.model_fields:
+            raise unknown_field(name, name, model)
+        if name in fields and name != "stop":
+            raise InvalidRequest(f"{name} is given twice.", param=name)
+        if name == "video" and not is_file:
+            raise InvalidRequest("video must be a file part, as in curl's -F video=@clip.mp4.", param="video")
         if name == "video":
             fields[name] = await store(reader.chunks())
         elif name == "stop":
@@ -43,19 +49,7 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
             fields[name] = json_of_field(name, await reader.text(name))
         else:
             fields[name] = await reader.text(name)
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise refusal(error, model) from None
-
-
-def _check_part(name: str, is_file: bool, seen: dict[str, Any], model: type[BaseModel]) -> None:
-    if name not in model.model_fields:
-        raise unknown_field(name, name, model)
-    if name in seen and name != "stop":
-        raise InvalidRequest(f"{name} is given twice.", param=name)
-    if name == "video" and not is_file:
-        raise InvalidRequest("video must be a file part, as in curl's -F video=@clip.mp4.", param="video")
+    return model.model_validate(fields)
 
 
 class MultipartReader:
@@ -66,10 +60,9 @@ class MultipartReader:
         if not boundary:
             raise InvalidRequest("The multipart Content-Type names no boundary.")
         self._stream = stream
-        self._events: deque[tuple[str, bool] | bytes] = deque()  # a part's head, its content, _PART_END
+        self._events: deque[tuple[str, bool] | bytes | None] = deque()  # None ends the form
         self._header_name = self._header_value = self._disposition = b""
         self._num_parts = 0
-        self._is_complete = False
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -81,7 +74,7 @@ class MultipartReader:
                     "on_headers_finished": self._on_headers_finished,
                     "on_part_data": self._on_part_data,
                     "on_part_end": lambda: self._events.append(_PART_END),
-                    "on_end": self._on_end,
+                    "on_end": lambda: self._events.append(None),
                 },
             )
         except FormParserError as error:
@@ -116,8 +109,6 @@ class MultipartReader:
 
     async def _next_event(self) -> tuple[str, bool] | bytes | None:
         while not self._events:
-            if self._is_complete:
-                return None
             chunk = await anext(self._stream, b"")
             if not chunk:
                 raise InvalidRequest("The multipart form ends before its closing boundary.")
@@ -154,6 +145,3 @@ class MultipartReader:
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if end > start:
             self._events.append(data[start:end])
-
-    def _on_end(self) -> None:
-        self._is_complete = True

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from vidspec_service.api.uploads.refusals import refusal
 from vidspec_service.errors import InvalidRequest, VideoTooLarge
 
 MAX_OUTSIDE = 256 * 1024  # bytes that are in no string; 256 turns of 64 parts need a third of it
@@ -24,16 +23,14 @@ J = TypeVar("J", bound=BaseModel)
 
 
 async def read_json(chunks: AsyncIterator[bytes], model: type[J], max_bytes: int) -> J:
-    """The fields of a JSON body, with its data URL; raises the RequestError that says what is wrong with them."""
+    """The fields of a JSON body, with its data URL; raises a RequestError, or ValidationError for the fields."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk
         if len(body) > max_bytes:
             raise VideoTooLarge(f"A JSON body may have {max_bytes:,} bytes (VIDSPEC_MAX_JSON_BYTES); send a form.")
-    try:  # in a thread: megabytes of base64 must not hold up everybody's tokens
-        return await asyncio.to_thread(_validated, model, body)
-    except ValidationError as error:
-        raise refusal(error, model) from None
+    # In a thread: megabytes of base64 must not hold up everybody's tokens.
+    return await asyncio.to_thread(_validated, model, body)
 
 
 def _validated(model: type[J], body: bytearray) -> J:

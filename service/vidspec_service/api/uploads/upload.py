@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -22,6 +22,7 @@ from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
+from vidspec_service.api.uploads.refusals import refusal
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import CapacityError, DeadlineExceeded, InvalidRequest, VideoUnreadable
@@ -71,11 +72,16 @@ class Upload:
     async def _read(self, json: type[F], form: type[F] | None) -> F:
         content_type = self._request.headers.get("content-type", "")
         kind = content_type.partition(";")[0].strip().lower()
-        if form is not None and kind == _FORM:
-            return await read_form(self.counted(self._body()), content_type, form, self.store)
-        if kind == _JSON:
-            return await read_json(self.counted(self._body()), json, self._settings.max_json_bytes)
-        raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
+        model = {_FORM: form, _JSON: json}.get(kind)
+        if model is None:
+            raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
+        chunks = self.counted(self._request.stream(), int(self._request.headers.get("content-length", 0)))
+        try:
+            if kind == _FORM:
+                return await read_form(chunks, content_type, model, self.store)
+            return await read_json(chunks, model, self._settings.max_json_bytes)
+        except ValidationError as error:
+            raise refusal(error, model) from None
 
     async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> Path:
         """Write a stream to a private file of this request."""
@@ -87,13 +93,13 @@ class Upload:
         """Have a video of somebody else's."""
         self._file = self._held.enter_context(lent)
 
-    def hand_over(self) -> VideoFile:
-        """The stored file, which somebody else deletes from now on."""
+    def hand_over(self) -> None:
+        """Somebody else deletes the stored file from now on."""
         self._held.pop_all()
-        return self.file
 
-    async def counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The chunks as they come, held against the budget of all uploads."""
+    async def counted(self, chunks: AsyncIterator[bytes], num_declared: int = 0) -> AsyncIterator[bytes]:
+        """The chunks as they come, held against the budget of all uploads: what is declared, before one is read."""
+        self.permit.hold_bytes(num_declared)
         num_bytes = 0
         async for chunk in chunks:
             num_bytes += len(chunk)
@@ -103,12 +109,7 @@ class Upload:
     def close(self) -> None:
         """The file is not needed any more. May be called again."""
         self._held.close()
-        self.permit.release_bytes()
-
-    async def _body(self) -> AsyncIterator[bytes]:
-        self.permit.hold_bytes(int(self._request.headers.get("content-length", 0)))  # before a byte of it is read
-        async for chunk in self._request.stream():
-            yield chunk
+        self.permit.num_bytes = 0  # the body is gone; the request goes on
 
 
 async def write_upload(
@@ -121,16 +122,9 @@ async def write_upload(
     """
     # The process id tells `sweep` whose it is; the rest nobody can guess. Nothing of the client's goes in.
     path = directory / f"{FILE_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
-    try:
-        return await _write(chunks, path, max_bytes, is_still)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-async def _write(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, is_still: bool) -> VideoFile:
     num_bytes, digest, pending, is_checked = 0, hashlib.sha256(), bytearray(), False
-    with _create(path) as file:
+    with ExitStack() as undo, _create(path) as file:
+        undo.callback(path.unlink, missing_ok=True)
         async for chunk in chunks:
             num_bytes += len(chunk)
             if num_bytes > max_bytes:
@@ -148,6 +142,7 @@ async def _write(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, is_st
         if not is_checked:
             check_signature(bytes(pending), is_still=is_still)
         await _write_in_thread(file, bytes(pending))
+        undo.pop_all()
     return VideoFile(path, num_bytes, f"video-{digest.hexdigest()[:32]}", is_still)
 
 

@@ -156,7 +156,11 @@ def _clip(data: bytes, descriptor: int) -> Clip:
     """
     answer: Answer = msgspec.json.decode(data, type=Answer)
     if isinstance(answer, Failed):
-        raise _error(answer)
+        if answer.kind in _ERRORS:
+            raise _ERRORS[answer.kind](answer.message, param=answer.param)
+        # Ours, or a name outside the table, which is a lie: the client is told nothing.
+        _log.error("decode child failed", extra={"detail": answer.message})
+        raise VideoUnreadable("The video cannot be decoded.", param="video")
     shape = len(answer.timestamps_s), answer.height, answer.width, 3
     if len(answer.source_indices) != shape[0] or min(shape) < 1:
         raise ValueError("there are no such frames")
@@ -173,11 +177,3 @@ def _clip(data: bytes, descriptor: int) -> Clip:
         duration_s=answer.duration_s,
     )
     return Clip(video=video, timestamps_s=answer.timestamps_s, codec=answer.codec, warnings=answer.warnings)
-
-
-def _error(answer: Failed) -> RequestError:
-    """The child's error again; for a name outside the table, ours or a lie, one that tells a client nothing."""
-    if answer.kind in _ERRORS:
-        return _ERRORS[answer.kind](answer.message, param=answer.param)
-    _log.error("decode child failed", extra={"detail": answer.message})
-    return VideoUnreadable("The video cannot be decoded.", param="video")

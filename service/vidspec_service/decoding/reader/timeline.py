@@ -85,21 +85,25 @@ def build_timeline(
     if not shown:
         return None
     with_pts = [i for i in shown if packets[i].pts is not None]
-    if not trust_pts or 2 * len(with_pts) < len(shown):
-        return _counted(packets, shown, time_base, frame_rate)
-    keyframes = [(i, p.pts) for i, p in enumerate(packets) if p.is_keyframe and p.pts is not None]
-    # What precedes the first keyframe cannot be decoded (a transport stream cut anywhere).
-    first = keyframes[0][0] if keyframes else 0
-    place = {pts: i for i in with_pts if i >= first and (pts := packets[i].pts) is not None}
-    if not place:
-        return None
-    ticks = tuple(sorted(place))
-    last_duration = packets[place[ticks[-1]]].duration
+    is_counted = not trust_pts or 2 * len(with_pts) < len(shown)
+    keyframes: list[tuple[int, int]] = []
+    place: dict[int, int] = {}
+    if is_counted:
+        ticks, seconds_per_tick, last_duration = _counted(packets, shown, time_base, frame_rate)
+    else:
+        keyframes = [(i, p.pts) for i, p in enumerate(packets) if p.is_keyframe and p.pts is not None]
+        # What precedes the first keyframe cannot be decoded (a transport stream cut anywhere).
+        first = keyframes[0][0] if keyframes else 0
+        place = {pts: i for i in with_pts if i >= first and (pts := packets[i].pts) is not None}
+        if not place:
+            return None
+        ticks, seconds_per_tick = tuple(sorted(place)), time_base
+        last_duration = packets[place[ticks[-1]]].duration
     return Timeline(
         ticks=ticks,
-        seconds_per_tick=time_base,
-        duration_s=_duration_s(ticks, time_base, last_duration, frame_rate),
-        is_counted=False,
+        seconds_per_tick=seconds_per_tick,
+        duration_s=_duration_s(ticks, seconds_per_tick, last_duration, frame_rate),
+        is_counted=is_counted,
         packets=place,
         keyframes=tuple(keyframes),
     )
@@ -107,22 +111,12 @@ def build_timeline(
 
 def _counted(
     packets: Sequence[PacketFacts], shown: list[int], time_base: Fraction, frame_rate: Fraction | None
-) -> Timeline:
+) -> tuple[tuple[int, ...], Fraction, int]:
+    """Ticks, seconds per tick, and how many ticks the last frame lasts."""
     decode_times = {dts for i in shown if (dts := packets[i].dts) is not None}
     if len(decode_times) == len(shown):
-        ticks, last_duration = tuple(sorted(decode_times)), packets[shown[-1]].duration
-        seconds_per_tick = time_base
-    else:
-        ticks, last_duration = tuple(range(len(shown))), 1
-        seconds_per_tick = 1 / frame_rate if frame_rate else _NOMINAL_FRAME
-    return Timeline(
-        ticks=ticks,
-        seconds_per_tick=seconds_per_tick,
-        duration_s=_duration_s(ticks, seconds_per_tick, last_duration, frame_rate),
-        is_counted=True,
-        packets={},
-        keyframes=(),
-    )
+        return tuple(sorted(decode_times)), time_base, packets[shown[-1]].duration
+    return tuple(range(len(shown))), 1 / frame_rate if frame_rate else _NOMINAL_FRAME, 1
 
 
 def _duration_s(

@@ -85,8 +85,7 @@ class OutputProcessor:
         self._accepted: Accepted | None = None
         self._accepted_at = time.monotonic()
         self._prefill_s = 0.0
-        self._num_verifications = self._num_drafts = self._num_judged = self._num_accepted = 0
-        self._draft_video_tokens = 0
+        self._forwards: list[Tokens] = []  # what each of them committed
 
     def process(self, message: Accepted | Rejected | Tokens | Ended | EngineError) -> list[GenerationEvent]:
         """What the caller is told; raises what the target or the engine refused it with. Finished comes last."""
@@ -107,38 +106,30 @@ class OutputProcessor:
                 raise message
 
     def _tokens(self, message: Tokens) -> list[GenerationEvent]:
-        self._count(message)
+        if not self._forwards:  # the first ends the prefill
+            prepare_s = self._accepted.prepare_s if self._accepted else 0.0
+            self._prefill_s = prepare_s + time.monotonic() - self._accepted_at
+        self._forwards.append(message)
         before = self._text.num_tokens
         text = self._text.push(message.ids)
         num_tokens = self._text.num_tokens - before
         delta = TextDelta(text=text, num_tokens=num_tokens, ids=message.ids[:num_tokens])
         return [delta, self._finished(FinishReason.STOP)] if self._text.is_stopped else [delta]
 
-    def _count(self, message: Tokens) -> None:
-        """A forward committed tokens; the first ends the prefill."""
-        if not self._prefill_s:
-            prepare_s = self._accepted.prepare_s if self._accepted else 0.0
-            self._prefill_s = prepare_s + time.monotonic() - self._accepted_at
-        else:
-            self._num_verifications += 1
-        self._num_drafts += message.num_judged > 0
-        self._num_judged += message.num_judged
-        self._num_accepted += message.num_accepted
-        self._draft_video_tokens = message.draft_video_tokens
-
     def _finished(self, reason: FinishReason) -> Finished:
         # What was actually done: `auto` is a way to choose, not a way to decode.
-        used = SpeculationMode.PARALLEL if self._num_drafts else SpeculationMode.OFF
+        num_drafts = sum(forward.num_judged > 0 for forward in self._forwards)
+        used = SpeculationMode.PARALLEL if num_drafts else SpeculationMode.OFF
         return Finished(
             finish_reason=reason,
             completion_tokens=self._text.num_tokens - self._num_before,
             speculation=SpeculationStats(
                 mode=used if self._mode is SpeculationMode.AUTO else self._mode,
-                num_drafts=self._num_drafts,
-                num_draft_tokens=self._num_judged,
-                num_accepted_tokens=self._num_accepted,
-                num_verifications=self._num_verifications,
-                draft_video_tokens=self._draft_video_tokens if self._num_drafts else 0,
+                num_drafts=num_drafts,
+                num_draft_tokens=sum(forward.num_judged for forward in self._forwards),
+                num_accepted_tokens=sum(forward.num_accepted for forward in self._forwards),
+                num_verifications=max(len(self._forwards) - 1, 0),
+                draft_video_tokens=self._forwards[-1].draft_video_tokens if num_drafts else 0,
             ),
             queue_s=self._accepted.queue_s if self._accepted else 0.0,
             prefill_s=self._prefill_s,

@@ -131,7 +131,10 @@ class RequestTable:
             state.is_accepted = True
         elif isinstance(message, Tokens):
             state.committed += message.ids
-            self._advance(state, len(message.ids))
+            state.num_new += len(message.ids)
+            is_cleared = state.num_new >= PAST_SUSPICION and state.num_lost_targets <= _MOST_LOST_TARGETS
+            if self._on_trial == state.request_id and is_cleared:
+                self._on_trial = None
         else:
             self.remove(message.request_id)
         state.messages.put_nowait(message)
@@ -142,10 +145,3 @@ class RequestTable:
         for state in self:
             state.messages.put_nowait(error)
             self.remove(state.request_id)
-
-    def _advance(self, state: RequestState, num_tokens: int) -> None:
-        """The target has committed more tokens of it: one on trial may be cleared."""
-        state.num_new += num_tokens
-        is_cleared = state.num_new >= PAST_SUSPICION and state.num_lost_targets <= _MOST_LOST_TARGETS
-        if self._on_trial == state.request_id and is_cleared:
-            self._on_trial = None

@@ -129,11 +129,11 @@ class RelevanceSource:
         is_read = self._draft.channel is not None and request.speculation.mode is not SpeculationMode.OFF
         if self._law is None or not is_read or request.relevance is not None:
             return None
-        prompt, start = request.prompt, request.cache.length
-        if start == 0 or request.text_queries is None:  # an earlier prompt may have left the first rows here
+        start, queries = request.cache.length, request.text_queries
+        if start == 0 or queries is None:  # an earlier prompt may have left the first rows here
             layers = self._decoder.geometry.num_layers
-            request.text_queries = TextQueries(prompt, self._law, layers, self._decoder.scale)
-        return request.text_queries.observer(start, num_rows) if request.text_queries is not None else None
+            queries = request.text_queries = TextQueries(request.prompt, self._law, layers, self._decoder.scale)
+        return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:
         """Its prompt has just been prefilled: tell the draft, unless the request has ended or lost its room again."""

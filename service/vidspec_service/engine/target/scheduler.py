@@ -159,11 +159,14 @@ class PrefixCache:
         num_rows = prompt.num_tokens // self._chunk * self._chunk
         identity = prompt.identity
         is_whole = cache.hidden is None and cache.length >= num_rows
-        if identity is None or not is_whole or not self._is_new(identity, num_rows):
+        if identity is None or not is_whole or not num_rows:
             self._pool.release(cache)
-            return
-        self._pool.shrink(cache, num_rows)
-        self._kept.append(_Prefix(identity, cache))
+        elif known := next((prefix for prefix in self._kept if prefix.num_common(identity) >= num_rows), None):
+            self._pool.release(cache)
+            self._use(known)  # it would add nothing to this one
+        else:
+            self._pool.shrink(cache, num_rows)
+            self._kept.append(_Prefix(identity, cache))
 
     def begin(self, prompt: Prompt, cache: KVCache) -> int:
         """Copy the longest known beginning of a prompt into its empty cache; returns the number of rows."""
@@ -185,14 +188,6 @@ class PrefixCache:
             return False
         self._pool.release(self._kept.pop(0).cache)
         return True
-
-    def _is_new(self, identity: PromptIdentity, num_rows: int) -> bool:
-        """Whether it would add anything; a known one that holds it counts as used."""
-        for prefix in self._kept:
-            if prefix.num_common(identity) >= num_rows:
-                self._use(prefix)
-                return False
-        return num_rows > 0
 
     def _use(self, prefix: _Prefix) -> None:
         self._kept = [other for other in self._kept if other is not prefix]

@@ -69,8 +69,6 @@ class InputProcessor:
 
     def take_finished(self) -> list[Input]:
         """Everything finished since the last call."""
-        if not self._done:
-            return []
         try:
             num_finished = os.eventfd_read(self._wake)  # as many as were written: one beyond them is still to wake us
         except BlockingIOError:
