@@ -20,7 +20,7 @@ from vidspec_models.bundled.scene import sample_scene
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
 from vidspec_service.api.services import build_services
-from vidspec_service.cli.render_clip import write_scene
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, say, waiting
@@ -28,7 +28,6 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import configure_logging
 
 _LIBRARIES = ("torch", "transformers", "av", "fastapi")
-_PROMPT = "Describe the video."
 _MAX_TOKENS = 128
 
 
@@ -72,14 +71,14 @@ async def _ask(settings: Settings, service: RunningService, seed: int) -> httpx.
         services = build_services(settings, service.engine, service.decode_pool.decode, service.metrics, Path(folder))
         transport = httpx.ASGITransport(create_app(services))
         async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
-            form = {"prompt": _PROMPT, "max_tokens": str(_MAX_TOKENS)}
+            form = {"prompt": CAPTION_PROMPT, "max_tokens": str(_MAX_TOKENS)}
             content = await asyncio.to_thread(clip.read_bytes)
             return await client.post("/v1/video-chat", data=form, files={"video": content})
 
 
 def _report(answer: dict[str, Any]) -> None:
     timings, speculation, usage = answer["timings"], answer["speculation"], answer["usage"]
-    _row("asked", f"{_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)")
+    _row("asked", f"{CAPTION_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)")
     _row("answer", answer["choices"][0]["message"]["content"])
     _row(
         "timing",

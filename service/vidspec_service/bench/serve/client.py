@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.errors import ConfigError
 
 ROUTE = "/v1/video-chat"
-_PROMPT = "Describe the video."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class LoadRequest:
 
     def fields(self) -> dict[str, str]:
         """The form without its video."""
-        fields = {"prompt": _PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}
+        fields = {"prompt": CAPTION_PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}
         return fields if self.num_frames is None else {**fields, "num_frames": str(self.num_frames)}
 
 

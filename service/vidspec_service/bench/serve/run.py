@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from vidspec_service.bench.common.facts import Provenance
@@ -123,9 +123,10 @@ class _Run:
         if options.overload is not None:
             capacity = await self._closed("capacity")
             rate = options.overload * max(capacity["answered_per_s"], 1e-3)
-            await self._open(f"{options.overload:g}x overload", poisson_times(rate, dice, until_s=options.duration_s))
+            times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, dice)))
+            await self._open(f"{options.overload:g}x overload", times)
         elif options.rate is not None:
-            times = poisson_times(options.rate, dice, count=options.num_requests)
+            times = list(islice(poisson_times(options.rate, dice), options.num_requests))
             await self._open(f"open, {options.rate:g} a second", times)
         else:
             await self._closed(f"closed, {options.concurrency} at once")
