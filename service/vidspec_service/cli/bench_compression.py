@@ -14,7 +14,7 @@ from vidspec_service.bench.common.facts import Provenance, num_cores, spec_of
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
-from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
+from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    require_outputs(args)
     settings = settings_of(args)
     options = compression_options(args, settings)
     target, threads = engine_config(settings).target, settings.target_threads or num_cores()

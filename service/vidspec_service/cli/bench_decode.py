@@ -9,7 +9,7 @@ import argparse
 
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.decode.run import DecodeOptions, measure_decoding
-from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
+from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 from vidspec_service.errors import ConfigError
 
 
@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = decode_options(args)
-    require_outputs(args)
     run_bench(args, lambda command, tell: measure_decoding(options, command, tell))
     return 0
 

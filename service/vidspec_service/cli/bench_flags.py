@@ -1,4 +1,4 @@
-"""What every bench does around its measuring: flags for its files, a bar, the report."""
+"""What every bench does around its measuring: flags for its files, the engine, a bar, the report."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.report import Report, Tell, require_matplotlib
+from vidspec_service.cli.settings_flags import settings_of
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError
+from vidspec_service.settings import engine_config
+from vidspec_service.telemetry import configure_logging
 
 
 def add_output_flags(parser: argparse.ArgumentParser, plot: str) -> None:
@@ -22,17 +27,24 @@ def add_output_flags(parser: argparse.ArgumentParser, plot: str) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot)
 
 
-def require_outputs(args: argparse.Namespace, *pictures: Path | None) -> None:
-    """Minutes of measuring must not end in what cannot be written or drawn. Raises ConfigError."""
+def pair_of(args: argparse.Namespace) -> EngineConfig:
+    """The engine with its draft, whatever the settings say of speculation: requests name their mode. Logs little."""
+    settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})
+    configure_logging("warning", settings.log_format)
+    return engine_config(settings)
+
+
+def run_bench(args: argparse.Namespace, measure: Callable[[str, Tell], Report], *pictures: Path | None) -> Report:
+    """Measure behind a bar; print the report and write the files that flags name. `measure` gets the command line.
+
+    Minutes of measuring must not end in what cannot be written or drawn: raises ConfigError before. `pictures` are
+    paths beside those of `--json` and `--plot`.
+    """
     for path in (args.json, args.plot, *pictures):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")
-    if any(path is not None for path in (args.plot, *pictures)):
+    if any((args.plot, *pictures)):
         require_matplotlib()
-
-
-def run_bench(args: argparse.Namespace, measure: Callable[[str, Tell], Report]) -> Report:
-    """Measure behind a bar; print the report and write the files that flags name. `measure` gets the command line."""
     with progress() as tell:
         report = measure(shlex.join(["vidspec", *sys.argv[1:]]), tell)
     report.show()

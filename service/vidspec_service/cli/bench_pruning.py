@@ -9,15 +9,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.pruning.options import PruningOptions, Task
-from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
+from vidspec_service.cli.settings_flags import add_settings_flags
 from vidspec_service.engine.config import Preservation
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import engine_config
-from vidspec_service.telemetry import configure_logging
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    options = pruning_options(args)
-    require_outputs(args, args.overlay)
-    settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})
-    configure_logging("warning", settings.log_format)
+    options, pair = pruning_options(args), pair_of(args)
     from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-    pair = engine_config(settings)
-    run_bench(args, lambda command, tell: measure_pruning(options, pair, args.overlay, command, tell))
+    run_bench(args, lambda command, tell: measure_pruning(options, pair, args.overlay, command, tell), args.overlay)
     return 0
 
 

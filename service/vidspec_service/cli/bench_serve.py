@@ -13,11 +13,11 @@ import asyncio
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.serve.report import Objectives, has_left_something, num_lost
 from vidspec_service.bench.serve.run import ServeOptions, run_load
-from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
+from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import Settings
+from vidspec_service.settings import Settings, client_key
 
 _OWN = ("host", "port", "log_format", "access_log", "upload_dir")  # fixed for a server of our own
 
@@ -33,11 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
-    from vidspec_service.settings import client_key
-
     settings = settings_of(args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
-    require_outputs(args)
     report = run_bench(args, lambda command, tell: asyncio.run(run_load(options, args.url, flags, key, command, tell)))
     if num_lost(report) or has_left_something(report):
         note("vidspec bench serve: something was lost or left over, see above")

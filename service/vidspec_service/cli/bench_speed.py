@@ -11,20 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec_models.request import SamplingParams, SpeculationMode
+from vidspec_models.request import SamplingParams
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
-from vidspec_service.cli.bench_flags import add_output_flags, require_outputs, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
+from vidspec_service.cli.settings_flags import add_settings_flags
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import engine_config
 from vidspec_service.settings.derived import BUNDLED
-from vidspec_service.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from vidspec_service.bench.common.report import Report, Tell
@@ -35,15 +33,6 @@ _RANDOM = SyntheticOptions()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
     add_options(parser, SpeedOptions)
-    _add_synthetic_arguments(parser)
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; prompt i has N + i (default 0)")
-    add_output_flags(parser, "draw the speed-ups")
-    parser.add_argument("--timeline", type=Path, metavar="FILE.png", help="draw one request's work on both workers")
-    add_settings_flags(parser)
-
-
-def _add_synthetic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--random-weights",
         action="store_true",
@@ -53,20 +42,22 @@ def _add_synthetic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alpha", type=float, metavar="A", help=f"acceptance of random models (default {_RANDOM.acceptance})"
     )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; prompt i has N + i (default 0)")
+    add_output_flags(parser, "draw the speed-ups")
+    parser.add_argument("--timeline", type=Path, metavar="FILE.png", help="draw one request's work on both workers")
+    add_settings_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = speed_options(args)
-    require_outputs(args, args.timeline)
-    settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})  # requests name their mode
-    configure_logging("warning", settings.log_format)
-    pair = _named(options, engine_config(settings))
+    pair = _named(options, pair_of(args))
 
     def report(command: str, tell: Tell) -> Report:
         return build_report(options, pair, measure_speed(options, pair, command, tell))
 
-    if run_bench(args, report).figures["identical"] is False:
+    if run_bench(args, report, args.timeline).figures["identical"] is False:
         note("vidspec bench speed: the modes did not give the same token ids")
         return 1
     return 0

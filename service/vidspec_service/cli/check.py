@@ -11,7 +11,6 @@ import platform
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -20,7 +19,7 @@ from vidspec_models.bundled.scene import sample_scene
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
 from vidspec_service.api.services import build_services
-from vidspec_service.cli.render_clip import write_scene
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, say, waiting
@@ -28,7 +27,6 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import configure_logging
 
 _LIBRARIES = ("torch", "transformers", "av", "fastapi")
-_PROMPT = "Describe the video."
 _MAX_TOKENS = 128
 
 
@@ -46,9 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _check(settings: Settings, seed: int) -> int:
-    versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
     _row("vidspec", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
-    _row("with", versions)
+    _row("with", ", ".join(f"{name} {version(name)}" for name in _LIBRARIES))
     async with running_service(settings) as service:
         info = service.engine.info
         _row("target", f"{info.model} on {info.devices.get('target')}, context {info.context_length} tokens")
@@ -59,7 +56,17 @@ async def _check(settings: Settings, seed: int) -> int:
     if response.status_code != httpx.codes.OK:
         note(f"vidspec check: HTTP {response.status_code}: {response.text}")
         return 1
-    _report(response.json())
+    answer = response.json()
+    timings, speculation, usage = answer["timings"], answer["speculation"], answer["usage"]
+    _row("asked", f"{CAPTION_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)")
+    _row("answer", answer["choices"][0]["message"]["content"])
+    _row(
+        "timing",
+        f"video decode {timings['decode_s']:.3f} s, prefill {timings['prefill_s']:.3f} s, "
+        f"first token {timings['time_to_first_token_s']:.3f} s, "
+        f"then {1000 * timings['time_per_output_token_s']:.1f} ms per token",
+    )
+    _row("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted")
     if settings.model == "bundled":
         _row("truth", caption(sample_scene(seed)))
     return 0
@@ -72,22 +79,9 @@ async def _ask(settings: Settings, service: RunningService, seed: int) -> httpx.
         services = build_services(settings, service.engine, service.decode_pool.decode, service.metrics, Path(folder))
         transport = httpx.ASGITransport(create_app(services))
         async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
-            form = {"prompt": _PROMPT, "max_tokens": str(_MAX_TOKENS)}
+            form = {"prompt": CAPTION_PROMPT, "max_tokens": str(_MAX_TOKENS)}
             content = await asyncio.to_thread(clip.read_bytes)
             return await client.post("/v1/video-chat", data=form, files={"video": content})
-
-
-def _report(answer: dict[str, Any]) -> None:
-    timings, speculation, usage = answer["timings"], answer["speculation"], answer["usage"]
-    _row("asked", f"{_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)")
-    _row("answer", answer["choices"][0]["message"]["content"])
-    _row(
-        "timing",
-        f"video decode {timings['decode_s']:.3f} s, prefill {timings['prefill_s']:.3f} s, "
-        f"first token {timings['time_to_first_token_s']:.3f} s, "
-        f"then {1000 * timings['time_per_output_token_s']:.1f} ms per token",
-    )
-    _row("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted")
 
 
 def _row(name: str, value: str) -> None:

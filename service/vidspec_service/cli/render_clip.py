@@ -8,18 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
-
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.questions import questions
-from vidspec_models.bundled.render import render
-from vidspec_models.bundled.scene import SCENE_DURATION_S, Scene, sample_scene
+from vidspec_service.bench.common.scenes import write_scene
 from vidspec_service.cli.terminal import note, say
-from vidspec_service.decoding.writer import write_clip
-
-_FPS = 16
-_NUM_FRAMES = int(SCENE_DURATION_S * _FPS)
-_SIZE = 256  # twice the models' own, nearest: chroma subsampling must not blur what they look at
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +36,3 @@ def run(args: argparse.Namespace) -> int:
         for question in questions(scene):
             say(f"{question.kind:<14} {question.text}  {question.answer}")
     return 0
-
-
-def write_scene(seed: int, output: Path) -> Scene:
-    """Write the clip of a seed and say what is in it."""
-    scene = sample_scene(seed)
-    times = (np.arange(_NUM_FRAMES) + 0.5) / _NUM_FRAMES
-    write_clip(output, render(scene, times, _SIZE), _FPS)
-    return scene

@@ -80,7 +80,10 @@ async def _serve(settings: Settings) -> None:
     with bind(settings) as listener:  # before minutes of loading: a taken port is told at once
         async with running_service(settings) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
-            service.metrics.build.info(_build_facts(service.engine))
+            info = service.engine.info
+            devices = {f"{role}_device": device for role, device in info.devices.items()}
+            models = {"model": info.model, "draft_model": info.draft_model or ""}
+            service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _announce(settings, service, base_url(listener))
             await serve_http(settings, service.engine, service.decode_pool.decode, service.metrics, listener)
 
@@ -110,15 +113,3 @@ def _own_command() -> str:
     """What to type to get this program: without an activated environment, the path under which it was started."""
     path = Path(sys.argv[0])
     return str(path) if path.name == "vidspec" and shutil.which("vidspec") is None else "vidspec"
-
-
-def _build_facts(engine: Engine) -> dict[str, str]:
-    info = engine.info
-    devices = {f"{role}_device": device for role, device in info.devices.items()}
-    return {
-        "version": __version__,
-        "model": info.model,
-        "draft_model": info.draft_model or "",
-        **devices,
-        **info.versions,
-    }

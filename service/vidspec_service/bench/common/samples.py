@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from statistics import median
 
 from vidspec_models.request import GenerationRequest
@@ -39,6 +41,11 @@ class Sample:
     @property
     def last(self) -> float:
         return self.times[-1]
+
+    @property
+    def decoding(self) -> Interval:
+        """From first to last token."""
+        return self.first, self.last
 
     def facts(self) -> dict[str, object]:
         """All but the ids, so that every figure can be made again from a file."""
@@ -92,7 +99,7 @@ def decoding_by_group(samples: Sequence[Sample]) -> dict[int, Work]:
     return {
         group: Work(
             tokens=sum(max(len(sample.ids) - 1, 0) for sample in members),
-            seconds=sum(stop - start for start, stop in union(decoding_windows(members))),
+            seconds=sum(stop - start for start, stop in union(sample.decoding for sample in members)),
         )
         for group, members in _by_group(samples).items()
     }
@@ -126,11 +133,6 @@ def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:
     )
 
 
-def decoding_windows(samples: Iterable[Sample]) -> list[Interval]:
-    """From first to last token of each answer."""
-    return [(sample.first, sample.last) for sample in samples]
-
-
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same points of time, as disjoint intervals in order."""
     merged: list[Interval] = []
@@ -144,7 +146,5 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def _by_group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
     """In order of the groups."""
-    groups: dict[int, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda sample: sample.group):
-        groups.setdefault(sample.group, []).append(sample)
-    return groups
+    by_group = attrgetter("group")
+    return {group: list(members) for group, members in groupby(sorted(samples, key=by_group), by_group)}

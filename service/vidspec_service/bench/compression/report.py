@@ -11,8 +11,7 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate
 from vidspec_service.bench.common.facts import Placement, Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
-from vidspec_service.bench.compression.run import CompressionOptions, Measured, Method
-from vidspec_service.bench.compression.scoring import Score
+from vidspec_service.bench.compression.run import CompressionOptions, Measured, Method, Score
 
 _COLOURS = {Method.NONE: "#555555", Method.TTM: "#1f5f8b", Method.DYCOKE: "#e08e45"}
 _MIB = 2**20

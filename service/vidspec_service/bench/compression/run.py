@@ -1,4 +1,7 @@
-"""The run of `bench compression`: one child process after another, each with one configuration and the same clips."""
+"""The run of `bench compression`: one child process after another, each with one configuration and the same clips.
+
+What of their answers is true is said here: a caption's facts and a question's word, against the scene rendered.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from vidspec_models.bundled.scene import TEST_SEEDS
+from vidspec_models.bundled.captions import caption_marks
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.options import count, number, option
 from vidspec_service.bench.common.report import Row, Tell
-from vidspec_service.bench.compression.scoring import Score
 from vidspec_service.engine.config import DyCoke
 
 
@@ -72,12 +76,39 @@ class CompressionOptions:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """So many right of so many asked."""
+
+    right: int = 0
+    asked: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.right + other.right, self.asked + other.asked)
+
+    @property
+    def rate(self) -> float:
+        """0 where nothing was asked."""
+        return self.right / self.asked if self.asked else 0.0
+
+
+def score_caption(scene: Scene, text: str) -> Score:
+    """Every fact of the scene counts: one that the caption leaves out or does not put into known words is wrong."""
+    marks = caption_marks(scene, text)
+    return Score(sum(is_right is True for _, is_right in marks), len(marks))
+
+
+def score_answers(truths: Sequence[str], texts: Sequence[str]) -> Score:
+    """The words themselves, and nothing else."""
+    return Score(sum(text.strip() == truth for truth, text in zip(truths, texts, strict=True)), len(truths))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """One configuration; clips in the same order everywhere."""
 
     configuration: Configuration
-    captions: Sequence[Row]  # of `CompressedTarget.describe`
+    captions: Sequence[Row]  # of `CompressedTarget.describe`, each with its `score`
     questions: Sequence[Score]
 
     def scores(self) -> list[Score]:
@@ -89,22 +120,26 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
     """Everything that was seen, and where the model ran. Raises ConfigError with a child's words."""
     from vidspec_service.bench.compression.target import CompressedTarget  # torch
 
-    configurations, seeds = options.configurations(), TEST_SEEDS[: options.num_clips]
-    total = 2 * len(seeds) * len(configurations)
+    configurations = options.configurations()
+    scenes = {seed: sample_scene(seed) for seed in TEST_SEEDS[: options.num_clips]}
+    total = 2 * len(scenes) * len(configurations)
     found, placement, done = [], None, 0
     for configuration in configurations:
         name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
-        captions, questions = list[Row](), list[Score]()
+        captions, scores = list[Row](), list[Score]()
         with Child(CompressedTarget, spec, threads, configuration.dycoke, options.max_tokens) as child:
             placement = child.ask(CompressedTarget.placement)
-            for seed in seeds:
+            for seed, scene in scenes.items():
                 tell(f"{name}: captions", done + len(captions), total)
-                captions.append(child.ask(CompressedTarget.describe, seed, frames))
+                caption = child.ask(CompressedTarget.describe, seed, frames)
+                captions.append({"score": score_caption(scene, caption.pop("text")), **caption})
             done += len(captions)
-            for seed in seeds:  # after all captions, for it needs more memory
-                tell(f"{name}: questions", done + len(questions), total)
-                questions.append(child.ask(CompressedTarget.question, seed, frames))
-            done += len(questions)
-        found.append(Measured(configuration=configuration, captions=captions, questions=questions))
+            for seed, scene in scenes.items():  # after all captions, for it needs more memory
+                tell(f"{name}: questions", done + len(scores), total)
+                asked = questions(scene)
+                texts = child.ask(CompressedTarget.question, seed, frames, [each.text for each in asked])
+                scores.append(score_answers([each.answer for each in asked], texts))
+            done += len(scores)
+        found.append(Measured(configuration=configuration, captions=captions, questions=scores))
     assert placement is not None, "options without a configuration"
     return found, placement

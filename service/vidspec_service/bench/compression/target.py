@@ -1,4 +1,4 @@
-"""Child process of one configuration: a target with one set of DyCoke's parameters, alone, timed and scored.
+"""Child process of one configuration: a target with one set of DyCoke's parameters, alone and timed.
 
 A process of its own because a process's peak memory never falls again.
 """
@@ -6,14 +6,13 @@ A process of its own because a process's peak memory never falls again.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from vidspec_models.bundled.questions import questions
-from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.decoder import Decoder
@@ -27,7 +26,6 @@ from vidspec_models.video_lm import StepRows
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
 from vidspec_service.engine.config import DyCoke
 
 _PREFILL_ROWS = 512
@@ -65,7 +63,7 @@ class CompressedTarget:
         ids, first = self._answer(prompt, cache, self._max_tokens)
         ended = time.perf_counter()
         return {
-            "score": score_caption(sample_scene(seed), self._tokenizer.decode(ids)),
+            "text": self._tokenizer.decode(ids),
             "prompt_tokens": prompt.num_tokens,
             "video_tokens": prompt.num_video_tokens,
             "num_tokens": len(ids),
@@ -77,23 +75,21 @@ class CompressedTarget:
             "peak_bytes": self._peak_bytes(),  # of the process or device so far
         }
 
-    def question(self, seed: int, frames: int) -> Score:
-        """Ask everything about a test scene; its video is prefilled once."""
+    def question(self, seed: int, frames: int, texts: Sequence[str]) -> list[str]:
+        """The answers to questions about a test scene; its video is prefilled once."""
         prompt = self._merged(self._prepared(scene_video(seed, frames), CAPTION_PROMPT))
         num_common = prompt.num_tokens - len(text_behind_video(prompt))
         seen = self._cache(num_common)
         while seen.length < num_common:
             self._model.prefill(prompt, seen, min(_PREFILL_ROWS, num_common - seen.length))
-        still = scene_video(seed, 1)
-        total = Score()
-        for asked in questions(sample_scene(seed)):
-            text = text_behind_video(self._prepared(still, asked.text))
-            about = with_text(prompt, text, self._model.decoder)
+        still, answers = scene_video(seed, 1), []
+        for text in texts:
+            about = with_text(prompt, text_behind_video(self._prepared(still, text)), self._model.decoder)
             cache = self._cache(about.num_tokens + _ANSWER_TOKENS)
             cache.copy_rows(seen, seen.length)
             ids, _ = self._answer(about, cache, _ANSWER_TOKENS)
-            total += score_answer(asked.answer, self._tokenizer.decode(ids))
-        return total
+            answers.append(self._tokenizer.decode(ids))
+        return answers
 
     def _cache(self, num_tokens: int) -> KVCache:
         return KVCache(self._model.decoder.geometry, num_tokens)

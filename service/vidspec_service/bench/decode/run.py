@@ -57,7 +57,7 @@ def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report
     clips, library_versions, done = list[ClipResult](), dict[str, str](), 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         for name, path in _clips(options, Path(folder), tell):
-            clip = asyncio.run(_choose(path, options))
+            clip = asyncio.run(_through_pool(path, options, 1))[0]  # readers read its frames, and must get the same
             found = {}
             for reader in readers:
                 tell(f"{name}: {reader}", done, total)
@@ -104,16 +104,10 @@ def _pictures(count: int) -> Iterator[NDArray[np.uint8]]:
         yield picture
 
 
-async def _choose(path: Path, options: DecodeOptions) -> Clip:
-    """Our own choice of frames; all readers then read these, and are compared with how these look."""
-    async with DecodePool(_LIMITS, 1) as pool:
-        return await pool.decode(path, FrameRequest(num_frames=options.num_frames), options.num_frames)
-
-
 def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> tuple[ReaderResult, str]:
     """Its result and its library's version."""
     if reader is Reader.POOL:
-        return ReaderResult(wall_s=tuple(asyncio.run(_time_pool(path, options)))), ""
+        return ReaderResult(wall_s=asyncio.run(_through_pool(path, options, options.repeats))[1]), ""
     if reader is Reader.COLD:
         return ReaderResult(wall_s=tuple(_time_cold(path, options) for _ in range(options.repeats))), ""
     try:
@@ -134,15 +128,15 @@ def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
     return float(np.abs(ours - np.array(found)).mean(axis=1).max())
 
 
-async def _time_pool(path: Path, options: DecodeOptions) -> list[float]:
+async def _through_pool(path: Path, options: DecodeOptions, repeats: int) -> tuple[Clip, list[float]]:
+    """Our own choice of frames, and how long each decoding took with a spare child ready."""
     times = []
-    request = FrameRequest(num_frames=options.num_frames)
-    for _ in range(options.repeats):
+    for _ in range(repeats):
         async with DecodePool(_LIMITS, 1) as pool:  # leaving waits for nothing that is timed
             started = time.perf_counter()
-            await pool.decode(path, request, options.num_frames)
+            clip = await pool.decode(path, FrameRequest(num_frames=options.num_frames), options.num_frames)
             times.append(time.perf_counter() - started)
-    return times
+    return clip, times
 
 
 def _time_cold(path: Path, options: DecodeOptions) -> float:

@@ -100,9 +100,8 @@ def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[RelevanceLaw]
     prompt = models.prompt("target", asked)
     after = prefilled(target, prompt, models.chunk, max_tokens, laws)
     found = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
-    ids = greedy_answer(target, prompt, after, max_tokens)
     relevance = {law: scores for law, scores in found.items() if scores is not None}
-    return Answered(prompt=prompt, ids=ids, relevance=relevance)
+    return Answered(prompt=prompt, ids=greedy_answer(target, prompt, after, max_tokens), relevance=relevance)
 
 
 def judged(

@@ -96,8 +96,3 @@ def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[ClipPrompt]:
     for task, text in texts:
         if task in tasks:
             yield ClipPrompt(clip=clip, task=task, text=text, video=video)
-
-
-def long_clip(num_frames: int) -> ClipPrompt:
-    """The caption of the first test scene, at more frames than the bundled pair was made for: for timing."""
-    return ClipPrompt(clip=0, task=Task.CAPTION, text=CAPTION_PROMPT, video=scene_video(TEST_SEEDS[0], num_frames))

@@ -12,6 +12,7 @@ from vidspec_service.bench.pruning.plots import draw_overlays
 from vidspec_service.bench.pruning.report import pruning_report, results
 from vidspec_service.bench.pruning.timing import engine_speeds, measure_long_clip, speeds
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.workers import worker_configs
 
 
 def measure_pruning(
@@ -34,9 +35,7 @@ def measure_pruning(
     long_clip = measure_long_clip(models, options)
     speed = speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})
     placements = {role: Placement.of(models.run_as(role)) for role in ("target", "draft")}
-    workers = {"target": pair.target, "draft": pair.draft}
-    facts = {
-        role: placements[role].facts(worker.model, models.threads[role]) for role, worker in workers.items() if worker
-    }
+    workers = worker_configs(pair).items()
+    facts = {role: placements[role].facts(worker.model, models.threads[role]) for role, worker in workers}
     rows = results(options, found, speed)
     return pruning_report(options, rows, long_clip, facts, hardware(*placements.values()), provenance)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -21,7 +22,7 @@ from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.pruning.judging import LoadedPair, prefilled
-from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, long_clip
+from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task
 from vidspec_service.bench.pruning.report import Speed
 from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -29,33 +30,33 @@ from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.telemetry import Metrics
 
+T = TypeVar("T")
+
 _REPEATS = 5
 _WARM_UP = 2
 _SHOWN = Preservation.HIPPO
 
 
 def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
-    """Medians of a few runs on one clip. Every part is timed on its own, so that none waits for another.
+    """Medians of a few runs on the caption of one clip, of more frames than the bundled pair was made for.
+
+    Every part is timed on its own, so that none waits for another.
 
     Keys of `selection_s` are strategies, of `draft_prefill_s` ratios. `scoring_over_prefill` is relevance on the target
     and hippo's choice on the draft; `draft_prefill_ratio` is at the largest ratio up to 0.9, over unpruned.
     """
-    asked = long_clip(options.long_frames)
-    inputs = asked.turns, (asked.video,)
+    inputs = about_video(CAPTION_PROMPT), (scene_video(TEST_SEEDS[0], options.long_frames),)
     target, law = models.run_as("target"), find_strategy(_SHOWN).relevance
     assert law is not None
-    target_prepare_s = _median_s(lambda: target.prepare(*inputs), 2)
-    prompt = target.prepare(*inputs)
+    target_prepare_s, prompt = _timed(lambda: target.prepare(*inputs), 2)
     runs = [prefilled(target, prompt, models.chunk, 0, [law]) for _ in range(_REPEATS)]
     target_prefill_s = median(run.seconds for run in runs)
-    relevance_s = _median_s(lambda: runs[-1].queries[law].relevance(runs[-1].cache))
-    relevance = runs[-1].queries[law].relevance(runs[-1].cache)
+    relevance_s, relevance = _timed(lambda: runs[-1].queries[law].relevance(runs[-1].cache))
 
     draft = models.run_as("draft")
-    draft_prepare_s = _median_s(lambda: draft.prepare(*inputs), 2)
-    whole = draft.prepare(*inputs)
+    draft_prepare_s, whole = _timed(lambda: draft.prepare(*inputs), 2)
     selection_s = {
-        strategy.value: _median_s(partial(kept_of_prompt, find_strategy(strategy), 0.9, whole, relevance))
+        strategy.value: _timed(partial(kept_of_prompt, find_strategy(strategy), 0.9, whole, relevance))[0]
         for strategy in options.strategies
     }
     ratios = sorted({0.0, *options.ratios})
@@ -106,15 +107,16 @@ def time_line(
     }
 
 
-def _median_s(work: Callable[[], object], repeats: int = _REPEATS) -> float:
+def _timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
+    """Median seconds, and what the last repeat gave."""
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
-        work()
+        done = work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    return median(seconds)
+    return median(seconds), done
 
 
 def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:

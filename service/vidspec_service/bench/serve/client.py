@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.errors import ConfigError
 
 ROUTE = "/v1/video-chat"
-_PROMPT = "Describe the video."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class LoadRequest:
 
     def fields(self) -> dict[str, str]:
         """The form without its video."""
-        fields = {"prompt": _PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}
+        fields = {"prompt": CAPTION_PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}
         return fields if self.num_frames is None else {**fields, "num_frames": str(self.num_frames)}
 
 
@@ -125,18 +126,15 @@ class LoadClient:
 
     async def _abandon_upload(self, abandoned: LoadRequest, num_bytes: int) -> None:
         """Begin to send, then hang up."""
-        request = self._client.build_request(
-            "POST", ROUTE, data=abandoned.fields(), files={"video": ("video", abandoned.clip, "video/mp4")}
-        )
-        head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-        _, writer = await asyncio.open_connection(
-            self._url.host, self._url.port or 80, ssl=self._url.scheme == "https" or None
-        )
-        try:
-            writer.write(f"POST {ROUTE} HTTP/1.1\r\n{head}\r\n".encode() + request.read()[:num_bytes])
-            await writer.drain()
-        finally:
-            writer.close()
+        files = {"video": ("video", abandoned.clip, "video/mp4")}
+        whole = self._client.build_request("POST", ROUTE, data=abandoned.fields(), files=files)
+
+        async def beginning() -> AsyncIterator[bytes]:
+            yield whole.read()[:num_bytes]
+            raise EOFError  # less than the headers announce: httpx closes the connection
+
+        with suppress(EOFError):
+            await self._client.post(ROUTE, headers=whole.headers, content=beginning())
 
 
 def _note_time(chunk: dict[str, Any], outcome: Outcome, now_s: float) -> None:

@@ -14,14 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from vidspec_models.bundled.render import render
-from vidspec_models.bundled.scene import SCENE_DURATION_S, TEST_SEEDS, sample_scene
+from vidspec_models.bundled.scene import TEST_SEEDS
+from vidspec_service.bench.common.scenes import write_scene
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
-from vidspec_service.decoding.writer import write_clip
 
-_FPS = 16
 _EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
@@ -63,29 +59,19 @@ async def open_load(
     return outcomes, time.perf_counter() - began
 
 
-def poisson_times(
-    rate: float, dice: random.Random, *, count: int | None = None, until_s: float | None = None
-) -> list[float]:
-    """Arrival times of a Poisson process: so many, or all before `until_s`."""
-    times, now = list[float](), 0.0
-    while count is None or len(times) < count:
-        now += dice.expovariate(rate)
-        if until_s is not None and now >= until_s:
-            break
-        times.append(now)
-    return times
+def poisson_times(rate: float, dice: random.Random) -> Iterator[float]:
+    """Arrival times of a Poisson process, without end."""
+    return itertools.accumulate(dice.expovariate(rate) for _ in itertools.count())
 
 
 def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
     """MP4 files of four seconds; all of one size, or of several."""
-    num_frames = int(SCENE_DURATION_S * _FPS)
-    times = np.linspace(0.5 / num_frames, 1 - 0.5 / num_frames, num_frames)
     clips = []
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         for index in range(count):
             size = _SIZES[index % len(_SIZES)] if is_mixed else _SIZES[0]
             path = Path(folder) / f"{index}.mp4"
-            write_clip(path, render(sample_scene(TEST_SEEDS[index]), times, size), _FPS)
+            write_scene(TEST_SEEDS[index], path, size)
             clips.append(path.read_bytes())
     return clips
 

@@ -144,9 +144,14 @@ def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | No
     shares, *below = figure.subplots(1 if soak is None else 2, 1, squeeze=False)[:, 0]
     for name, of_load in outcomes.items():
         whole = [outcome for outcome in of_load if outcome.is_complete]
-        _draw_shares(shares, f"{name}: first token", [each.ttft_s for each in whole if each.ttft_s is not None])
-        _draw_shares(shares, f"{name}: whole answer", [each.e2e_s for each in whole])
-        _draw_shares(shares, f"{name}: refusal", [each.e2e_s for each in of_load if each.status in _REFUSALS])
+        curves = {
+            "first token": [each.ttft_s for each in whole if each.ttft_s is not None],
+            "whole answer": [each.e2e_s for each in whole],
+            "refusal": [each.e2e_s for each in of_load if each.status in _REFUSALS],
+        }
+        for what, values in curves.items():
+            if values:
+                shares.ecdf(values, label=f"{name}: {what}")
     shares.set_xscale("log")
     shares.set_xlabel("seconds since the request was due")
     shares.set_ylabel("share of requests")
@@ -158,9 +163,3 @@ def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | No
         memory.set_ylim(bottom=0)
         memory.set_xlabel("requests ended after warm-up")
         memory.set_ylabel("resident MiB, all processes")
-
-
-def _draw_shares(axes: Any, label: str, values: Sequence[float]) -> None:
-    if values:
-        shares = [(index + 1) / len(values) for index in range(len(values))]
-        axes.step(sorted(values), shares, where="post", label=label)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from vidspec_service.bench.common.facts import Provenance
@@ -88,7 +88,7 @@ async def run_load(
         client = await stack.enter_async_context(LoadClient(address, options.objectives.deadline_s + _GRACE_S, api_key))
         model = await client.model()  # before minutes of load: a server that is not there, or wants another key
         run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), tell)
-        await run.warm_up()
+        await closed_load(client, run.requests(_WARM_UP), 1, lambda done: tell("warming up", done, _WARM_UP))
         soaked = await run.measure(server)
     return serve_report(
         run.loads,
@@ -110,10 +110,6 @@ class _Run:
     loads: list[Row] = field(default_factory=list)
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
 
-    async def warm_up(self) -> None:
-        told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
-        await closed_load(self.client, self._requests(_WARM_UP), 1, told)
-
     async def measure(self, server: Server | None) -> Row | None:
         options = self.options
         dice = random.Random(options.seed)
@@ -123,9 +119,10 @@ class _Run:
         if options.overload is not None:
             capacity = await self._closed("capacity")
             rate = options.overload * max(capacity["answered_per_s"], 1e-3)
-            await self._open(f"{options.overload:g}x overload", poisson_times(rate, dice, until_s=options.duration_s))
+            times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, dice)))
+            await self._open(f"{options.overload:g}x overload", times)
         elif options.rate is not None:
-            times = poisson_times(options.rate, dice, count=options.num_requests)
+            times = list(islice(poisson_times(options.rate, dice), options.num_requests))
             await self._open(f"open, {options.rate:g} a second", times)
         else:
             await self._closed(f"closed, {options.concurrency} at once")
@@ -165,14 +162,15 @@ class _Run:
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
         told = lambda done: self.tell(name, done, total)  # noqa: E731
-        found = await closed_load(self.client, self._requests(total), self.options.concurrency, told)
+        found = await closed_load(self.client, self.requests(total), self.options.concurrency, told)
         return self._note(name, *found)
 
     async def _open(self, name: str, times: list[float]) -> None:
         told = lambda done: self.tell(name, done, len(times))  # noqa: E731
-        self._note(name, *await open_load(self.client, self._requests(len(times)), times, told))
+        self._note(name, *await open_load(self.client, self.requests(len(times)), times, told))
 
-    def _requests(self, count: int) -> Iterator[LoadRequest]:
+    def requests(self, count: int) -> Iterator[LoadRequest]:
+        """So many, each with the next clip."""
         options = self.options
         for _ in range(count):
             yield LoadRequest(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)

@@ -15,7 +15,6 @@ from vidspec_service.bench.common.samples import (
     Work,
     decoding,
     decoding_by_group,
-    decoding_windows,
     first_token_s,
     throughput,
     total_speculation,
@@ -83,7 +82,7 @@ def _ratio(ours: Work, base: Work) -> float | None:
 
 def _worker(activity: Activity, role: str, samples: Sequence[Sample]) -> Row:
     """While answers of one mode were decoded."""
-    windows, spans = decoding_windows(samples), activity.spans(role)
+    windows, spans = [sample.decoding for sample in samples], activity.spans(role)
     return {"idle_ratio": idle_ratio(spans, windows), "forwards": forward_facts(spans, windows)}
 
 

@@ -66,7 +66,7 @@ class Measurements:
         """Both workers' work, and the decoding of the mode's first answer that is long enough to show something."""
         samples, activity = self.of(mode), self.activities[mode]
         shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
-        return {role: activity.spans(role) for role in ("draft", "target")}, (shown.first, shown.last)
+        return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
 
 
 def measure_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell: Tell) -> Measurements:
@@ -80,7 +80,9 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell:
             run = asyncio.run(compare(options, pair, tell))
         else:
             made = RandomPair(Path(folder), options, random)
-            pair = replace(pair, target=made.worker(pair.target, "target"), draft=made.draft(pair))
+            pair = replace(
+                pair, target=made.worker(pair.target, "target"), draft=pair.draft and made.worker(pair.draft, "draft")
+            )
             run = asyncio.run(compare(options, pair, tell, phases(options.modes), made.write_references))
         tell("timing the channel", 0, 0)
         round_trip = measure_round_trip()

@@ -20,7 +20,7 @@ from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import ProbedCosts
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
 from vidspec_service.bench.speed.worker import Forwards, time_copies
-from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target
 _ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -46,9 +46,6 @@ class RandomPair:
         recipe.write(self.folder / role)
         return replace(config, model=str(self.folder / role), revision=None)
 
-    def draft(self, pair: EngineConfig) -> WorkerConfig | None:
-        return self.worker(pair.draft, "draft") if pair.draft is not None else None
-
     def write_references(self, samples: Sequence[Sample]) -> None:
         """What the target says when it is alone."""
         said = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
@@ -68,22 +65,19 @@ def synthetic_facts(asked: SyntheticOptions, costs: ProbedCosts) -> Row:
     probed = {"target": (shapes.target, costs.alone)}
     if costs.draft is not None:
         probed["draft"] = (shapes.draft, costs.draft)
+    rooflines = {}
+    for role, (shape, forwards) in probed.items():
+        # Of the device of these forwards, with as many threads; of several, one reads at a time.
+        bandwidth = call_in_child(time_copies, forwards.device.partition(",")[0], forwards.threads)
+        rooflines[role] = roofline(shape, forwards, costs.context, bandwidth)
     return {
         "shape": asked.shape,
         "acceptance": asked.acceptance,  # imposed; the table's alpha is what came out
         "video_tokens": shapes.video_tokens,
         "text_tokens": shapes.text_tokens,
-        "rooflines": {
-            role: roofline(shape, forwards, costs.context, _bandwidth(forwards))
-            for role, (shape, forwards) in probed.items()
-        },
+        "rooflines": rooflines,
         "notes": synthetic_notes(shapes, {role: forwards.device for role, (_, forwards) in probed.items()}),
     }
-
-
-def _bandwidth(forwards: Forwards) -> float:
-    """Of the device of these forwards, with as many threads; of several, one reads at a time."""
-    return call_in_child(time_copies, forwards.device.partition(",")[0], forwards.threads)
 
 
 def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -> Row:

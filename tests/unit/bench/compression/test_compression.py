@@ -18,8 +18,15 @@ from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
 from vidspec_service.bench.common.facts import Placement, Provenance
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.report import compression_report, results
-from vidspec_service.bench.compression.run import CompressionOptions, Configuration, Measured, Method
-from vidspec_service.bench.compression.scoring import Score, score_answer, score_caption
+from vidspec_service.bench.compression.run import (
+    CompressionOptions,
+    Configuration,
+    Measured,
+    Method,
+    Score,
+    score_answers,
+    score_caption,
+)
 from vidspec_service.bench.compression.target import peak_rss_bytes, text_behind_video, with_text
 from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import UsageError, parse
@@ -80,7 +87,8 @@ def test_a_caption_with_one_wrong_fact_has_all_the_others() -> None:
 
 
 def test_a_question_is_answered_by_its_word_alone() -> None:
-    assert [score_answer("red", text).right for text in ("red", " red ", "reddish", "red red", "")] == [1, 1, 0, 0, 0]
+    assert score_answers(["red", "red"], ["red", " red "]) == Score(2, 2)
+    assert score_answers(["red"] * 3, ["reddish", "red red", ""]) == Score(0, 3)
 
 
 def test_other_text_behind_a_video_leaves_its_rows_and_goes_on_from_its_positions() -> None:

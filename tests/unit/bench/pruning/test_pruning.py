@@ -22,7 +22,6 @@ from vidspec_service.bench.pruning.options import (
     Setting,
     Task,
     asked_about,
-    long_clip,
 )
 from vidspec_service.bench.pruning.plots import overlay
 from vidspec_service.bench.pruning.report import paired, pruning_report, results
@@ -142,10 +141,6 @@ def test_every_question_type_belongs_to_a_task() -> None:
     assert asked[0].task is Task.CAPTION
     assert {each.task for each in asked} == set(Task)
     assert {each.task for each in asked_about(0, (Task.COUNT,))} == {Task.COUNT}
-
-
-def test_the_timed_clip_has_the_frames_that_were_asked_for() -> None:
-    assert long_clip(20).video.frames.shape[0] == len(long_clip(20).video.source_indices) == 20
 
 
 def test_the_draft_that_starts_at_once_is_never_ready_later() -> None:
