@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vidspec_service.api.limits.admission import Admission, FairQueue
-from vidspec_service.api.limits.callers import CallerLimits, RateLimit
+from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue
+from vidspec_service.api.limits.callers import RateLimit
 from vidspec_service.api.store.clips import Clips, Decode
 from vidspec_service.api.store.videos import Videos
 from vidspec_service.api.uploads.fetching import Fetcher

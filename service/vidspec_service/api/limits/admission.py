@@ -12,10 +12,12 @@ from contextlib import contextmanager
 
 from starlette.requests import Request
 
-from vidspec_service.api.limits.callers import CallerLimits
+from vidspec_service.api.errors import TooManyRequests
+from vidspec_service.api.limits.callers import RateLimit
 from vidspec_service.errors import CapacityError, Draining, QueueFull
 from vidspec_service.telemetry import Metrics
 
+_SHARE = 3
 ANYONE = ""  # the caller where no keys are asked for
 
 
@@ -113,6 +115,40 @@ class Permit:
         if total > self.num_bytes:
             self._admission.check_bytes(self, total)
             self.num_bytes = total
+
+
+class CallerLimits:
+    """What one caller may have: so many requests at a time, so many a minute, and with `are_several` callers a share.
+
+    None takes everything: one may have as many permits, and bytes beyond its first body's, as `_SHARE` times those that
+    are free: alone three quarters, with another like it three sevenths each.
+    """
+
+    def __init__(self, *, are_several: bool, max_requests: int | None, rate: RateLimit | None) -> None:
+        self._are_several = are_several
+        self._max_requests = max_requests
+        self._rate = rate
+
+    def check_request(self, caller: str, num_inside: int, num_free: int) -> None:
+        """One more request beside `num_inside` of the caller's; raises TooManyRequests."""
+        if self._max_requests is not None and num_inside >= self._max_requests:
+            raise TooManyRequests(
+                f"You have {self._max_requests} requests under way already (VIDSPEC_MAX_REQUESTS_PER_KEY)."
+            )
+        if self._are_several and num_inside >= _SHARE * num_free:
+            raise TooManyRequests(
+                f"You have {num_inside} requests under way; the {num_free} places left are for other keys."
+            )
+        if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
+            raise TooManyRequests(
+                f"You may send {self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY).",
+                retry_after_s=wait_s,
+            )
+
+    def check_bytes(self, mine: int, wanted: int, num_free: int) -> None:
+        """`wanted` bytes beside `mine` of the caller's other bodies; raises TooManyRequests."""
+        if self._are_several and mine + wanted > _SHARE * num_free:
+            raise TooManyRequests(f"Your other uploads hold {mine:,} bytes; what is left is for other keys.")
 
 
 class FairQueue:

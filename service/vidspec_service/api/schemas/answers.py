@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -10,7 +11,7 @@ from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
 
-Number = Annotated[float, AfterValidator(lambda value: round(value, 6))]  # of seconds, microseconds: more is noise
+Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 
 
 class AnswerMessage(BaseModel):
