@@ -38,12 +38,8 @@ class Provenance:
 
     @classmethod
     def now(cls, command: str) -> Provenance:
-        return cls(
-            command=command,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=versions(),
-            load_average=os.getloadavg()[0],
-        )
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(command=command, created=created, versions=versions(), load_average=os.getloadavg()[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

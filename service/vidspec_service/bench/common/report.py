@@ -65,8 +65,7 @@ class Report:
     def renderables(self) -> Iterator[RenderableType]:
         """Facts first, then the tables, then a warning if the machine was not quiet."""
         machine, load = self.hardware, self.provenance.load_average
-        form = "hardware  {cpu}, {cores} cores, {memory_gib} GiB; "
-        yield form.format(**machine) + " ".join(machine["flags"])
+        yield "hardware  {cpu}, {cores} cores, {memory_gib} GiB; ".format(**machine) + " ".join(machine["flags"])
         for device, name in machine["accelerators"].items():
             yield f"          {device} {name}"
         labelled = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -19,27 +19,23 @@ _MIB = 2**20
 
 def results(measured: Sequence[Measured]) -> list[Row]:
     """A line for each configuration, in the given order."""
-    bases = {one.configuration.frames: one for one in measured if one.configuration.method is Method.NONE}
-    lengths = {
-        frames: fmean(
-            caption["num_tokens"] for one in measured if one.configuration.frames == frames for caption in one.captions
-        )
-        for frames in {one.configuration.frames for one in measured}
-    }
-    return [_result(one, bases, lengths[one.configuration.frames]) for one in measured]
+    by_frames: dict[int, list[Measured]] = {}
+    for one in measured:
+        by_frames.setdefault(one.configuration.frames, []).append(one)
+    return [_result(one, by_frames[one.configuration.frames]) for one in measured]
 
 
-def _result(one: Measured, bases: Mapping[int, Measured], length: float) -> Row:
+def _result(one: Measured, beside: Sequence[Measured]) -> Row:
     """Times are of captions: medians over clips, but per token total time over total tokens.
 
-    `request_s` is prepare, prefill and a caption of mean `length` over all configurations at as many frames.
+    `request_s` is prepare, prefill and a caption of mean length over `beside`, all configurations at as many frames.
     What is None for the baseline is relative to it: change, speedup, how many times fewer bytes.
     """
     configuration, captions = one.configuration, one.captions
-    base = bases.get(configuration.frames)
-    base = None if base is one else base
+    base = next((other for other in beside if other.configuration.method is Method.NONE and other is not one), None)
+    length = fmean(caption["num_tokens"] for other in beside for caption in other.captions)
     total = sum(one.scores(), Score())
-    change = None if base is None else accuracy_change(one.scores(), base.scores())
+    change = None if base is None else _accuracy_change(one, base)
     kv_bytes = round(median(caption["stored_bytes"] for caption in captions))
     request_s = _request_s(captions, length)
     return {
@@ -70,9 +66,10 @@ def _result(one: Measured, bases: Mapping[int, Measured], length: float) -> Row:
     }
 
 
-def accuracy_change(ours: Sequence[Score], base: Sequence[Score]) -> Estimate:
+def _accuracy_change(ours: Measured, base: Measured) -> Estimate:
     """Difference of the rates over all clips, each clip with both answers."""
-    return estimate(difference, [(a.right, a.asked, b.right, b.asked) for a, b in zip(ours, base, strict=True)])
+    pairs = zip(ours.scores(), base.scores(), strict=True)
+    return estimate(difference, [(a.right, a.asked, b.right, b.asked) for a, b in pairs])
 
 
 def _token_s(captions: Sequence[Row]) -> float:

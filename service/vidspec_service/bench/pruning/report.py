@@ -28,14 +28,13 @@ Speed = Callable[[Setting, str, float], tuple[float, str]]  # setting, task, acc
 
 def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> list[Row]:
     """Every strategy at every ratio, on each task and on all together; ratio 0 is `none` for all of them."""
-    rows = []
-    for strategy in options.strategies:
-        for share in [_FIXED[strategy]] if strategy in _FIXED else options.ratios:
-            for task in (ALL_TASKS, *options.tasks):
-                of_task = [each for each in judged if task in (ALL_TASKS, each.task)]
-                row = _result(strategy, share, task, of_task, speed)
-                rows += [row] if row else []
-    return rows
+    rows = [
+        _result(strategy, share, task, [each for each in judged if task in (ALL_TASKS, each.task)], speed)
+        for strategy in options.strategies
+        for share in ([_FIXED[strategy]] if strategy in _FIXED else options.ratios)
+        for task in (ALL_TASKS, *options.tasks)
+    ]
+    return [row for row in rows if row]
 
 
 def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[Judged], speed: Speed) -> Row:

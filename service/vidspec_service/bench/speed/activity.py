@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from statistics import fmean, median
 
 from vidspec_service.bench.common.report import Row
@@ -31,14 +32,12 @@ class Activity:
 
     async def complete(self, until: float, roles: Iterable[str]) -> None:
         """Wait until these workers have told all they did up to `until`; a restarted one may never tell."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_HEARTBEAT_TIMEOUT_S):
                 for role in roles:
                     while self._until.get(role, 0.0) < until:
                         self._news.clear()
                         await self._news.wait()
-        except TimeoutError:
-            return
 
     def spans(self, role: str) -> list[Span]:
         """Everything told so far, in order."""

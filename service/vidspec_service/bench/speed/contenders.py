@@ -57,7 +57,7 @@ def _text(task: Task, index: int) -> str:
     return asked[index % len(asked)].text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Contender:
     """Answers requests; its processes sleep between answers."""
 
@@ -67,10 +67,7 @@ class Contender:
 
 def engine_contender(engine: LocalEngine) -> Contender:
     """Our engine; the mode is part of the request."""
-    return Contender(
-        answer=partial(ask_engine, engine),
-        pids=lambda: [pid for pid in engine.worker_pids().values() if pid is not None],
-    )
+    return Contender(partial(ask_engine, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
 
 
 @asynccontextmanager
@@ -88,6 +85,6 @@ async def stock_contender(spec: ModelSpec, threads: int) -> AsyncIterator[Conten
         return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)
 
     try:
-        yield Contender(answer=answer, pids=lambda: [child.pid])
+        yield Contender(answer, lambda: [child.pid])
     finally:
         await asyncio.to_thread(child.close)

@@ -27,6 +27,11 @@ class Mode(StrEnum):
     def needs_draft(self) -> bool:
         return self not in (Mode.HF, Mode.OFF)
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The workers of the engine that are at work."""
+        return ("target", "draft") if self.needs_draft else ("target",)
+
 
 BASELINE = Mode.OFF
 

@@ -36,30 +36,22 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
 def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[Span]], window: Interval) -> None:
     """Work of both workers from a request's first to its last token, above; its middle enlarged, below."""
     whole, zoom = figure.subplots(2, 1)
-    zoomed = zoom_window(within(lanes["target"], window), window)
+    forwards = within(lanes["target"], window)  # of which a few are enlarged
+    middle = forwards[max((len(forwards) - _ZOOM_FORWARDS) // 2, 0) :][:_ZOOM_FORWARDS]
+    zoomed = (middle[0][0], middle[-1][1]) if len(forwards) > _ZOOM_FORWARDS else window
     for axes, (start, stop), title in (
         (whole, window, "One request in mode parallel, first to last token"),
         (zoom, zoomed, "Enlarged; numbers are rows of a forward"),
     ):
         for height, role in enumerate(("draft", "target")):
-            _draw_lane(axes, height, within(lanes[role], (start, stop)), window[0], role)
+            work = within(lanes[role], (start, stop))
+            bars = [(1000 * (begin - window[0]), 1000 * (end - begin)) for begin, end, _ in work]
+            place = (height - _LANE / 2, _LANE)
+            axes.broken_barh(bars, place, color=_COLOURS[role], edgecolor="white", linewidth=0.3)
         axes.set_yticks((0, 1), ("draft", "target"))
         axes.set_xlim(1000 * (start - window[0]), 1000 * (stop - window[0]))
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("ms after the first token", fontsize=8)
     for begin, end, num_rows in within(lanes["target"], zoomed):
-        middle = 1000 * ((begin + end) / 2 - window[0])
-        zoom.annotate(str(num_rows), (middle, 1), ha="center", va="center", color="white", clip_on=True, fontsize=8)
-
-
-def zoom_window(spans: Sequence[Span], window: Interval) -> Interval:
-    """A few target forwards from the middle of the request."""
-    if len(spans) <= _ZOOM_FORWARDS:
-        return window
-    first = (len(spans) - _ZOOM_FORWARDS) // 2
-    return spans[first][0], spans[first + _ZOOM_FORWARDS - 1][1]
-
-
-def _draw_lane(axes: Any, height: int, spans: Sequence[Span], origin: float, role: str) -> None:
-    bars = [(1000 * (start - origin), 1000 * (end - start)) for start, end, _ in spans]
-    axes.broken_barh(bars, (height - _LANE / 2, _LANE), color=_COLOURS[role], edgecolor="white", linewidth=0.3)
+        at_ms = 1000 * ((begin + end) / 2 - window[0])
+        zoom.annotate(str(num_rows), (at_ms, 1), ha="center", va="center", color="white", clip_on=True, fontsize=8)

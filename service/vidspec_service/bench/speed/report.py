@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 
@@ -11,7 +11,6 @@ from vidspec_service.bench.common.bootstrap import estimate, ratio
 from vidspec_service.bench.common.facts import hardware, num_cores
 from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table
 from vidspec_service.bench.common.samples import (
-    Sample,
     Work,
     decoding,
     decoding_by_group,
@@ -19,7 +18,7 @@ from vidspec_service.bench.common.samples import (
     throughput,
     total_speculation,
 )
-from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio
+from vidspec_service.bench.speed.activity import forward_facts, idle_ratio
 from vidspec_service.bench.speed.costs import ProbedCosts, predict
 from vidspec_service.bench.speed.identity import (
     find_forks,
@@ -47,7 +46,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     found = predict(mode, speculation.acceptance_rate, measured.costs, measured.round_trip["p50_s"])
     plan, predicted = found if found is not None and concurrency == 1 else (None, None)
     activity = measured.activities.get(mode)
-    roles = ("target", "draft") if mode.needs_draft else ("target",)
+    windows = [sample.decoding for sample in samples]
+    spans = {role: activity.spans(role) for role in mode.roles} if activity is not None else {}
     return {
         "tokens_per_s": work.rate,
         "speedup_vs_off": speedup,
@@ -62,7 +62,10 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "predicted_min_draft_tokens": plan.min_draft_tokens if plan else None,
         "predicted_max_draft_tokens": plan.max_draft_tokens if plan else None,
         "fraction_of_prediction": speedup / predicted if predicted and speedup is not None else None,
-        "workers": {role: _worker(activity, role, samples) for role in roles} if activity is not None else {},
+        "workers": {  # while answers of this mode were decoded
+            role: {"idle_ratio": idle_ratio(of, windows), "forwards": forward_facts(of, windows)}
+            for role, of in spans.items()
+        },
     }
 
 
@@ -78,12 +81,6 @@ def speedup_interval(ours: Mapping[int, Work], base: Mapping[int, Work]) -> tupl
 
 def _ratio(ours: Work, base: Work) -> float | None:
     return ours.rate / base.rate if base.rate > 0 else None
-
-
-def _worker(activity: Activity, role: str, samples: Sequence[Sample]) -> Row:
-    """While answers of one mode were decoded."""
-    windows, spans = [sample.decoding for sample in samples], activity.spans(role)
-    return {"idle_ratio": idle_ratio(spans, windows), "forwards": forward_facts(spans, windows)}
 
 
 def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:

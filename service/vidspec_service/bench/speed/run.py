@@ -166,8 +166,7 @@ class Run:
                 self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
                 samples += await self._answer(mode, group, prompts)
         for mode in self.activities.keys() & set(modes):
-            roles = ("target", "draft") if mode.needs_draft else ("target",)
-            await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), roles)
+            await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), mode.roles)
         self.samples += samples
 
     async def _answer(self, mode: Mode, group: int, prompts: Sequence[BenchPrompt]) -> list[Sample]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,14 +77,9 @@ def echo(sock: socket.socket) -> None:
     """The far end of the channel round trip: a Verdict for every Proposal, until the channel closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     channel = Channel(sock)
-    try:
+    with suppress(ChannelClosed):
         while True:
             wait_readable([channel], _PATIENCE_S)
             while (received := channel.receive()) is not None:
-                message = received[0]
-                if isinstance(message, Proposal):
-                    channel.send(
-                        Verdict(request_id=message.request_id, start=message.start, ids=message.ids, max_lead=16)
-                    )
-    except ChannelClosed:
-        return
+                if isinstance(asked := received[0], Proposal):
+                    channel.send(Verdict(request_id=asked.request_id, start=asked.start, ids=asked.ids, max_lead=16))
