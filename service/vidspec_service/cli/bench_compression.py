@@ -7,21 +7,17 @@ process of its own. DyCoke's L and P come from --dycoke-layer and --dycoke-hide-
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from vidspec_models.request import Compression
 from vidspec_service.bench.common.facts import Provenance, num_cores, spec_of
 from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import engine_config
-
-if TYPE_CHECKING:
-    from vidspec_service.bench.common.report import Report, Tell
-    from vidspec_service.settings import Settings
+from vidspec_service.settings import Settings, engine_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

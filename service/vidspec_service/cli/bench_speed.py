@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vidspec_models.request import SamplingParams
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
@@ -23,9 +23,6 @@ from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings.derived import BUNDLED
-
-if TYPE_CHECKING:
-    from vidspec_service.bench.common.report import Report, Tell
 
 _RANDOM = SyntheticOptions()
 

@@ -61,10 +61,9 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     if name not in COMMANDS:
         top.error(f"unknown command {name}{_did_you_mean(name, COMMANDS)}")
     command = load_command(name)
-    description = (command.__doc__ or "").strip()
     parser = _Parser(
         f"vidspec {name}",
-        description=description,
+        description=(command.__doc__ or "").strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -27,10 +27,12 @@ class LoadRequest:
     leave_after_events: int | None = None  # close the connection after so many events of the stream
     leave_after_bytes: int | None = None  # or after so many bytes of the upload
 
-    def fields(self) -> dict[str, str]:
-        """The form without its video."""
+    def form(self) -> dict[str, Any]:
+        """As httpx takes it."""
         fields = {"prompt": CAPTION_PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}
-        return fields if self.num_frames is None else {**fields, "num_frames": str(self.num_frames)}
+        if self.num_frames is not None:
+            fields["num_frames"] = str(self.num_frames)
+        return {"data": fields, "files": {"video": ("video", self.clip, "video/mp4")}}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,8 +104,7 @@ class LoadClient:
 
     async def _stream(self, request: LoadRequest, outcome: Outcome, due: float) -> None:
         """Note what comes, and when the first and the last piece of text did."""
-        files = {"video": ("video", request.clip, "video/mp4")}
-        async with self._client.stream("POST", ROUTE, data=request.fields(), files=files) as response:
+        async with self._client.stream("POST", ROUTE, **request.form()) as response:
             outcome.status = response.status_code
             if outcome.status != httpx.codes.OK:
                 outcome.code = json.loads(await response.aread())["error"]["code"]
@@ -126,8 +127,7 @@ class LoadClient:
 
     async def _abandon_upload(self, abandoned: LoadRequest, num_bytes: int) -> None:
         """Begin to send, then hang up."""
-        files = {"video": ("video", abandoned.clip, "video/mp4")}
-        whole = self._client.build_request("POST", ROUTE, data=abandoned.fields(), files=files)
+        whole = self._client.build_request("POST", ROUTE, **abandoned.form())
 
         async def beginning() -> AsyncIterator[bytes]:
             yield whole.read()[:num_bytes]

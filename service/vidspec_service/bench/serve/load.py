@@ -92,11 +92,10 @@ def mixed_requests(
 
 
 def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:
-    """The clips, over and over; unless repeated, each with a number at its end that players skip."""
+    """The clips, over and over; unless repeated, each with a number at its end that players skip.
+
+    It stands in a void element or a free box; what is neither Matroska nor MP4 has its end marked before.
+    """
     for number, clip in enumerate(itertools.cycle(clips)):
-        yield clip if is_repeated else clip + _padding(clip, number)
-
-
-def _padding(clip: bytes, number: int) -> bytes:
-    """A void element or a free box; what is neither Matroska nor MP4 has its end marked before."""
-    return struct.pack(">BBQ", 0xEC, 0x88, number) if clip[:4] == _EBML else struct.pack(">I4sQ", 16, b"free", number)
+        void, free = struct.pack(">BBQ", 0xEC, 0x88, number), struct.pack(">I4sQ", 16, b"free", number)
+        yield clip if is_repeated else clip + (void if clip[:4] == _EBML else free)

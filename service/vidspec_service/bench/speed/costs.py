@@ -23,7 +23,6 @@ from vidspec_service.engine.ipc.messages import Proposal, Verdict
 from vidspec_service.engine.speculation.plan import Plan, StepCosts, best_plan
 from vidspec_service.errors import ConfigError
 
-_DRAFT_ROWS = (1,)
 _EXCHANGES, _WARM_UP = 2000, 200
 _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
 _LEAST_GAIN_AUTO = 1.05  # as in `engine/speculation.py`
@@ -67,7 +66,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...]) -> Prob
         alone = call_in_child(time_forwards, spec, threads_alone, context, rows)
     draft = None
     if pair.draft is not None:
-        draft = call_in_child(time_forwards, spec_of(pair.draft, "draft"), threads["draft"], context, _DRAFT_ROWS)
+        draft = call_in_child(time_forwards, spec_of(pair.draft, "draft"), threads["draft"], context, (1,))
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
 
 

@@ -120,6 +120,10 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         for role in ("target", "draft")
         if role in models
     ]
+    pictures = {"plot": Picture(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, figures["modes"]))}
+    if Mode.PARALLEL in options.modes:
+        lanes, window = measured.lanes(Mode.PARALLEL)
+        pictures["timeline"] = Picture(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
     return Report(
         bench="speed",
         baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
@@ -129,7 +133,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         facts=facts,
         figures=figures,
         body=list(_body(figures, measured)),
-        pictures=_pictures(figures["modes"], measured),
+        pictures=pictures,
     )
 
 
@@ -148,14 +152,6 @@ def _models(pair: EngineConfig, costs: ProbedCosts) -> dict[str, Row]:
     if pair.draft is not None and costs.draft is not None:
         models["draft"] = facts(pair.draft.model, costs.draft)
     return models
-
-
-def _pictures(modes: Mapping[str, Row], measured: Measurements) -> dict[str, Picture]:
-    pictures = {"plot": Picture(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, modes))}
-    if Mode.PARALLEL in modes:
-        lanes, window = measured.lanes(Mode.PARALLEL)
-        pictures["timeline"] = Picture(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
-    return pictures
 
 
 def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
