@@ -18,7 +18,7 @@ import torch
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
-from vidspec_models.sampling import CoupledSampler, choose_all
+from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Proposal, Rejected, Tokens
@@ -29,6 +29,7 @@ from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Accepted
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
+from vidspec_service.engine.worker.sampler import sampler_of
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -113,7 +114,7 @@ class TargetLoop(WorkerLoop):
             request_id=item.request_id,
             prompt=prompt,
             cache=self._pool.new_cache(),
-            sampler=CoupledSampler(request.sampling),
+            sampler=sampler_of(request, prompt),
             speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
             stop_ids=self._model.stop_ids,
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
@@ -176,7 +177,7 @@ class TargetLoop(WorkerLoop):
                 self._replay(request)
             else:
                 self._scheduler.begin_decoding(request)
-                first = request.commit(request.sampler.choose(logits[None], 0))
+                first = request.commit(request.sampler.choose(logits[None], []))
                 self._publish(request, Tokens(request_id=request.request_id, ids=first))
             self._relevance.measure(request)
 
@@ -219,7 +220,10 @@ class TargetLoop(WorkerLoop):
         started = time.monotonic()
         logits = self._model.step([request.rows(pending) for request, pending in batch])
         chosen = choose_all(
-            [(request.sampler, rows, request.num_committed) for (request, _), rows in zip(batch, logits, strict=True)]
+            [
+                (request.sampler, rows, request.committed, pending)
+                for (request, pending), rows in zip(batch, logits, strict=True)
+            ]
         )
         num_rows = sum(len(tokens) for tokens in chosen)
         self._costs.observe(num_rows, time.monotonic() - started)

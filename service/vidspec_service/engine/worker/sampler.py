@@ -1,0 +1,12 @@
+"""What chooses a request's tokens: made here for both workers, so that the draft's law is the target's."""
+
+from __future__ import annotations
+
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import GenerationRequest
+from vidspec_models.sampling import CoupledSampler
+
+
+def sampler_of(request: GenerationRequest, prompt: Prompt) -> CoupledSampler:
+    """`prompt` is the whole of it, as its model has it, whatever of its video is left out later."""
+    return CoupledSampler(request.sampling)
