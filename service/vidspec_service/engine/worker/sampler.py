@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest
 from vidspec_models.sampling import CoupledSampler
 
 
-def sampler_of(request: GenerationRequest, prompt: Prompt) -> CoupledSampler:
+def sampler_of(request: GenerationRequest, prompt: Prompt, grammar: GrammarMask | None = None) -> CoupledSampler:
     """`prompt` is the whole of it, as its model has it, whatever of its video is left out later."""
-    return CoupledSampler(request.sampling)
+    return CoupledSampler(request.sampling, () if grammar is None else (grammar,))
