@@ -26,10 +26,7 @@ class GrammarError(ValueError):
 
 class GrammarMask:
     """Lets through what one request's grammar allows next: the end ids where an answer of it is complete, and nothing
-    else where it cannot go on.
-
-    The grammar has the last word: where the processors before it have forbidden all that it allows, that is chosen from
-    as if they had said nothing, and every token alike. So it comes last.
+    else where it cannot go on. It comes after other processors, and so has the last word.
     """
 
     def __init__(self, matcher: LLMatcher, stop_ids: frozenset[int]) -> None:
@@ -48,9 +45,7 @@ class GrammarMask:
         rows = np.frombuffer(b"".join(bits), np.uint8).reshape(len(bits), -1)
         unpacked = np.unpackbits(rows, axis=1, count=logits.shape[-1], bitorder="little").view(np.bool_)
         allowed = torch.from_numpy(unpacked).to(logits.device)
-        masked = logits[: len(bits)]
-        masked.masked_fill_(~allowed, float("-inf"))
-        masked.masked_fill_(allowed & masked.isneginf().all(-1, keepdim=True), 0.0)
+        logits[: len(bits)].masked_fill_(~allowed, float("-inf"))
         return logits
 
     def forced(self, prefix: Sequence[int]) -> list[int]:

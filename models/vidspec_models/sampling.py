@@ -1,7 +1,7 @@
 """Coupled sampling: logits to the one token that (distribution, seed, position) determine.
 
-The token at output position t is `argmax(log p_t + g_t)`, p_t being the softmax after temperature, top-k and
-top-p (in that order, as in transformers) and g_t Gumbel noise that depends only on (seed, t, token id).
+The token at output position t is `argmax(log p_t + g_t)`, p_t being the softmax after temperature, top-k, top-p
+and min-p (in that order, as in transformers) and g_t Gumbel noise that depends only on (seed, t, token id).
 By the Gumbel-max trick its law is exactly p_t; because the noise is shared, a draft whose logits agree proposes
 the very token the target will choose. Temperature 0 is plain argmax; both terms of the sum are in `drawing`.
 """
@@ -71,7 +71,8 @@ class CoupledSampler:
     @property
     def is_plain(self) -> bool:
         """All tokens are treated alike: scores are `sharpness` times the logits, and `noise`, but for a constant."""
-        return not self._processors and self._params.top_k == 0 and self._params.top_p == 1.0
+        params = self._params
+        return not self._processors and (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
 
     @property
     def sharpness(self) -> float:

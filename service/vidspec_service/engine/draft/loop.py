@@ -153,7 +153,7 @@ class DraftLoop(WorkerLoop):
             request_id=item.request_id,
             view=PrunedView(prompt, self._strategy, self._config.prune_ratio, request.sampling.seed),
             cache=self._pool.new_cache(),
-            sampler=sampler_of(request, prompt, item.grammar),
+            sampler=sampler_of(request, prompt, self._model, item.grammar),
             grammar=item.grammar,
             max_tokens=min(request.max_tokens or room, room),
         )
