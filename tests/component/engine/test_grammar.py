@@ -21,6 +21,7 @@ from vidspec_service.engine.types import FinishReason, TextDelta
 from vidspec_service.errors import GenerationFailed
 
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
+AUTO = SpeculationMode.AUTO
 LAWS = (SamplingParams(), SamplingParams(temperature=0.8, seed=7))
 SCHEMA = {
     "type": "object",
@@ -53,7 +54,11 @@ GRAMMARS: dict[str | None, str] = {"schema": JSON, "regex": REGEX, "choice": ONE
 
 
 def question(
-    name: str, seed: int, grammar: str | None, law: SamplingParams = LAWS[0], mode: SpeculationMode = SpeculationMode.AUTO
+    name: str,
+    seed: int,
+    grammar: str | None,
+    law: SamplingParams = LAWS[0],
+    mode: SpeculationMode = SpeculationMode.AUTO,
 ) -> GenerationRequest:
     request = ask(name, "Describe the video.", [scene_video(seed)], sampling=law, speculation=mode, max_tokens=250)
     return replace(request, grammar=None if grammar is None else GRAMMARS[grammar])
@@ -82,7 +87,9 @@ def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
 
 
 @pytest.mark.parametrize("law", LAWS, ids=["greedy", "temperature"])
-def test_answers_with_and_without_a_grammar_do_not_disturb_each_other(engine: EngineHarness, law: SamplingParams) -> None:
+def test_answers_with_and_without_a_grammar_do_not_disturb_each_other(
+    engine: EngineHarness, law: SamplingParams
+) -> None:
     kinds = ("schema", None, "regex", None, "choice", "schema", None, "schema")
     alone = [
         engine.answer(question(f"a{seed}", seed, kind, law, SpeculationMode.OFF)).ids for seed, kind in enumerate(kinds)

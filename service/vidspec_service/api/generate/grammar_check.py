@@ -1,4 +1,4 @@
-"""GrammarCheck: whether a grammar can be followed, known before anything costly is done for the request it came with."""
+"""GrammarCheck: whether a grammar can be followed, known before its request costs anything."""
 
 from __future__ import annotations
 

@@ -73,9 +73,6 @@ class ChatCompletion(ChatRequest):
     top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
     presence_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
     frequency_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
-    response_format: Annotated[
-        dict[Literal["type"], Literal["text"]] | None, only({"type": "text"}, "this server answers in plain text only")
-    ] = Field(None, description="Plain text.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

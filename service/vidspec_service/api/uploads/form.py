@@ -21,6 +21,7 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
 MAX_FIELD_BYTES = 1024 * 1024
+_JSON_FIELDS = ("messages", "response_format", "structured_outputs", "guided_choice")
 OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its file: heads, boundaries, text fields
 _PART_END = b""
 
@@ -45,7 +46,7 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
             fields[name] = await store(reader.chunks())
         elif name == "stop":
             fields.setdefault(name, []).append(await reader.text(name))
-        elif name == "messages":
+        elif name in _JSON_FIELDS:
             fields[name] = json_of_field(name, await reader.text(name))
         else:
             fields[name] = await reader.text(name)
