@@ -79,6 +79,7 @@ class GenerationRequest:
     logprobs: int | None = None  # so many alternatives are told with each token's log probability; None: not even that
     speculation: SpeculationMode = SpeculationMode.AUTO
     compression: Compression = Compression.NONE
+    grammar: str | None = None  # what the answer must look like, in llguidance's words
     committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
 
     def end_ids(self, model_end_ids: frozenset[int]) -> frozenset[int]:

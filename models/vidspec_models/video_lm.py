@@ -17,6 +17,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
+from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
@@ -57,6 +58,7 @@ class VideoLM:
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.
         self._num_tokens = None if processor is None else max(processor.tokenizer.get_vocab().values()) + 1
+        self._grammars = self._num_tokens and Grammars(processor.tokenizer, stop_ids, self._num_tokens)
         device = decoder.embedding.device
         self._side = SideStream(device) if device.type == "cuda" else None
 
@@ -67,6 +69,12 @@ class VideoLM:
     @property
     def default_num_frames(self) -> int:
         return self._family.default_num_frames(self._processor)
+
+    def grammar_mask(self, grammar: str) -> GrammarMask:
+        """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
+        if not self._grammars:
+            raise GrammarError("this model has no tokenizer to write a grammar's text with")
+        return self._grammars.mask(grammar)
 
     @torch.inference_mode()
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:

@@ -63,6 +63,8 @@ async def _answer(
         body = await upload.fields(json=json, form=form)
         body.check_model(info.model)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
+        if (grammar := body.grammar) is not None:
+            await deadline.run(services.grammars.check(grammar))
         if (source := body.source) is not None:
             await deadline.run(take(upload, source, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect

@@ -65,9 +65,6 @@ class ChatCompletion(ChatRequest):
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     n: Annotated[Literal[1] | None, only(1, "this server gives one answer per request")] = Field(None, description="1.")
-    response_format: Annotated[
-        dict[Literal["type"], Literal["text"]] | None, only({"type": "text"}, "this server answers in plain text only")
-    ] = Field(None, description="Plain text.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -30,11 +30,12 @@ from vidspec_service.api.schemas.fields import (
     check_turns,
 )
 from vidspec_service.api.schemas.sampling import SamplingFields
+from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, StructuredOutput):
     """How to answer and which frames to look at: the same in every route that answers."""
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
@@ -114,6 +115,7 @@ class ChatRequest(SamplingFields):
                 seed=secrets.randbits(64) if self.seed is None else self.seed,
             ),
             stop=tuple(self.stop or ()),
+            grammar=None if self.grammar is None else self.grammar.text,
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
         )

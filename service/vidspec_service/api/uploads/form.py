@@ -21,10 +21,10 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
 MAX_FIELD_BYTES = 1024 * 1024
+_JSON_FIELDS = frozenset({"messages", "logit_bias", "response_format", "structured_outputs", "guided_choice"})
 OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its file: heads, boundaries, text fields
 _PART_END = b""
 _REPEATED = frozenset({"stop", "bad_words", "stop_token_ids"})  # lists, one part an entry
-_JSON = frozenset({"messages", "logit_bias"})
 
 F = TypeVar("F", bound=BaseModel)
 Store = Callable[[AsyncIterator[bytes]], Awaitable[Path]]
@@ -47,7 +47,7 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
             fields[name] = await store(reader.chunks())
         elif name in _REPEATED:
             fields.setdefault(name, []).append(await reader.text(name))
-        elif name in _JSON:
+        elif name in _JSON_FIELDS:
             fields[name] = json_of_field(name, await reader.text(name))
         else:
             fields[name] = await reader.text(name)

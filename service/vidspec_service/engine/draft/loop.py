@@ -153,7 +153,8 @@ class DraftLoop(WorkerLoop):
             request_id=item.request_id,
             view=PrunedView(prompt, self._strategy, self._config.prune_ratio, request.sampling.seed),
             cache=self._pool.new_cache(),
-            sampler=sampler_of(request, prompt, self._model),
+            sampler=sampler_of(request, prompt, self._model, item.grammar),
+            grammar=item.grammar,
             max_tokens=min(request.max_tokens or room, room),
         )
 
@@ -203,13 +204,23 @@ class Proposer:
         self._token_s = 0.0  # seconds a token takes, as of late
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
-        """One forward for all; a request that is alone may get several tokens. Their caches have room for that."""
+        """One forward for all but those whose grammar says what comes next; these need none.
+
+        A request that is alone may get several tokens. Their caches have room for that.
+        """
+        found = {request.request_id: [Guess(token, 1.0) for token in request.forced()] for request in batch}
+        asked = [request for request in batch if not found[request.request_id]]
+        if asked:
+            found |= zip([request.request_id for request in asked], self._guess(asked), strict=True)
+        return [self._proposal(request, found[request.request_id]) for request in batch]
+
+    def _guess(self, batch: Sequence[DraftRequest]) -> list[list[Guess]]:
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
         found = self._model.guess(asked, min(MOST_AT_ONCE, batch[0].num_left))
         took = (time.monotonic() - started) / max(map(len, found))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
-        return [self._proposal(request, guesses) for request, guesses in zip(batch, found, strict=True)]
+        return found
 
     def _proposal(self, request: DraftRequest, guesses: Sequence[Guess]) -> Proposal:
         epoch, start = request.sequence.propose([guess.token for guess in guesses])

@@ -116,7 +116,8 @@ class TargetLoop(WorkerLoop):
             request_id=item.request_id,
             prompt=prompt,
             cache=self._pool.new_cache(),
-            sampler=sampler_of(request, prompt, self._model),
+            sampler=sampler_of(request, prompt, self._model, item.grammar),
+            grammar=item.grammar,
             speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
             stop_ids=request.end_ids(self._model.stop_ids),
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
@@ -232,7 +233,8 @@ class TargetLoop(WorkerLoop):
         self._costs.observe(num_rows, time.monotonic() - started)
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
-            self._publish(request, request.judge(pending, tokens), rows)
+            with self._confined_to(request.request_id):
+                self._publish(request, request.judge(pending, tokens), rows)
 
     def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
         is_there = request.request_id in self._scheduler.decoding  # or preempted for an older one a moment ago
