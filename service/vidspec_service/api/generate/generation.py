@@ -148,13 +148,21 @@ class Generation:
         seconds = time.monotonic() - self._began
         self._metrics.request_success.labels(self._outcome).inc()
         self._metrics.e2e_request_latency.observe(seconds)
-        facts = {
+        facts: dict[str, Any] = {
             "id": self._request.request_id,
             "outcome": self._outcome,
             "prompt_tokens": self._accepted.prompt_tokens,
         }
+        if self._num_tokens:
+            facts["first_token_s"] = round(self._first - self._began, 4)
         if self._finished is not None:
-            facts["completion_tokens"] = self._finished.completion_tokens
+            speculation = self._finished.speculation
+            facts |= {
+                "completion_tokens": self._finished.completion_tokens,
+                "queue_s": round(self._queue_s + self._finished.queue_s, 4),
+                "mode": speculation.mode.value,
+                "acceptance_rate": round(speculation.acceptance_rate, 4),
+            }
         _log.info("request ended", extra={**facts, "duration_s": round(seconds, 4)})
 
     def _record_phases(self, finished: Finished) -> None:

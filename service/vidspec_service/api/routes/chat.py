@@ -59,7 +59,7 @@ async def _answer(
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body.check_model(info.model)
+        body.check_model(info.model_names)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
         if (source := body.source) is not None:
             await deadline.run(take(upload, source, services.videos, services.fetcher))

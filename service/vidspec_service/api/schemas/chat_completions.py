@@ -5,6 +5,7 @@ Nothing is taken and ignored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
@@ -110,10 +111,10 @@ class ChatCompletion(ChatRequest):
         """How to answer; a stream ends with the usage if that is wanted."""
         return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
 
-    def check_model(self, served: str) -> None:
+    def check_model(self, served: Sequence[str]) -> None:
         """See ChatRequest."""
-        if self.model not in (None, served):
-            raise ModelNotFound(f"The model that is served here is {served!r}.", param="model")
+        if self.model not in (None, *served):
+            raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
 
     def generation_request(
         self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression

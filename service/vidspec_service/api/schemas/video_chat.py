@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -86,8 +87,8 @@ class ChatRequest(Strict):
         """How to answer."""
         return VIDEO_CHAT
 
-    def check_model(self, served: str) -> None:
-        """Raises ModelNotFound if the client asks for another model than the one that is `served`."""
+    def check_model(self, served: Sequence[str]) -> None:
+        """Raises ModelNotFound if the client asks for another model than the one that has the names `served`."""
 
     @property
     def frames(self) -> FrameRequest:
