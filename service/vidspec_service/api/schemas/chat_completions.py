@@ -1,6 +1,6 @@
 """The OpenAI dialect: what its clients send, held to the same limits, and `chat.completion` field for field.
 
-Nothing is taken and ignored.
+What is taken and changes nothing is listed in `client_fields`; nothing else is ignored.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from vidspec_models.request import Compression, GenerationRequest, SpeculationMo
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
+from vidspec_service.api.schemas.client_fields import ClientFields, TurnFields
+from vidspec_service.api.schemas.client_fields import only as neutral
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
@@ -30,12 +32,11 @@ Content = Annotated[
 ]
 
 
-class ChatTurn(Strict):
+class ChatTurn(TurnFields):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
     content: Content = Field(description="Text, or parts; a user turn may have the video or image among them.")
-    refusal: None = Field(None, description="As in the answers that are sent back here; null.")
 
     @property
     def text(self) -> str:
@@ -58,9 +59,13 @@ class StreamOptions(Strict):
     """What a stream tells besides its text."""
 
     include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
+    include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
+    continuous_usage_stats: Annotated[
+        Literal[False] | None, neutral(False, because="the usage is told once, at the end")
+    ] = Field(None, description="false.")
 
 
-class ChatCompletion(ChatRequest):
+class ChatCompletion(ClientFields, ChatRequest):
     """The JSON body of /v1/chat/completions."""
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")

@@ -83,9 +83,7 @@ class ImageUrl(Strict):
     """Where an image is."""
 
     url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
-    detail: Annotated[Literal["auto"] | None, only("auto", "images have one size here")] = Field(
-        None, description="auto."
-    )
+    detail: Literal["low", "high", "auto"] | None = Field(None, description="Taken; images have one size here.")
 
 
 class ImageUrlPart(Strict):
