@@ -130,19 +130,19 @@ class VideoLM:
         return list(logits.split(counts))
 
     @torch.inference_mode()
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
-        """What a draft proposes after every sequence's rows, at the output position given with them.
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+        """What a draft proposes after every sequence's rows, which end the answer's tokens given with them.
 
         One token each; up to `most`, each after the one before, of a single sequence where the model can do that in
         one go. The cache then holds all rows but that of the last token.
         """
         if len(batch) == 1 and self._run_ahead is not None and batch[0][1].is_plain:
-            ((rows, sampler, at),) = batch
-            noise = sampler.noise(at, most, self.decoder.embedding[: self._num_tokens, 0])
+            ((rows, sampler, prefix),) = batch
+            noise = sampler.noise(len(prefix), most, self.decoder.embedding[: self._num_tokens, 0])
             segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
             found = self._run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness)
             rows.cache.length += len(rows.ids) + most - 1
             return [[Guess.of(token, margin) for token, margin in zip(*found, strict=True)]]
         logits = self.step([rows for rows, _, _ in batch])
-        last = [(sampler, scores[-1:], at) for (_, sampler, at), scores in zip(batch, logits, strict=True)]
+        last = [(sampler, scores[-1:], prefix) for (_, sampler, prefix), scores in zip(batch, logits, strict=True)]
         return [[each] for each in guess_all(last)]

@@ -64,7 +64,7 @@ class CountingModel:
             rows.cache.length += len(rows.ids)
         return [self._after(rows.ids) for rows in batch]
 
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
         return [[Guess(int(scores[-1].argmax()), 0.9)] for scores in self.step([rows for rows, _, _ in batch])]
 
     def _after(self, ids: Sequence[int]) -> Tensor:

@@ -6,18 +6,17 @@ What is taken and changes nothing is listed in `client_fields`; nothing else is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from vidspec_models.request import Compression, GenerationRequest, SpeculationMode, Turn
+from vidspec_models.request import Turn
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
 from vidspec_service.api.schemas.client_fields import ClientFields, TurnFields
-from vidspec_service.api.schemas.client_fields import only as neutral
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
+from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
@@ -51,18 +50,14 @@ class ChatTurn(TurnFields):
         return [] if isinstance(self.content, str) else [p for p in self.content if not isinstance(p, TextPart)]
 
 
-_NO_LOGPROBS = "this server gives no log probabilities"
-_NO_PENALTY = "this server has no penalties: they would change the text that speculation must keep"
-
-
 class StreamOptions(Strict):
     """What a stream tells besides its text."""
 
     include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
     include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
-    continuous_usage_stats: Annotated[
-        Literal[False] | None, neutral(False, because="the usage is told once, at the end")
-    ] = Field(None, description="false.")
+    continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
+        None, description="false."
+    )
 
 
 class ChatCompletion(ClientFields, ChatRequest):
@@ -75,10 +70,6 @@ class ChatCompletion(ClientFields, ChatRequest):
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     n: Annotated[Literal[1] | None, only(1, "this server gives one answer per request")] = Field(None, description="1.")
-    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    presence_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
-    frequency_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
     response_format: Annotated[
         dict[Literal["type"], Literal["text"]] | None, only({"type": "text"}, "this server answers in plain text only")
     ] = Field(None, description="Plain text.")
@@ -121,12 +112,10 @@ class ChatCompletion(ClientFields, ChatRequest):
         if self.model not in (None, *served):
             raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
 
-    def generation_request(
-        self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
-    ) -> GenerationRequest:
-        """See ChatRequest."""
-        request = super().generation_request(request_id, default_speculation, default_compression)
-        return replace(request, max_tokens=self.max_completion_tokens or self.max_tokens)
+    @property
+    def most_tokens(self) -> int | None:
+        """See SamplingFields."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 def _role(turn: ChatTurn) -> str:
@@ -144,7 +133,7 @@ class OpenAIChoice(BaseModel):
 
     index: int = 0
     message: OpenAIMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str = Field(description="stop or length.")
 
 
@@ -161,7 +150,7 @@ class OpenAIChunkChoice(BaseModel):
 
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
 

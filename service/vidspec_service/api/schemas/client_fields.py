@@ -11,20 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.fields import Strict
 
 _INERT = "Taken; it changes nothing here."
-
-
-def only(*neutral: object, because: str) -> BeforeValidator:
-    """What means *not wanted* passes, the rest is told why not; null is the same as not given."""
-
-    def check(value: object) -> object:
-        if value is not None and not any(value == each and type(value) is type(each) for each in neutral):
-            raise ValueError(because)
-        return value
-
-    return BeforeValidator(check)
 
 
 def _minus_one_is_none(value: object) -> object:
@@ -39,10 +29,10 @@ _NO_TEMPLATE = "the checkpoint's own template and processor are used"
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
-NoTools = Annotated[Nothing | None, only([], because=_NO_TOOLS)]
+NoTools = Annotated[Nothing | None, only([], _NO_TOOLS)]
 NoProcessing = Annotated[
     NoOptions | None,
-    only({}, because="frames are chosen by num_frames, fps, max_frames, start_s and end_s"),
+    only({}, "frames are chosen by num_frames, fps, max_frames, start_s and end_s"),
 ]
 
 
@@ -66,51 +56,49 @@ class ClientFields(Strict):
     request_id: Label | None = Field(None, description="Taken; the header X-Request-Id is what the log has.")
 
     # Neutral
-    store: Annotated[Literal[False] | None, only(False, because="answers are not stored here")] = Field(
+    store: Annotated[Literal[False] | None, only(False, "answers are not stored here")] = Field(
         None, description="false."
     )
-    modalities: Annotated[list[Literal["text"]] | None, only(["text"], because="answers are text here")] = Field(
+    modalities: Annotated[list[Literal["text"]] | None, only(["text"], "answers are text here")] = Field(
         None, description="`text` alone."
     )
     tools: NoTools = Field(None, description="Empty.")
     functions: NoTools = Field(None, description="Empty.")
-    tool_choice: Annotated[Literal["none", "auto"] | None, only("none", "auto", because=_NO_TOOLS)] = Field(
+    tool_choice: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
         None, description="`none` or `auto`."
     )
-    function_call: Annotated[Literal["none", "auto"] | None, only("none", "auto", because=_NO_TOOLS)] = Field(
+    function_call: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
         None, description="`none` or `auto`."
     )
-    best_of: Annotated[Literal[1] | None, only(1, because="this server does not choose among answers")] = Field(
+    best_of: Annotated[Literal[1] | None, only(1, "this server does not choose among answers")] = Field(
         None, description="1."
     )
-    use_beam_search: Annotated[Literal[False] | None, only(False, because="this server has no beam search")] = Field(
+    use_beam_search: Annotated[Literal[False] | None, only(False, "this server has no beam search")] = Field(
         None, description="false."
     )
-    length_penalty: Annotated[
-        float | None, only(1.0, 1, because="it is beam search's, which this server does not have")
-    ] = Field(None, description="1.")
+    length_penalty: Annotated[float | None, only(1, "it is beam search's, which this server does not have")] = Field(
+        None, description="1."
+    )
     skip_special_tokens: Annotated[
-        Literal[True] | None, only(True, because="special tokens are never part of the text here")
+        Literal[True] | None, only(True, "special tokens are never part of the text here")
     ] = Field(None, description="true.")
     include_stop_str_in_output: Annotated[
-        Literal[False] | None, only(False, because="what ends an answer is never part of it here")
+        Literal[False] | None, only(False, "what ends an answer is never part of it here")
     ] = Field(None, description="false.")
     return_token_ids: Annotated[
-        Literal[False] | None, only(False, because="answers have no token ids; POST /tokenize tells them")
+        Literal[False] | None, only(False, "answers have no token ids; POST /tokenize tells them")
     ] = Field(None, description="false.")
-    return_tokens_as_token_ids: Annotated[
-        Literal[False] | None, only(False, because="tokens are told as their text")
-    ] = Field(None, description="false.")
-    echo: Annotated[Literal[False] | None, only(False, because="the prompt is not repeated here")] = Field(
+    return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are told as their text")] = Field(
         None, description="false."
     )
-    add_special_tokens: Annotated[Literal[False] | None, only(False, because=_NO_TEMPLATE)] = Field(
+    echo: Annotated[Literal[False] | None, only(False, "the prompt is not repeated here")] = Field(
         None, description="false."
     )
-    documents: Annotated[Nothing | None, only([], because="put documents into the messages")] = Field(
+    add_special_tokens: Annotated[Literal[False] | None, only(False, _NO_TEMPLATE)] = Field(None, description="false.")
+    documents: Annotated[Nothing | None, only([], "put documents into the messages")] = Field(
         None, description="Empty."
     )
-    priority: Annotated[Literal[0] | None, only(0, because="callers are served in rotation here")] = Field(
+    priority: Annotated[Literal[0] | None, only(0, "callers are served in rotation here")] = Field(
         None, description="0."
     )
     mm_processor_kwargs: NoProcessing = Field(None, description="Empty.")
@@ -126,7 +114,7 @@ class ClientFields(Strict):
 
 
 class TurnFields(Strict):
-    """For a message of a conversation: what answers of OpenAI and vLLM have, so that they can be sent back unchanged."""
+    """For a message: what those of OpenAI and vLLM have, so that answers can be sent back unchanged."""
 
     name: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         None, description="Taken; templates have no place for it."
@@ -135,8 +123,6 @@ class TurnFields(Strict):
     audio: None = Field(None, description="null.")
     function_call: None = Field(None, description="null.")
     tool_calls: NoTools = Field(None, description="Empty.")
-    annotations: Annotated[Nothing | None, only([], because="an answer here has none")] = Field(
-        None, description="Empty."
-    )
+    annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(None, description="Empty.")
     reasoning: None = Field(None, description="null.")
     reasoning_content: None = Field(None, description="null.")

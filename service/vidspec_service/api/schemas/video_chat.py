@@ -30,15 +30,15 @@ from vidspec_service.api.schemas.fields import (
     Url,
     check_turns,
 )
+from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
 
 
-class ChatRequest(Strict):
+class ChatRequest(SamplingFields):
     """How to answer and which frames to look at: the same in every route that answers."""
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
-    max_tokens: Count | None = Field(None, description="Most tokens of the answer; unset: the server's own.")
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
         0.0, description="0 is greedy."
     )
@@ -105,10 +105,9 @@ class ChatRequest(Strict):
         self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
     ) -> GenerationRequest:
         """What the engine is asked, but for the video. Null is the same as not given."""
-        return GenerationRequest(
+        request = GenerationRequest(
             request_id=request_id,
             turns=self.turns,
-            max_tokens=self.max_tokens,
             sampling=SamplingParams(
                 temperature=self.temperature or 0.0,
                 top_p=1.0 if self.top_p is None else self.top_p,
@@ -119,6 +118,7 @@ class ChatRequest(Strict):
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
         )
+        return self.with_law(request)
 
 
 class Message(Strict):

@@ -176,7 +176,7 @@ class World:
         assert list(rows.ids) == [*before[-1:], *pending]
         held, _ = self.said.still_holds(before)
         (logits,) = self.target_model.step([rows])
-        (chosen,) = choose_all([(running.sampler, logits, len(before))])
+        (chosen,) = choose_all([(running.sampler, logits, before, pending)])
         judged = running.judge(pending, chosen)
         self.num_verifications += 1
         self.num_lonely += not judged.num_accepted
@@ -310,7 +310,7 @@ class World:
         logits = self.target_model.prefill(prompt(), running.cache, prompt().num_tokens)
         assert logits is not None
         if not known:
-            running.commit(running.sampler.choose(logits[None], 0))
+            running.commit(running.sampler.choose(logits[None], []))
             return
         running.commit(known)
         if known[:-1]:
