@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from vidspec_models.request import Compression, GenerationRequest, SpeculationMode, Turn
+from vidspec_models.request import VIDEO, Compression, GenerationRequest, SpeculationMode, Turn
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
@@ -98,7 +98,7 @@ class ChatCompletion(ChatRequest):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """See ChatRequest; a turn's video comes before its text."""
-        return tuple(Turn(role=_role(t), text=t.text, num_videos=len(t.videos)) for t in self.messages)
+        return tuple(Turn(role=_role(t), parts=(*[VIDEO] * len(t.videos), t.text)) for t in self.messages)
 
     @property
     def source(self) -> Source:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
+from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
@@ -153,10 +153,10 @@ class VideoChat(ChatRequest):
     def turns(self) -> tuple[Turn, ...]:
         """See ChatRequest."""
         if self.messages is None:
-            return (Turn(role="user", text=self.prompt or "", num_videos=1),)
+            return (Turn(role="user", parts=(VIDEO, self.prompt or "")),)
         first_user = next(index for index, message in enumerate(self.messages) if message.role == "user")
         return tuple(
-            Turn(role=message.role, text=message.content, num_videos=int(index == first_user))
+            Turn(role=message.role, parts=(*[VIDEO] * int(index == first_user), message.content))
             for index, message in enumerate(self.messages)
         )
 
