@@ -6,6 +6,7 @@ Nothing is taken and ignored.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
@@ -33,7 +34,7 @@ class ChatTurn(Strict):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
-    content: Content = Field(description="Text, or parts; a user turn may have the video or image among them.")
+    content: Content = Field(description="Text, or parts; a user turn may have videos and images among them.")
     refusal: None = Field(None, description="As in the answers that are sent back here; null.")
 
     @property
@@ -42,6 +43,18 @@ class ChatTurn(Strict):
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        """As in Turn; text parts beside each other are joined by line breaks."""
+        if isinstance(self.content, str):
+            return (self.content,)
+        parts: list[str | None] = []
+        for _, group in groupby(self.content, lambda part: isinstance(part, TextPart)):
+            alike = list(group)
+            said = [part.text for part in alike if isinstance(part, TextPart)]
+            parts += ["\n".join(said)] if said else [VIDEO] * len(alike)
+        return tuple(parts)
 
     @property
     def videos(self) -> list[VideoPart]:
@@ -64,7 +77,7 @@ class ChatCompletion(ChatRequest):
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
-        description="A conversation with exactly one video or image in it; it ends with a user turn."
+        description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
@@ -84,26 +97,22 @@ class ChatCompletion(ChatRequest):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
         check_turns([(_role(turn), len(turn.text)) for turn in self.messages])
-        at = [index for index, turn in enumerate(self.messages) for _ in turn.videos]
-        if len(at) != 1:
-            raise InvalidRequest(
-                "The messages must have exactly one video or image among their parts.", param="messages"
-            )
-        if self.messages[at[0]].role != "user":
-            raise InvalidRequest("The video or image must be in a user turn.", param=f"messages.{at[0]}.role")
+        for index, turn in enumerate(self.messages):
+            if turn.videos and turn.role != "user":
+                raise InvalidRequest("Videos and images must be in user turns.", param=f"messages.{index}.role")
         if not self.messages[-1].text:
             raise InvalidRequest("The last message must say something.", param=f"messages.{len(self.messages) - 1}")
         return self
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest; a turn's video comes before its text."""
-        return tuple(Turn(role=_role(t), parts=(*[VIDEO] * len(t.videos), t.text)) for t in self.messages)
+        """See ChatRequest."""
+        return tuple(Turn(role=_role(turn), parts=turn.parts) for turn in self.messages)
 
     @property
-    def source(self) -> Source:
+    def sources(self) -> tuple[Source, ...]:
         """See ChatRequest."""
-        return next(part.source for turn in self.messages for part in turn.videos)
+        return tuple(part.source for turn in self.messages for part in turn.videos)
 
     @property
     def dialect(self) -> Dialect:
