@@ -76,7 +76,7 @@ async def test_what_would_change_the_answer_is_a_400_that_says_why(
 
 
 async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: Path) -> None:
-    answered = {
+    answered: dict[str, Any] = {
         "role": "assistant", "content": "A red square.", "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": [], "reasoning": None, "reasoning_content": None,
     }  # fmt: skip

@@ -140,7 +140,10 @@ class Settings(BaseSettings):
     keep_alive_s: Seconds = Field(default=15, description="An idle stream gets a comment line this often.")
 
     # Uploads and decoding
-    max_upload_bytes: Count = Field(default=_DECODING.max_bytes, description="Largest video file.")
+    max_videos_per_request: Count = Field(default=8, description="Videos and images of one request.")
+    max_upload_bytes: Count = Field(
+        default=_DECODING.max_bytes, description="Largest video file; all files of a request together."
+    )
     max_json_bytes: Count = Field(default=32 * 1024 * 1024, description="Largest JSON body; held in memory.")
     upload_dir: Location | None = Field(default=None, description="For uploads in use; unset: a private one.")
     max_stored_bytes: Annotated[int, Field(ge=0)] = Field(
@@ -163,7 +166,7 @@ class Settings(BaseSettings):
         default=_DECODING.max_frame_pixels, description="Larger frames are scaled down to so many pixels."
     )
     max_source_frames: Count = Field(default=_DECODING.max_source_frames, description="Most frames of a source.")
-    max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames given to the model.")
+    max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames of a request.")
     max_decoded_bytes: Count = Field(default=_DECODING.max_decoded_bytes, description="Most bytes of the RGB frames.")
     decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Longest decode of one video.")
     decode_workers: Count = Field(default=2, description="Videos decoded at the same time.")

@@ -96,7 +96,8 @@ class Summary(BaseModel):
     """What is known once an answer is complete."""
 
     usage: Usage
-    video: VideoFacts
+    video: VideoFacts | None = Field(description="The only video; null if there are none or several.")
+    videos: list[VideoFacts] = Field(description="Every video and image, in the order of the request.")
     speculation: SpeculationFacts
     timings: Timings
 

@@ -6,11 +6,12 @@ What is taken and changes nothing is listed in `client_fields`; nothing else is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from vidspec_models.request import Turn
+from vidspec_models.request import VIDEO, Turn
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
@@ -35,7 +36,7 @@ class ChatTurn(TurnFields):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
-    content: Content = Field(description="Text, or parts; a user turn may have the video or image among them.")
+    content: Content = Field(description="Text, or parts; a user turn may have videos and images among them.")
 
     @property
     def text(self) -> str:
@@ -43,6 +44,18 @@ class ChatTurn(TurnFields):
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        """As in Turn; text parts beside each other are joined by line breaks."""
+        if isinstance(self.content, str):
+            return (self.content,)
+        parts: list[str | None] = []
+        for _, group in groupby(self.content, lambda part: isinstance(part, TextPart)):
+            alike = list(group)
+            said = [part.text for part in alike if isinstance(part, TextPart)]
+            parts += ["\n".join(said)] if said else [VIDEO] * len(alike)
+        return tuple(parts)
 
     @property
     def videos(self) -> list[VideoPart]:
@@ -65,7 +78,7 @@ class ChatCompletion(ClientFields, ChatRequest):
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
-        description="A conversation with exactly one video or image in it; it ends with a user turn."
+        description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
@@ -81,26 +94,22 @@ class ChatCompletion(ClientFields, ChatRequest):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
         check_turns([(_role(turn), len(turn.text)) for turn in self.messages])
-        at = [index for index, turn in enumerate(self.messages) for _ in turn.videos]
-        if len(at) != 1:
-            raise InvalidRequest(
-                "The messages must have exactly one video or image among their parts.", param="messages"
-            )
-        if self.messages[at[0]].role != "user":
-            raise InvalidRequest("The video or image must be in a user turn.", param=f"messages.{at[0]}.role")
+        for index, turn in enumerate(self.messages):
+            if turn.videos and turn.role != "user":
+                raise InvalidRequest("Videos and images must be in user turns.", param=f"messages.{index}.role")
         if not self.messages[-1].text:
             raise InvalidRequest("The last message must say something.", param=f"messages.{len(self.messages) - 1}")
         return self
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest; a turn's video comes before its text."""
-        return tuple(Turn(role=_role(t), text=t.text, num_videos=len(t.videos)) for t in self.messages)
+        """See ChatRequest."""
+        return tuple(Turn(role=_role(turn), parts=turn.parts) for turn in self.messages)
 
     @property
-    def source(self) -> Source:
+    def sources(self) -> tuple[Source, ...]:
         """See ChatRequest."""
-        return next(part.source for turn in self.messages for part in turn.videos)
+        return tuple(part.source for turn in self.messages for part in turn.videos)
 
     @property
     def dialect(self) -> Dialect:
