@@ -22,7 +22,8 @@ from vidspec_service.engine.types import (
 from vidspec_service.errors import EngineDead
 
 INFO = EngineInfo(
-    model="fake-target",
+    model_names=("fake-target", "fake-alias"),
+    root="org/fake-target",
     draft_model="fake-draft",
     context_length=1024,
     default_num_frames=8,

@@ -12,14 +12,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 NO_CELL = -1  # in `Prompt.grid`: a video row that is no cell of a frame
+CLIP_GAP = 1000  # frame numbers left out between two videos: what compares frames close in time compares none of both
+
+
+VIDEO_BITS = 32  # of a row's number within its video, in `PromptIdentity.rows`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptIdentity:
-    """What the rows are made of: prompts of the same videos whose first `rows` are equal begin with equal rows."""
+    """What the rows are made of: where these are equal, and of the same videos, prompts begin with equal rows."""
 
     video_keys: tuple[str, ...]
-    rows: NDArray[np.int64]  # [P]: token ids, and at the videos' rows numbers of their own below zero
+    rows: NDArray[np.int64]  # [P]: token ids; at row r of video v, both from 0, -1 - r - (v << 32)
+
+    def num_common(self, other: PromptIdentity) -> int:
+        """Rows that both begin with, up to the first video that is not the same in both; none if that is the first."""
+        pairs = enumerate(zip(self.video_keys, other.video_keys, strict=False))
+        num_known = next((index for index, (ours, theirs) in pairs if ours != theirs), len(self.video_keys))
+        if num_known == 0:
+            return 0  # the other may be another caller's, who must not learn what this one says
+        most = min(len(self.rows), len(other.rows))
+        ours = self.rows[:most]
+        differ = (ours != other.rows[:most]) | (ours < -(num_known << VIDEO_BITS))
+        return int(differ.argmax()) if differ.any() else most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +50,7 @@ class Prompt:
     rotary: tuple[Tensor, Tensor]  # cos and signed sin, each [P, 1, D]
     is_video: Tensor  # bool [P]
     next_position: int
-    # int64 [video rows, 3]: (frame, row, column), frames counted through all videos
+    # int64 [video rows, 3]: (frame, row, column), frames counted through all videos, with CLIP_GAP between them
     grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
     layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
     identity: PromptIdentity | None = None  # None: nothing computed for it may serve another prompt
@@ -82,6 +97,13 @@ def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
 def cell_rows(prompt: Prompt) -> Tensor:
     """Indices into the prompt's video rows, int64 [C], of those that are cells of a frame."""
     return (prompt.grid != NO_CELL).all(1).nonzero()[:, 0]
+
+
+def begins_video(times: Tensor) -> Tensor:
+    """bool [F]: which of the frames with these increasing numbers, int64 [F], are the first of their video."""
+    begins = torch.ones_like(times, dtype=torch.bool)
+    begins[1:] = times.diff() > CLIP_GAP
+    return begins
 
 
 def grid_checksum(prompt: Prompt) -> int:

@@ -25,13 +25,24 @@ class Compression(StrEnum):
     DYCOKE = "dycoke"
 
 
+VIDEO = None  # among a turn's parts: the next of the request's videos
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message. `num_videos` of the request's videos, in order, stand before its text."""
+    """One message: what is said and shown, in order. Every VIDEO stands for one of the request's videos, in order."""
 
     role: str  # "system" | "user" | "assistant"
-    text: str
-    num_videos: int = 0
+    parts: tuple[str | None, ...]
+
+    @property
+    def text(self) -> str:
+        """All that is said, a line for each part."""
+        return "\n".join(part for part in self.parts if part is not VIDEO)
+
+    @property
+    def num_videos(self) -> int:
+        return self.parts.count(VIDEO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

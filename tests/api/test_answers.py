@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeEngine
-from vidspec_models.request import Compression, SpeculationMode, Turn
+from vidspec_models.request import VIDEO, Compression, SpeculationMode, Turn
 from vidspec_service.decoding.clip import FrameRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -98,7 +98,7 @@ async def test_every_field_of_a_form_reaches_the_engine_or_the_decoder(tmp_path:
     assert asked.sampling.seed == 2**64 - 1
     assert asked.stop == ("END", ".")
     assert (asked.speculation, asked.compression) == (SpeculationMode.SERIAL, Compression.DYCOKE)
-    assert asked.turns == (Turn(role="user", text="What moves?", num_videos=1),)
+    assert asked.turns == (Turn(role="user", parts=(VIDEO, "What moves?")),)
     assert asked.videos[0].frames.shape == (3, 4, 6, 3)
     assert asked.videos[0].source_num_frames == 75
     assert world.decoder.requests == [FrameRequest(fps=2.5, max_frames=6, start_s=1.0, end_s=2.5)]

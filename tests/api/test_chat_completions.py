@@ -98,7 +98,7 @@ async def test_each_way_to_send_a_video_is_taken(tmp_path: Path, part: Any) -> N
     world = World(tmp_path)
     assert (await ask(world, messages=[user(ASK, part)])).status_code == 200
     assert world.decoder.contents == [CLIP_BYTES]
-    assert world.engine.requests[0].turns == (Turn(role="user", text="What moves?", num_videos=1),)
+    assert world.engine.requests[0].turns == (Turn(role="user", parts=(VIDEO, "What moves?")),)
 
 
 async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
     assert (await ask(world, messages=[user(IMAGE, ASK)])).status_code == 200
     assert world.decoder.contents == [IMAGE_BYTES]
     assert world.decoder.requests[0].is_still
-    assert world.engine.requests[0].turns == (Turn(role="user", text="What moves?", num_videos=1),)
+    assert world.engine.requests[0].turns == (Turn(role="user", parts=(VIDEO, "What moves?")),)
     assert world.leftovers == []
 
 
@@ -144,12 +144,12 @@ async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> Non
     ]
     assert (await ask(world, messages=turns)).status_code == 200
     assert world.engine.requests[0].turns == (
-        Turn(role="system", text="Be brief."),
-        Turn(role="user", text="Hello"),
-        Turn(role="assistant", text="Hi."),
-        Turn(role="user", text="What moves?\nAnd why?", num_videos=1),
-        Turn(role="assistant", text="A square."),
-        Turn(role="user", text="Where to?"),
+        Turn(role="system", parts=("Be brief.",)),
+        Turn(role="user", parts=("Hello",)),
+        Turn(role="assistant", parts=("Hi.",)),
+        Turn(role="user", parts=(VIDEO, "What moves?\nAnd why?")),
+        Turn(role="assistant", parts=("A square.",)),
+        Turn(role="user", parts=("Where to?",)),
     )
 
 

@@ -30,7 +30,7 @@ def test_peak_memory_is_weights_and_caches_and_a_tenth(tmp_path: Path) -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     model = load_model(ModelSpec(path=str(tmp_path), role="target", device="cuda", dtype="bfloat16"))
-    prompt = model.prepare([Turn(role="user", text=prompt_text(0))], [])
+    prompt = model.prepare([Turn(role="user", parts=(prompt_text(0),))], [])
     pool = KVPool(model.decoder.geometry, 16384)
     cache = pool.new_cache()
     assert pool.grow(cache, prompt.num_tokens + 64)

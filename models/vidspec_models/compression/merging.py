@@ -8,14 +8,13 @@ like their frame (our addition). Nothing is averaged: merging is deletion. A las
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression import num_left
-from vidspec_models.inputs import Prompt, cell_rows, pruned
+from vidspec_models.inputs import Prompt, begins_video, cell_rows, pruned
 
 _COMPARED_WITH = (0, 1, 2, 1)  # by place in the window: how many frames back; the first stays whole
 _DECIMALS = 5  # beyond them similarities of equal tokens differ by rounding, on every machine otherwise
@@ -56,8 +55,7 @@ def expendable(frame: Tensor, earlier: Tensor) -> Tensor:
 def merge_prompt(prompt: Prompt, merge_ratio: float) -> Prompt:
     """The prompt without the merged rows; text and rows that are no cell of a frame (newlines) all stay.
 
-    A prompt without video, or at ratio 0, is returned as it is. A new window begins where the frames' size
-    changes or a newline row stands between two frames: there another video begins.
+    A prompt without video, or at ratio 0, is returned as it is. Every video begins a new window.
     """
     if not len(prompt.grid) or merge_ratio == 0:
         return prompt
@@ -70,18 +68,10 @@ def merge_prompt(prompt: Prompt, merge_ratio: float) -> Prompt:
 
 
 def _videos(grid: Tensor, cells: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Runs of frames of one size with nothing between them: how many frames, and their rows of `grid` [V, 3]."""
-    places = grid[cells]
-    _, sizes = places[:, 0].unique_consecutive(return_counts=True)
-    counts = sizes.tolist()
-    if not counts:
-        return
-    columns = [int(part[:, 2].max()) for part in places.split(counts)]
-    rows_between = [
-        int(part[0]) - i for part, i in zip(cells.split(counts), accumulate(counts, initial=0), strict=False)
-    ]
-    start = 0
-    for (size, *_), run in groupby(zip(counts, columns, rows_between, strict=True)):
-        num_frames = len(list(run))
-        yield num_frames, cells[start : start + num_frames * size]
-        start += num_frames * size
+    """Each video's number of frames, and their cells' rows of `grid` [V, 3]."""
+    times, frames = grid[cells][:, 0].unique(return_inverse=True)
+    video_of_frame = begins_video(times).cumsum(0)
+    num_frames, num_cells = video_of_frame.bincount(), video_of_frame[frames].bincount()
+    for number, part in zip(num_frames.tolist(), cells.split(num_cells.tolist()), strict=True):
+        if number:  # they are counted from 1
+            yield number, part

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.inputs import NO_CELL, Prompt, PromptIdentity
-from vidspec_models.request import Turn, Video
+from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
+from vidspec_models.request import VIDEO, Turn, Video
 
 
 class Family(ABC):
@@ -80,15 +80,17 @@ class Family(ABC):
 
 
 def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns in the structure that transformers' chat templates read: media first, then text."""
-    return [
-        {
-            "role": turn.role,
-            "content": [{"type": "video"}] * turn.num_videos
-            + [{"type": "text", "text": _without_placeholders(processor, turn.text)}],
-        }
-        for turn in turns
-    ]
+    """Turns in the structure that transformers' chat templates read, parts in their order.
+
+    A template may still put what is shown before what is said: LLaVA-OneVision's and the bundled pair's do.
+    """
+    return [{"role": turn.role, "content": [_content(processor, part) for part in turn.parts]} for turn in turns]
+
+
+def _content(processor: Any, part: str | None) -> dict[str, str]:
+    if part is VIDEO:
+        return {"type": "video"}
+    return {"type": "text", "text": _without_placeholders(processor, part)}
 
 
 def _without_placeholders(processor: Any, text: str) -> str:
@@ -141,12 +143,12 @@ def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[Enc
 
 
 def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
-    """The videos' grids one after the other, frames counted through all of them."""
+    """The videos' grids one after the other, frames counted through all of them, with CLIP_GAP between them."""
     grids, num_frames = [torch.empty(0, 3, dtype=torch.int64)], 0
     for video in videos:
         first = torch.tensor((num_frames, 0, 0)).where(video.grid != NO_CELL, 0)
         grids.append(video.grid + first)
-        num_frames += video.num_frames
+        num_frames += video.num_frames + CLIP_GAP
     return torch.cat(grids).to(device)
 
 
@@ -156,7 +158,8 @@ def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> P
     if not keys or len(keys) < len(videos):
         return None
     rows = ids.cpu().numpy().copy()
-    rows[is_video.cpu().numpy()] = np.arange(-1, -1 - int(is_video.sum()), -1)
+    numbers = [np.arange(len(video.features)) + (index << VIDEO_BITS) for index, video in enumerate(videos)]
+    rows[is_video.cpu().numpy()] = -1 - np.concatenate(numbers)
     return PromptIdentity(video_keys=keys, rows=rows)
 
 

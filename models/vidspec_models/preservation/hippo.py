@@ -39,7 +39,7 @@ def hippo(cells: Candidates) -> Tensor:
         relevance = relative(debiased(cells.relevance, cells, _PLACE_POWER))
         quality = _DISTINCT_SHARE * quality + (1 - _DISTINCT_SHARE) * relevance
     num_diverse = cells.budget - int(_EVEN_SHARE * cells.budget)
-    return with_even(diverse(quality, units, cells.frames, num_diverse), cells.num_cells, cells.budget)
+    return with_even(diverse(quality, units, cells.times[cells.frames], num_diverse), cells.num_cells, cells.budget)
 
 
 def neighbours(dense: Tensor, *, with_self: bool) -> Iterator[Tensor]:
@@ -111,27 +111,27 @@ def _relative_means(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     return relative.clamp(min=1e-3)[groups]
 
 
-def diverse(quality: Tensor, units: Tensor, frames: Tensor, budget: int) -> Tensor:
+def diverse(quality: Tensor, units: Tensor, times: Tensor, budget: int) -> Tensor:
     """Indices of `budget` of the C cells: greedy maximum of a determinant (Chen et al., NeurIPS 2018).
 
-    quality [C] in [0, 1]; units [C, hidden] of unit length; frames int64 [C]. With L(i, j) = quality(i) quality(j)
-    max(0, cos(i, j)) 0.78^|frames between| the determinant of the rows and columns chosen is a product over the cells:
-    of what is left of each one's squared quality when all that the cells before it show is taken away. The next cell
-    is the one with most left.
+    quality [C] in [0, 1]; units [C, hidden] of unit length; times int64 [C], in frames. With L(i, j) = quality(i)
+    quality(j) max(0, cos(i, j)) 0.78^|frames between| the determinant of the rows and columns chosen is a product over
+    the cells: of what is left of each one's squared quality when all that the cells before it show is taken away. The
+    next cell is the one with most left.
     """
     pool = best(quality, _POOL * budget)
-    quality, units, frames = quality[pool], units[pool], frames[pool].to(quality.dtype)
+    quality, units, times = quality[pool], units[pool], times[pool].to(quality.dtype)
     num_steps = min(budget, _MOST_STEPS)
     if quality.device.type == "cpu":  # numpy's overhead is half of torch's, and a step is little else
         shown = np.zeros((num_steps, len(pool)), np.float32)
-        chosen, left = _greedy(quality.numpy(), units.numpy(), frames.numpy(), shown)
+        chosen, left = _greedy(quality.numpy(), units.numpy(), times.numpy(), shown)
     else:
-        chosen, left = _greedy(quality, units, frames, quality.new_zeros(num_steps, len(pool)))
+        chosen, left = _greedy(quality, units, times, quality.new_zeros(num_steps, len(pool)))
     rest = best(torch.as_tensor(left), budget - len(chosen))
     return pool[torch.cat((pool.new_tensor(chosen), rest))]
 
 
-def _greedy(quality: Any, units: Any, frames: Any, shown: Any) -> tuple[list[int], Any]:
+def _greedy(quality: Any, units: Any, times: Any, shown: Any) -> tuple[list[int], Any]:
     """The cells chosen, at most one for each row of `shown` (zeros), and what is left of the others. Any arrays."""
     left = quality**2 + _RESERVE
     chosen: list[int] = []
@@ -139,7 +139,7 @@ def _greedy(quality: Any, units: Any, frames: Any, shown: Any) -> tuple[list[int
         cell = int(left.argmax())
         if left[cell] < _LEAST:
             break
-        shared = quality[cell] * quality * (units @ units[cell]).clip(0.0) * _FADING ** abs(frames - frames[cell])
+        shared = quality[cell] * quality * (units @ units[cell]).clip(0.0) * _FADING ** abs(times - times[cell])
         shown[step] = (shared - shown[:step, cell] @ shown[:step]) / left[cell] ** 0.5
         left = (left - shown[step] ** 2).clip(0.0)
         chosen.append(cell)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.inputs import NO_CELL, Prompt, begins_video
 from vidspec_models.preservation.text_queries import RelevanceLaw
 
 LEAST_KEPT = 16  # cells: below that a clip is too short to prune further
@@ -23,13 +23,14 @@ _MOST_PRUNED = 0.99
 class Candidates:
     """The C cells of a prompt's videos, what the text pays to each, and how many of them may stay.
 
-    They lie in F frames of at most R x S places; a place that a video has no cell for is empty.
+    They lie in F frames of at most R x S places; a place that a video has no cell for is empty. Two videos' frames are
+    no neighbours in time.
     """
 
     features: Tensor  # [C, hidden], projected
     frames: Tensor  # int64 [C], counted without gaps
     slots: Tensor  # int64 [C]: place within the frame, row * S + column
-    num_frames: int
+    times: Tensor  # int64 [F], increasing: neighbours are 1 apart, frames of two videos more than CLIP_GAP
     shape: tuple[int, int]  # R, S
     relevance: Tensor | None  # float32 [C]: attention of the text; None: not known (yet)
     budget: int
@@ -40,13 +41,13 @@ class Candidates:
         cls, features: Tensor, places: Tensor, relevance: Tensor | None = None, budget: int = 0, seed: int = 0
     ) -> Candidates:
         """`places` are int64 [C, 3]: (frame, row, column), of one cell at least."""
-        kinds, frames = places[:, 0].unique(return_inverse=True)
+        times, frames = places[:, 0].unique(return_inverse=True)
         rows, columns = int(places[:, 1].max()) + 1, int(places[:, 2].max()) + 1
         return cls(
             features=features,
             frames=frames,
             slots=places[:, 1] * columns + places[:, 2],
-            num_frames=len(kinds),
+            times=times,
             shape=(rows, columns),
             relevance=relevance,
             budget=budget,
@@ -56,6 +57,15 @@ class Candidates:
     @property
     def num_cells(self) -> int:
         return len(self.frames)
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.times)
+
+    @property
+    def is_first(self) -> Tensor:
+        """bool [F]: whether a frame begins a video."""
+        return begins_video(self.times)
 
     def dense(self, values: Tensor) -> Tensor:
         """[C, ...] in its places: [F, R, S, ...], zeros where there is no cell."""

@@ -57,7 +57,8 @@ def temporal_merging(cells: Candidates) -> Tensor:
     the others the cells least like their counterparts. First frames alone may be too many: they are thinned out evenly.
     """
     frames = torch.arange(cells.num_frames, device=cells.frames.device)
-    earlier = frames.new_tensor([compared_with(frame) for frame in range(cells.num_frames)])
+    begins = frames.masked_fill(~cells.is_first, 0).cummax(0).values  # [F]: the first frame of each one's video
+    earlier = begins + frames.new_tensor([compared_with(frame) for frame in (frames - begins).tolist()])
     is_whole = (earlier == frames)[cells.frames]
     whole = is_whole.nonzero()[:, 0]
     if len(whole) >= cells.budget:
@@ -90,6 +91,7 @@ def temporal_novelty(units: Tensor, cells: Candidates) -> Tensor:
         for earlier, is_there in near:
             cosine = torch.linalg.vecdot(dense[1:], earlier)
             closest[1:] = torch.maximum(closest[1:], cosine.masked_fill(is_there == 0, -torch.inf))
+        closest[cells.is_first] = -torch.inf  # what came before is another video
     novelty = 1.0 - cells.gathered(closest)
     is_known = novelty.isfinite()
     neutral = novelty[is_known].mean() if is_known.any() else 0.0

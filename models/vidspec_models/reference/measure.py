@@ -32,7 +32,7 @@ _ROWS = {"target": (1, 2, 4, 9, 17), "draft": (1,)}
 _WARM_UP, _CHUNK = 5, 512
 _COPIES = 12
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}  # far more than caches hold
-_ASKED = (Turn(role="user", text=prompt_text(0)),)
+_ASKED = (Turn(role="user", parts=(prompt_text(0),)),)
 
 
 def main(arguments: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -73,11 +74,25 @@ STATUS: Mapping[type[ServiceError], int] = {
     DeadlineExceeded: 504,
     ServiceError: 500,
 }
+_VIDEO_FIELDS = ("video", "video_id", "video_url", "timestamps_s")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 # The same would happen again, at full price. OpenAI's clients heed it; without it they ask twice more.
 _NO_RETRY = {"X-Should-Retry": "false"}
 _RETRY_AFTER_DEAD_S = 10.0  # about what an orchestrator needs to replace the process
+
+
+@contextmanager
+def about_video(index: int, num_videos: int) -> Iterator[None]:
+    """An error about one of a request's several videos says which, counted from 0; one alone needs no number."""
+    try:
+        yield
+    except RequestError as error:
+        if num_videos == 1:
+            raise
+        name = f"videos.{index}"
+        param = name if error.param in (None, *_VIDEO_FIELDS) else error.param
+        raise type(error)(f"{name}: {error.message}", param=param) from error
 
 
 def status_of(error: ServiceError) -> int:

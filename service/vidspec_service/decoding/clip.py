@@ -18,6 +18,15 @@ MAX_FPS = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSequence:
+    """A client's own frames: JPEG images one after the other in the file, and when each is shown."""
+
+    num_bytes: tuple[int, ...]  # [N] of each image
+    timestamps_s: tuple[float, ...]  # [N] 0 or more, at least 1 ms apart
+    fps: float | None = None  # frames per second, where the times are made of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRequest:
     """Either `fps` or `num_frames` (neither: the service fills in num_frames), over [start_s, end_s)."""
 
@@ -27,6 +36,8 @@ class FrameRequest:
     start_s: float | None = None
     end_s: float | None = None
     is_still: bool = False  # the file is an image: a clip of one frame
+    sequence: FrameSequence | None = None  # the file is a client's own frames: all of them, if nothing else is asked
+    num_sharing: int = 1  # videos of the request: its limits and the default number of frames are shared out equally
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vidspec_service.errors import VideoTooLarge
 
@@ -19,6 +19,11 @@ class DecodingLimits:
     max_frames: int = 768  # frames handed to the model
     max_decoded_bytes: int = 512 * 1024 * 1024  # chosen frames x pixels x 3
     timeout_s: float = 60.0  # wall clock of one decode child
+
+    def shared(self, num_videos: int) -> DecodingLimits:
+        """What each of so many videos of one request may cost."""
+        max_frames = max(1, self.max_frames // num_videos)
+        return replace(self, max_frames=max_frames, max_decoded_bytes=self.max_decoded_bytes // num_videos)
 
     def check_pixels(self, width: int, height: int) -> None:
         """VideoTooLarge for a frame over the limit."""

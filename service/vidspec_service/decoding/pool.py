@@ -59,12 +59,16 @@ class DecodePool:
     async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
         """Frames and facts of the video at `path`, which must stay there meanwhile; waits for a free slot.
 
+        A request's videos that share its limits share `default_num_frames` as well: rounded down, at least one each.
+
         Raises InvalidRequest, VideoUnsupported, VideoUnreadable (also for a decode that takes too long) or
         VideoTooLarge; CapacityError if no child can be started, Draining if the pool closes. Cancelling kills
         the child. `video.frames` is read-only and not copied; its memory goes when the array goes.
         """
-        check_request(request, self._limits)  # needs no child
-        job = Job(path=str(path), request=request, default_num_frames=default_num_frames, limits=self._limits)
+        limits = self._limits.shared(request.num_sharing)
+        check_request(request, limits)  # needs no child
+        default = max(1, default_num_frames // request.num_sharing)
+        job = Job(path=str(path), request=request, default_num_frames=default, limits=limits)
         async with self._slots:
             child = await self._take_spare()
             try:

@@ -9,11 +9,11 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from vidspec_service.decoding.clip import FrameRequest, check_request
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.errors import InvalidRequest
 
 # Matroska and others round times to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without this
@@ -61,6 +61,30 @@ def select_frames(
         if len(indices) < num_frames:
             warnings.append(f"There are only {len(indices)} distinct frames to use, not {num_frames}.")
     return Selection(indices=indices, warnings=tuple(warnings))
+
+
+def select_sequence(
+    timestamps_s: Sequence[float],  # [N] strictly increasing, from whatever the client counts them
+    duration_s: float,
+    request: FrameRequest,
+    limits: DecodingLimits,
+) -> Selection:
+    """Choose among frames that somebody has chosen already: all in the time window, unless something else is asked.
+
+    Raises what `select_frames` does; InvalidRequest for a window without a frame, VideoTooLarge for too many.
+    """
+    start_s = max(request.start_s or 0.0, timestamps_s[0])
+    end_s = math.inf if request.end_s is None else request.end_s
+    inside = tuple(index for index, time_s in enumerate(timestamps_s) if start_s <= time_s < end_s)
+    if not inside:
+        raise InvalidRequest("No frame lies between start_s and end_s.", param="start_s")
+    is_asked = request.fps is not None or request.num_frames is not None
+    if is_asked or len(inside) > (request.max_frames or len(inside)):
+        wanted = replace(request, start_s=start_s)
+        return select_frames(timestamps_s, duration_s, wanted, limits, default_num_frames=len(inside))
+    if len(inside) > limits.max_frames:
+        raise over_limit(f"There are {len(inside)} frames", str(limits.max_frames), "VIDSPEC_MAX_FRAMES")
+    return Selection(indices=inside)
 
 
 def _window(duration_s: float, request: FrameRequest, warnings: list[str]) -> tuple[float, float]:

@@ -17,7 +17,15 @@ ENV_PREFIX = "VIDSPEC_"
 
 
 def _split(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):  # a flag's words, a YAML list
+        value = " ".join(value)
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def _path_prefix(value: str) -> str:
+    if not re.fullmatch(r"(/[\w.~-]+)+/?", value, re.ASCII):
+        raise ValueError("expected a path such as /video")
+    return value.rstrip("/")
 
 
 def _lower(value: object) -> object:
@@ -58,13 +66,18 @@ class Settings(BaseSettings):
     # Address
     host: NonEmpty = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: Port = Field(default=8000, description="Port to listen on; 0 picks a free one.")
+    root_path: Annotated[str, AfterValidator(_path_prefix)] | None = Field(
+        default=None, description="Path under which a proxy serves it, as /video; the proxy may strip it or not."
+    )
 
     # Models
     model: NonEmpty = Field(default="bundled", description="Target model: 'bundled', a folder or a hub id.")
     draft_model: NonEmpty | None = Field(
         default=None, description="Draft model: 'bundled', a folder or a hub id; unset: the bundled target's."
     )
-    served_model_name: NonEmpty | None = Field(default=None, description="Name told to clients; unset: the model's.")
+    served_model_name: Names = Field(
+        default=None, description="Names that clients may use, the first is told in answers; unset: the model's own."
+    )
     revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
     draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")
     target_device: Devices = Field(
@@ -127,7 +140,10 @@ class Settings(BaseSettings):
     keep_alive_s: Seconds = Field(default=15, description="An idle stream gets a comment line this often.")
 
     # Uploads and decoding
-    max_upload_bytes: Count = Field(default=_DECODING.max_bytes, description="Largest video file.")
+    max_videos_per_request: Count = Field(default=8, description="Videos and images of one request.")
+    max_upload_bytes: Count = Field(
+        default=_DECODING.max_bytes, description="Largest video file; all files of a request together."
+    )
     max_json_bytes: Count = Field(default=32 * 1024 * 1024, description="Largest JSON body; held in memory.")
     upload_dir: Location | None = Field(default=None, description="For uploads in use; unset: a private one.")
     max_stored_bytes: Annotated[int, Field(ge=0)] = Field(
@@ -150,7 +166,7 @@ class Settings(BaseSettings):
         default=_DECODING.max_frame_pixels, description="Larger frames are scaled down to so many pixels."
     )
     max_source_frames: Count = Field(default=_DECODING.max_source_frames, description="Most frames of a source.")
-    max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames given to the model.")
+    max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames of a request.")
     max_decoded_bytes: Count = Field(default=_DECODING.max_decoded_bytes, description="Most bytes of the RGB frames.")
     decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Longest decode of one video.")
     decode_workers: Count = Field(default=2, description="Videos decoded at the same time.")

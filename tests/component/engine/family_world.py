@@ -14,7 +14,7 @@ from tests.unit.models.families.test_exactness import SIZES, clip
 from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import GREEDY, StockAnswer, StockGenerator
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
+from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.ipc.messages import Heartbeat
@@ -42,15 +42,15 @@ def conversations() -> list[tuple[tuple[Turn, ...], tuple[Video, ...]]]:
     """Eight: without a video, with one and with two, in one turn or more, odd numbers of frames, odd sizes."""
     wide = video(12, size=SIZES[1])  # as many frames as the other: stock LLaVA stacks them
     once = [(video(1),), (video(2, 5, SIZES[1]),), (video(3, 2, (57, 29)),), (video(4, 19, (57, 85)),)]
-    asked = [Turn(role="user", text=f"question {i}?" * (i + 1), num_videos=1) for i in range(len(once))]
-    said = Turn(role="assistant", text="a man")
-    first, second = (Turn(role="user", text=text, num_videos=1) for text in ("first", "and this?"))
+    asked = [Turn(role="user", parts=(VIDEO, f"question {i}?" * (i + 1))) for i in range(len(once))]
+    said = Turn(role="assistant", parts=("a man",))
+    first, second = (Turn(role="user", parts=(VIDEO, text)) for text in ("first", "and this?"))
     return [
-        ((Turn(role="user", text="hello?"),), ()),
+        ((Turn(role="user", parts=("hello?",)),), ()),
         *(((each,), videos) for each, videos in zip(asked, once, strict=True)),
-        ((Turn(role="user", text="compare", num_videos=2),), (video(11), wide)),
+        ((Turn(role="user", parts=(VIDEO, VIDEO, "compare")),), (video(11), wide)),
         ((first, said, second), (video(11), wide)),
-        ((first, said, Turn(role="user", text="why?")), (wide,)),
+        ((first, said, Turn(role="user", parts=("why?",))), (wide,)),
     ]
 
 
@@ -59,7 +59,7 @@ def request(
 ) -> GenerationRequest:
     """Conversation `index`; `longer` is put behind its last words."""
     messages, videos = conversations()[index]
-    last = replace(messages[-1], text=messages[-1].text + longer)
+    last = replace(messages[-1], parts=(*messages[-1].parts[:-1], f"{messages[-1].parts[-1]}{longer}"))
     return GenerationRequest(
         request_id=f"{mode}-{index}-{name}",
         turns=(*messages[:-1], last),

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import SCENE_DURATION_S, sample_scene
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
+from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
@@ -77,7 +77,7 @@ def ask(
     """A single-turn request."""
     return GenerationRequest(
         request_id=request_id,
-        turns=(Turn(role="user", text=prompt, num_videos=len(videos)),),
+        turns=(Turn(role="user", parts=(*[VIDEO] * len(videos), prompt)),),
         videos=tuple(videos),
         max_tokens=max_tokens,
         sampling=sampling or SamplingParams(),

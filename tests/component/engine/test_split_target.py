@@ -61,7 +61,7 @@ def request(mode: SpeculationMode, seed: int) -> GenerationRequest:
 def longer(asked: GenerationRequest) -> GenerationRequest:
     """So long that its answer needs another block of the cache."""
     (message,) = asked.turns
-    return replace(asked, turns=(replace(message, text=message.text + "?" * 60),))
+    return replace(asked, turns=(replace(message, parts=(*message.parts, "?" * 60)),))
 
 
 @pytest.mark.parametrize("mode", [SpeculationMode.OFF, SpeculationMode.PARALLEL])

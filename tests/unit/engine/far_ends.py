@@ -72,4 +72,4 @@ def introduce(api: Channel, *, is_full: bool = False) -> Far:
 
 def prompt_of(name: str) -> Prompt:
     """What the model makes of a request of that name."""
-    return RecordingModel().prepare([Turn(role="user", text=name)], [], EncoderCache(0))
+    return RecordingModel().prepare([Turn(role="user", parts=(name,))], [], EncoderCache(0))

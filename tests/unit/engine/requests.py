@@ -27,7 +27,7 @@ def request_of(
     """A greedy request without a video; its text is its name."""
     return GenerationRequest(
         request_id=name,
-        turns=(Turn(role="user", text=name),),
+        turns=(Turn(role="user", parts=(name,)),),
         max_tokens=max_tokens,
         sampling=SamplingParams(seed=seed),
         speculation=mode,

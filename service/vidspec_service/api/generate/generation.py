@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest
+from vidspec_service.api.generate.frames import decode_all
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.services import Services
+from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
@@ -43,7 +45,7 @@ class Generation:
         self._deadline = deadline
         self._held = AsyncExitStack()
         self._events: AsyncGenerator[GenerationEvent, None] | None = None
-        self._video: dict[str, Any] = {}  # not the clip: its frames are large, and the engine has them
+        self._videos: list[dict[str, Any]] = []  # not the clips: their frames are large, and the engine has them
         self._accepted: Accepted | None = None
         self._finished: Finished | None = None
         self._outcome = "abort"
@@ -66,23 +68,27 @@ class Generation:
             self._outcome = "error"
             raise
 
-    async def start(self, upload: Upload, frames: FrameRequest) -> None:
+    async def start(self, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest) -> None:
         """Decode and submit; returns when the engine has accepted: a refusal comes before the answer."""
-        services, caller, file = self._services, upload.permit.caller, upload.file
+        services, caller = self._services, upload.permit.caller
         await services.queue.acquire(caller)
         self._held.callback(services.queue.release)
         self._queue_s = time.monotonic() - self._began
-        clip = await services.clips.clip(caller, file, frames, default_num_frames(services))
+        clips = await decode_all(services, caller, files, frames, default_num_frames(services))
         self._decode_s = time.monotonic() - self._began - self._queue_s
-        self._video = {
-            "id": file.content_id,
-            "duration_s": clip.video.duration_s,
-            "num_frames": len(clip.timestamps_s),
-            "timestamps_s": clip.timestamps_s,
-            "warnings": clip.warnings,
-        }
+        self._videos = [
+            {
+                "id": file.content_id,
+                "duration_s": clip.video.duration_s,
+                "num_frames": len(clip.timestamps_s),
+                "timestamps_s": clip.timestamps_s,
+                "warnings": clip.warnings,
+            }
+            for file, clip in zip(files, clips, strict=True)
+        ]
         upload.close()  # an answer takes longer than its frames
-        self._events = services.engine.generate(replace(self._request, videos=(clip.video,)))
+        self._events = services.engine.generate(replace(self._request, videos=tuple(clip.video for clip in clips)))
+        del clips
         self._held.push_async_callback(self._events.aclose)
         first = await anext(self._events, None)
         if not isinstance(first, Accepted):
@@ -134,7 +140,8 @@ class Generation:
                     "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
                 },
             },
-            "video": self._video,
+            "video": self._videos[0] if len(self._videos) == 1 else None,
+            "videos": self._videos,
             "speculation": stats,
             "timings": {
                 "queue_s": self._queue_s + finished.queue_s,
@@ -153,13 +160,21 @@ class Generation:
         seconds = time.monotonic() - self._began
         self._metrics.request_success.labels(self._outcome).inc()
         self._metrics.e2e_request_latency.observe(seconds)
-        facts = {
+        facts: dict[str, Any] = {
             "id": self._request.request_id,
             "outcome": self._outcome,
             "prompt_tokens": self._accepted.prompt_tokens,
         }
+        if self._num_tokens:
+            facts["first_token_s"] = round(self._first - self._began, 4)
         if self._finished is not None:
-            facts["completion_tokens"] = self._finished.completion_tokens
+            speculation = self._finished.speculation
+            facts |= {
+                "completion_tokens": self._finished.completion_tokens,
+                "queue_s": round(self._queue_s + self._finished.queue_s, 4),
+                "mode": speculation.mode.value,
+                "acceptance_rate": round(speculation.acceptance_rate, 4),
+            }
         _log.info("request ended", extra={**facts, "duration_s": round(seconds, 4)})
 
     def _record_phases(self, finished: Finished) -> None:

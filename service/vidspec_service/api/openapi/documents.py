@@ -75,6 +75,10 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return documented
 
 
+HEALTH: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A request would be served.", "content": None},
+    503: {"description": "Not now; `/health/ready` says why."},
+}
 METRICS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The page.", "content": {"text/plain": {"schema": {"type": "string"}}}},
     **problems(401),

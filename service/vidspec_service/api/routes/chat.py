@@ -20,7 +20,7 @@ from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.logprobs import logprobs_of
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
-from vidspec_service.api.uploads.sources import take
+from vidspec_service.api.uploads.sources import take_all
 from vidspec_service.api.uploads.upload import Upload
 
 
@@ -30,22 +30,22 @@ def chat_router(services: Services) -> APIRouter:
 
     @router.post(
         "/v1/video-chat",
-        summary="Ask about a video",
+        summary="Ask about videos",
         responses=documents.VIDEO_CHAT_RESPONSES,
         openapi_extra=documents.VIDEO_CHAT_BODY,
     )
     async def video_chat(request: Request) -> Response:
-        """Send one video and a question; get the answer whole or, with `stream`, as it is generated."""
+        """Send videos and a question; get the answer whole or, with `stream`, as it is generated."""
         return await _answer(request, services, VideoChatJson, VideoChatForm)
 
     @router.post(
         "/v1/chat/completions",
-        summary="Ask about a video, as OpenAI's clients do",
+        summary="Ask about videos, as OpenAI's clients do",
         responses=documents.CHAT_COMPLETION_RESPONSES,
         openapi_extra=documents.CHAT_COMPLETION_BODY,
     )
     async def chat_completions(request: Request) -> Response:
-        """A conversation with one video among its parts; get the answer whole or, with `stream`, in chunks."""
+        """A conversation with videos and images among its parts; get the answer whole or, with `stream`, in chunks."""
         return await _answer(request, services, ChatCompletion)
 
     return router
@@ -61,19 +61,18 @@ async def _answer(
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body.check_model(info.model)
+        body.check_model(info.model_names)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
         if (grammar := body.grammar) is not None:
             await deadline.run(services.grammars.check(grammar))
-        if (source := body.source) is not None:
-            await deadline.run(take(upload, source, services.videos, services.fetcher))
+        files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"
         asked = body.generation_request(request_id, settings.speculation, settings.compression)
-        del body, source  # its base64 may be large, and an answer takes its time
+        del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline)
         held.push_async_callback(generation.close)
-        await generation.run(generation.start(upload, frames))
+        await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         choice = await generation.run(_choice(generation))

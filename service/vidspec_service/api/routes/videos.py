@@ -47,10 +47,9 @@ def videos_router(services: Services) -> APIRouter:
             with closing(upload):
                 body: VideoUpload = await upload.fields(form=VideoUploadForm, json=VideoUploadJson)
                 deadline = Deadline(services.settings.request_timeout_s, permit.closing, request.receive)
-                if (source := body.source) is not None:
-                    await deadline.run(take(upload, source, services.videos, services.fetcher))
-                clip = await deadline.run(_decoded(services, permit.caller, upload.file, num_frames))
-                video = services.videos.keep(permit.caller, upload.file, _facts(upload.file, clip))
+                file = await deadline.run(take(upload, body.source, services.videos, services.fetcher))
+                clip = await deadline.run(_decoded(services, permit.caller, file, num_frames))
+                video = services.videos.keep(permit.caller, file, _facts(file, clip))
                 upload.hand_over()
                 return video
 

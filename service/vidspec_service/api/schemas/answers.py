@@ -96,7 +96,8 @@ class Summary(BaseModel):
     """What is known once an answer is complete."""
 
     usage: Usage
-    video: VideoFacts
+    video: VideoFacts | None = Field(description="The only video; null if there are none or several.")
+    videos: list[VideoFacts] = Field(description="Every video and image, in the order of the request.")
     speculation: SpeculationFacts
     timings: Timings
 
@@ -159,12 +160,15 @@ VIDEO_CHAT = Dialect("vchat", Completion, Chunk, FinalChunk)  # everything that 
 
 
 class ModelCard(BaseModel):
-    """One model of the list, as OpenAI writes it."""
+    """One name of the list, as OpenAI writes it, and what vLLM adds."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "vidspec"
+    root: str = Field(description="The hub id, or the name of the model's folder.")
+    parent: None = None
+    max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
 
 
 class ModelList(BaseModel):
@@ -172,6 +176,12 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Version(BaseModel):
+    """Of the server."""
+
+    version: str
 
 
 class Health(BaseModel):

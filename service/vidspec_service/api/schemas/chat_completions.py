@@ -1,18 +1,21 @@
 """The OpenAI dialect: what its clients send, held to the same limits, and `chat.completion` field for field.
 
-Nothing is taken and ignored.
+What is taken and changes nothing is listed in `client_fields`; nothing else is ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from vidspec_models.request import Turn
+from vidspec_models.request import VIDEO, Turn
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
+from vidspec_service.api.schemas.client_fields import ClientFields, TurnFields
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
 from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
 from vidspec_service.api.schemas.video_chat import ChatRequest
@@ -29,12 +32,11 @@ Content = Annotated[
 ]
 
 
-class ChatTurn(Strict):
+class ChatTurn(TurnFields):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
-    content: Content = Field(description="Text, or parts; a user turn may have the video or image among them.")
-    refusal: None = Field(None, description="As in the answers that are sent back here; null.")
+    content: Content = Field(description="Text, or parts; a user turn may have videos and images among them.")
 
     @property
     def text(self) -> str:
@@ -42,6 +44,18 @@ class ChatTurn(Strict):
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        """As in Turn; text parts beside each other are joined by line breaks."""
+        if isinstance(self.content, str):
+            return (self.content,)
+        parts: list[str | None] = []
+        for _, group in groupby(self.content, lambda part: isinstance(part, TextPart)):
+            alike = list(group)
+            said = [part.text for part in alike if isinstance(part, TextPart)]
+            parts += ["\n".join(said)] if said else [VIDEO] * len(alike)
+        return tuple(parts)
 
     @property
     def videos(self) -> list[VideoPart]:
@@ -53,14 +67,18 @@ class StreamOptions(Strict):
     """What a stream tells besides its text."""
 
     include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
+    include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
+    continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
+        None, description="false."
+    )
 
 
-class ChatCompletion(ChatRequest):
+class ChatCompletion(ClientFields, ChatRequest):
     """The JSON body of /v1/chat/completions."""
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
-        description="A conversation with exactly one video or image in it; it ends with a user turn."
+        description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
@@ -73,36 +91,32 @@ class ChatCompletion(ChatRequest):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
         check_turns([(_role(turn), len(turn.text)) for turn in self.messages])
-        at = [index for index, turn in enumerate(self.messages) for _ in turn.videos]
-        if len(at) != 1:
-            raise InvalidRequest(
-                "The messages must have exactly one video or image among their parts.", param="messages"
-            )
-        if self.messages[at[0]].role != "user":
-            raise InvalidRequest("The video or image must be in a user turn.", param=f"messages.{at[0]}.role")
+        for index, turn in enumerate(self.messages):
+            if turn.videos and turn.role != "user":
+                raise InvalidRequest("Videos and images must be in user turns.", param=f"messages.{index}.role")
         if not self.messages[-1].text:
             raise InvalidRequest("The last message must say something.", param=f"messages.{len(self.messages) - 1}")
         return self
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest; a turn's video comes before its text."""
-        return tuple(Turn(role=_role(t), text=t.text, num_videos=len(t.videos)) for t in self.messages)
+        """See ChatRequest."""
+        return tuple(Turn(role=_role(turn), parts=turn.parts) for turn in self.messages)
 
     @property
-    def source(self) -> Source:
+    def sources(self) -> tuple[Source, ...]:
         """See ChatRequest."""
-        return next(part.source for turn in self.messages for part in turn.videos)
+        return tuple(part.source for turn in self.messages for part in turn.videos)
 
     @property
     def dialect(self) -> Dialect:
         """How to answer; a stream ends with the usage if that is wanted."""
         return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
 
-    def check_model(self, served: str) -> None:
+    def check_model(self, served: Sequence[str]) -> None:
         """See ChatRequest."""
-        if self.model not in (None, served):
-            raise ModelNotFound(f"The model that is served here is {served!r}.", param="model")
+        if self.model not in (None, *served):
+            raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
 
     @property
     def most_tokens(self) -> int | None:

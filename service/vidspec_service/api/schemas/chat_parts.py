@@ -1,4 +1,4 @@
-"""The parts of a turn in the OpenAI dialect: text, and the one video or image, wherever it is.
+"""The parts of a turn in the OpenAI dialect: text, videos and images, wherever they are.
 
 OpenAI's own schema knows images and no video. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's,
 and a `file` part with a `file_id` is how OpenAI's own names an upload. To the models an image is a video of one frame.
@@ -7,19 +7,20 @@ and a `file` part with a `file_id` is how OpenAI's own names an upload. To the m
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from vidspec_service.api.schemas.fields import Id, Source, Strict, Text
+from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.errors import InvalidRequest
 
 
-def only(neutral: object, because: str) -> BeforeValidator:
+def only(neutral: object, because: str, *others: object) -> BeforeValidator:
     """For a field of OpenAI's that is not honoured here: what means *not wanted* passes, the rest is told why not."""
 
     def check(value: object) -> object:
-        if value is not None and value != neutral:
+        if value is not None and value != neutral and value not in others:
             raise ValueError(because)
         return value
 
@@ -33,8 +34,8 @@ class TextPart(Strict):
     text: Text
 
 
-class VideoUrl(Strict):
-    """Where a video is."""
+class VideoUrl(WithFrameTimes):
+    """Where a video is. Own frames are `data:video/jpeg;base64,F1,F2,...`, as vLLM takes them."""
 
     url: str = Field(min_length=1, description="`data:video/...;base64,...`, or https if the operator allows the host.")
 
@@ -48,7 +49,7 @@ class VideoUrlPart(Strict):
     @property
     def source(self) -> Source:
         """Where the video is."""
-        return _by_url(self.video_url.url)
+        return replace(_by_url(self.video_url.url), times=self.video_url.times)
 
 
 class InputVideo(Strict):
@@ -83,13 +84,11 @@ class ImageUrl(Strict):
     """Where an image is."""
 
     url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
-    detail: Annotated[Literal["auto"] | None, only("auto", "images have one size here")] = Field(
-        None, description="auto."
-    )
+    detail: Literal["low", "high", "auto"] | None = Field(None, description="Taken; images have one size here.")
 
 
 class ImageUrlPart(Strict):
-    """An image in the video's stead: PNG, JPEG or WebP."""
+    """An image: PNG, JPEG or WebP."""
 
     type: Literal["image_url"]
     image_url: ImageUrl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
@@ -39,15 +39,27 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    repeated: ClassVar[frozenset[str]] = frozenset()  # fields that a form may have several parts of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameTimes:
+    """When a client's own frames are shown: at a rate, or each at a time of its own."""
+
+    fps: float | None = None
+    timestamps_s: tuple[float, ...] | None = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a request's video, or an image in its stead, is, if it is not a part of the form."""
+    """Where one of a request's videos or images is."""
 
+    path: Path | None = None  # a file of the form, which is here already
     data_url: str | None = None
     video_id: str | None = None
     url: str | None = None
     is_still: bool = False
+    times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
 
 
 def check_turns(turns: list[tuple[str, int]]) -> None:

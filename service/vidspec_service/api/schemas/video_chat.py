@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
-from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
+from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
@@ -29,10 +29,15 @@ from vidspec_service.api.schemas.fields import (
     Url,
     check_turns,
 )
+from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
+
+MAX_VIDEOS = 1000  # of a body; how many a request may have is the operator's setting
+_VIDEO_ID = "Id of a video that was uploaded to /v1/videos."
+_VIDEO_URL = "https address of a video, if the operator allows its host."
 
 
 class ChatRequest(SamplingFields, StructuredOutput):
@@ -79,16 +84,16 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     @property
     @abstractmethod
-    def source(self) -> Source | None:
-        """Where the video is; None: it is the form's file, which is here already."""
+    def sources(self) -> tuple[Source, ...]:
+        """Where the conversation's videos and images are, in their order."""
 
     @property
     def dialect(self) -> Dialect:
         """How to answer."""
         return VIDEO_CHAT
 
-    def check_model(self, served: str) -> None:
-        """Raises ModelNotFound if the client asks for another model than the one that is `served`."""
+    def check_model(self, served: Sequence[str]) -> None:
+        """Raises ModelNotFound if the client asks for another model than the one that has the names `served`."""
 
     @property
     def frames(self) -> FrameRequest:
@@ -104,7 +109,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
     def generation_request(
         self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
     ) -> GenerationRequest:
-        """What the engine is asked, but for the video. Null is the same as not given."""
+        """What the engine is asked, but for the videos. Null is the same as not given."""
         request = GenerationRequest(
             request_id=request_id,
             turns=self.turns,
@@ -123,18 +128,15 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
 
 class Message(Strict):
-    """One turn of the conversation. The video belongs to the first user turn."""
+    """One turn of the conversation. The videos belong to the first user turn."""
 
     role: Literal["system", "user", "assistant"] = Field(description="Who speaks.")
     content: Text = Field(description="What is said.")
 
 
 class VideoChat(ChatRequest):
-    """What may be asked about one video, whatever the body's format."""
+    """What may be asked about videos, whatever the body's format."""
 
-    video: Path | str | None = None
-    video_id: Id | None = Field(None, description="Id of a video that was uploaded to /v1/videos.")
-    video_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
     prompt: Text | None = Field(None, description="The question; or give `messages`.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_TURNS)] | None = Field(
         None,
@@ -142,9 +144,7 @@ class VideoChat(ChatRequest):
     )
 
     @model_validator(mode="after")
-    def _one_video_and_one_question(self) -> Self:
-        if sum(given is not None for given in (self.video, self.video_id, self.video_url)) != 1:
-            raise InvalidRequest("Give exactly one of video, video_id and video_url.", param="video")
+    def _one_question(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
         if self.messages is not None:
@@ -153,30 +153,81 @@ class VideoChat(ChatRequest):
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest."""
+        """See ChatRequest; the videos come before the first thing that the user says."""
+        shown = (VIDEO,) * len(self.sources)
         if self.messages is None:
-            return (Turn(role="user", text=self.prompt or "", num_videos=1),)
+            return (Turn(role="user", parts=(*shown, self.prompt or "")),)
         first_user = next(index for index, message in enumerate(self.messages) if message.role == "user")
         return tuple(
-            Turn(role=message.role, text=message.content, num_videos=int(index == first_user))
+            Turn(role=message.role, parts=(*(shown if index == first_user else ()), message.content))
             for index, message in enumerate(self.messages)
         )
 
+
+class VideoRef(WithFrameTimes):
+    """One of several videos."""
+
+    video: str | None = Field(None, description=DATA_URL)
+    video_id: Id | None = Field(None, description=_VIDEO_ID)
+    video_url: Url | None = Field(None, description=_VIDEO_URL)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if sum(given is not None for given in (self.video, self.video_id, self.video_url)) != 1:
+            raise InvalidRequest("Give exactly one of video, video_id and video_url for each video.", param="videos")
+        return self
+
     @property
-    def source(self) -> Source | None:
-        """See ChatRequest."""
-        if isinstance(self.video, Path):
-            return None
-        return Source(data_url=self.video, video_id=self.video_id, url=self.video_url)
+    def source(self) -> Source:
+        """Where it is."""
+        return Source(data_url=self.video, video_id=self.video_id, url=self.video_url, times=self.times)
 
 
 class VideoChatJson(VideoChat):
     """The JSON body."""
 
     video: str | None = Field(None, description=DATA_URL)
+    video_id: Id | None = Field(None, description=_VIDEO_ID)
+    video_url: Url | None = Field(None, description=_VIDEO_URL)
+    videos: Annotated[list[VideoRef], Field(max_length=MAX_VIDEOS)] | None = Field(
+        None, description="Any number of videos, in this order, instead of the three fields for a single one."
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_give_videos(self) -> Self:
+        if sum(given is not None for given in (self.video, self.video_id, self.video_url, self.videos)) > 1:
+            raise InvalidRequest("Give one of video, video_id and video_url; or several as videos.", param="video")
+        return self
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """See ChatRequest."""
+        if self.videos is not None:
+            return tuple(each.source for each in self.videos)
+        one = Source(data_url=self.video, video_id=self.video_id, url=self.video_url)
+        return () if one == Source() else (one,)
 
 
 class VideoChatForm(VideoChat):
-    """The multipart form."""
+    """The multipart form. Parts of these three names may be repeated and mixed: the videos come in their order."""
 
-    video: FormFile | None = Field(None, description="The video file.")
+    repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop", "bad_words", "stop_token_ids"})
+
+    video: list[FormFile] = Field([], description="A video file; repeat the part for several.")
+    video_id: list[Id] = Field([], description=_VIDEO_ID)
+    video_url: list[Url] = Field([], description=_VIDEO_URL)
+    _parts: tuple[str, ...] = PrivateAttr(())
+
+    def model_post_init(self, names: Any) -> None:
+        """`names` are those of the form's parts, in their order."""
+        self._parts = tuple(names or ())
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """See ChatRequest."""
+        given = {
+            "video": (Source(path=path) for path in self.video),
+            "video_id": (Source(video_id=video_id) for video_id in self.video_id),
+            "video_url": (Source(url=url) for url in self.video_url),
+        }
+        return tuple(next(given[name]) for name in self._parts if name in given)

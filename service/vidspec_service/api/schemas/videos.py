@@ -25,9 +25,11 @@ class VideoUpload(Strict):
         return self
 
     @property
-    def source(self) -> Source | None:
-        """Where the video is; None: it is the form's file, which is here already."""
-        return None if isinstance(self.video, Path) else Source(data_url=self.video, url=self.video_url)
+    def source(self) -> Source:
+        """Where the video is."""
+        if isinstance(self.video, Path):
+            return Source(path=self.video)
+        return Source(data_url=self.video, url=self.video_url)
 
 
 class VideoUploadJson(VideoUpload):

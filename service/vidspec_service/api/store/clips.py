@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cachetools import TTLCache
 
-from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, FrameRequest, FrameSequence
 from vidspec_service.telemetry import Metrics
 
 # What a small clip counts for: its memory came from a decoder and holds a file descriptor as long as it is here.
@@ -28,6 +28,7 @@ class VideoFile:
     num_bytes: int
     content_id: str  # names the bytes: equal content, equal id
     is_still: bool = False  # an image
+    sequence: FrameSequence | None = None  # images one after the other
 
 
 class Clips:
@@ -41,13 +42,15 @@ class Clips:
 
     async def clip(self, caller: str, file: VideoFile, frames: FrameRequest, default_num_frames: int) -> Clip:
         """The frames of `file`, under a `video.key` that says which; raises VideoError. Cancelling stops the decode."""
-        key = (caller, file.content_id, replace(frames, is_still=file.is_still))
+        asked = replace(frames, is_still=file.is_still, sequence=file.sequence)
+        is_alone = file.is_still or frames.num_frames is not None  # other videos do not change what is chosen
+        key = (caller, file.content_id, replace(asked, num_sharing=1) if is_alone else asked)
         clip = self._kept.get(key)
         self._metrics.mm_cache_queries.inc()
         self._metrics.mm_cache_hits.inc(clip is not None)
         if clip is None:
             began = time.monotonic()
-            clip = await self._decode(file.path, key[2], default_num_frames)
+            clip = await self._decode(file.path, asked, default_num_frames)
             self._metrics.video_decode.observe(time.monotonic() - began)
             self._metrics.video_upload_bytes.observe(file.num_bytes)
             self._metrics.video_frames_sampled.observe(len(clip.timestamps_s))

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.api.uploads.json_body import json_of_field
 from vidspec_service.api.uploads.refusals import unknown_field
 from vidspec_service.errors import InvalidRequest
@@ -24,34 +24,34 @@ MAX_FIELD_BYTES = 1024 * 1024
 _JSON_FIELDS = frozenset({"messages", "logit_bias", "response_format", "structured_outputs", "guided_choice"})
 OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its file: heads, boundaries, text fields
 _PART_END = b""
-_REPEATED = frozenset({"stop", "bad_words", "stop_token_ids"})  # lists, one part an entry
 
-F = TypeVar("F", bound=BaseModel)
-Store = Callable[[AsyncIterator[bytes]], Awaitable[Path]]
-"""Writes the chunks of a file part to disk."""
+F = TypeVar("F", bound=Strict)
+Store = Callable[[AsyncIterator[bytes], int], Awaitable[Path]]
+"""Writes the chunks of a file part to disk; so many videos came before it."""
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type[F], store: Store) -> F:
-    """The fields of a form, whose file `store` gets; raises a RequestError, or ValidationError for the fields."""
+    """The fields of a form, whose files `store` gets; raises a RequestError, or ValidationError for the fields."""
     reader = MultipartReader(chunks, content_type)
     fields: dict[str, Any] = {}
+    names: list[str] = []
     while (part := await reader.next_part()) is not None:
         name, is_file = part
         if name not in model.model_fields:
             raise unknown_field(name, name, model)
-        if name in fields and name not in _REPEATED:
+        is_repeated = name in model.repeated
+        if name in fields and not is_repeated:
             raise InvalidRequest(f"{name} is given twice.", param=name)
         if name == "video" and not is_file:
             raise InvalidRequest("video must be a file part, as in curl's -F video=@clip.mp4.", param="video")
-        if name == "video":
-            fields[name] = await store(reader.chunks())
-        elif name in _REPEATED:
-            fields.setdefault(name, []).append(await reader.text(name))
-        elif name in _JSON_FIELDS:
-            fields[name] = json_of_field(name, await reader.text(name))
+        num_before = sum(each.startswith("video") for each in names)
+        names.append(name)
+        value = await store(reader.chunks(), num_before) if name == "video" else await reader.text(name)
+        if is_repeated:
+            fields.setdefault(name, []).append(value)
         else:
-            fields[name] = await reader.text(name)
-    return model.model_validate(fields)
+            fields[name] = json_of_field(name, str(value)) if name in _JSON_FIELDS else value
+    return model.model_validate(fields, context=names)
 
 
 class MultipartReader:

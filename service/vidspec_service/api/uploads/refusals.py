@@ -7,13 +7,14 @@ import difflib
 from pydantic import BaseModel, ValidationError
 
 from vidspec_service.api.schemas import chat_completions, chat_parts, structured_output
-from vidspec_service.api.schemas.video_chat import Message, VideoChat
+from vidspec_service.api.schemas.video_chat import Message, VideoChatForm, VideoChatJson, VideoRef
 from vidspec_service.errors import InvalidRequest
 
 _WORDS = frozenset(
     name
     for model in (
-        VideoChat, Message, chat_completions.ChatCompletion, chat_completions.ChatTurn, chat_completions.StreamOptions,
+        VideoChatJson, VideoChatForm, VideoRef, Message, chat_completions.ChatCompletion, chat_completions.ChatTurn,
+        chat_completions.StreamOptions,
         chat_parts.TextPart, chat_parts.VideoUrlPart, chat_parts.VideoUrl, chat_parts.InputVideoPart,
         chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
         chat_parts.FileRef, structured_output.ResponseFormat, structured_output.JsonSchema,

@@ -1,16 +1,18 @@
-"""A video that is no part of a form: kept from before, behind an address, or in a data URL."""
+"""The videos that a body names: files of its form, kept from before, behind an address, or in a data URL."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
+from vidspec_service.api.errors import about_video
 from vidspec_service.api.schemas.fields import Source
+from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.store.videos import Videos
 from vidspec_service.api.uploads.fetching import Fetcher
-from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.api.uploads.upload import Upload, check_num_videos
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import InvalidRequest
 
@@ -19,19 +21,38 @@ _DATA_URL_HEAD = 256  # characters in which the comma must come
 _BASE64_SLICE = 1024 * 1024  # characters, a multiple of 4
 
 
-async def take(upload: Upload, source: Source, videos: Videos, fetcher: Fetcher) -> None:
+async def take_all(upload: Upload, sources: Sequence[Source], videos: Videos, fetcher: Fetcher) -> list[VideoFile]:
+    """Bring every video that a valid body names, one after the other; raises what `take` does, saying of which."""
+    check_num_videos(len(sources), upload.settings)
+    files = []
+    for index, source in enumerate(sources):
+        with about_video(index, len(sources)):
+            files.append(await take(upload, source, videos, fetcher))
+    return files
+
+
+async def take(upload: Upload, source: Source, videos: Videos, fetcher: Fetcher) -> VideoFile:
     """Bring the video that a valid body names; raises the RequestError that says what is wrong with it."""
+    if source.data_url is not None and source.data_url[:16].lower() == "data:video/jpeg;" and not source.is_still:
+        from vidspec_service.api.uploads.own_frames import take_frames
+
+        return await take_frames(upload, source.data_url, source.times)
+    if source.times is not None:
+        raise InvalidRequest("fps and timestamps_s of frames need a data:video/jpeg;base64, URL.", param="video")
+    if source.path is not None:
+        return upload.stored(source.path)
     if source.video_id is not None:
-        upload.borrow(videos.reading(upload.permit.caller, source.video_id))
-    elif source.url is not None:
+        return upload.borrow(videos.reading(upload.permit.caller, source.video_id))
+    if source.url is not None:
         async with fetcher.opened(source.url) as chunks:
-            await upload.store(upload.counted(chunks), is_still=source.is_still)
-    elif source.data_url is not None:
-        content = await asyncio.to_thread(decode_data_url, source.data_url, upload.max_bytes, is_still=source.is_still)
-        await upload.store(_once(content), is_still=source.is_still)
+            return await upload.store(upload.counted(chunks), is_still=source.is_still)
+    url, limit = source.data_url or "", upload.settings.max_upload_bytes
+    content = await asyncio.to_thread(decode_data_url, url, limit, is_still=source.is_still)
+    return await upload.store(once(content), is_still=source.is_still)
 
 
-async def _once(content: bytes) -> AsyncIterator[bytes]:
+async def once(content: bytes) -> AsyncIterator[bytes]:
+    """A stream of one chunk."""
     yield content
 
 
@@ -49,17 +70,21 @@ def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> byte
         fact = f"The {kind} has {num_bytes:,} bytes"
         raise over_limit(fact, f"{max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES")
     try:
-        return _from_base64(url, head.end())
+        return from_base64(url, head.end(), len(url))
     except ValueError:  # not of its alphabet, or badly padded
         raise InvalidRequest(f"The {kind}'s base64 is malformed.", param="video") from None
 
 
-def _from_base64(text: str, begin: int) -> bytes:
-    """Slice by slice: each holds up every other thread, and 30 MB at once do so for 0.1 s."""
+def from_base64(text: str, begin: int, end: int) -> bytes:
+    """What a part of a text stands for; raises ValueError.
+
+    Slice by slice: each holds up every other thread, and 30 MB at once do so for 0.1 s.
+    """
     content = bytearray()
-    for start in range(begin, len(text), _BASE64_SLICE):
-        piece = base64.b64decode(text[start : start + _BASE64_SLICE], validate=True)
-        if start + _BASE64_SLICE < len(text) and len(piece) < _BASE64_SLICE * 3 // 4:
+    for start in range(begin, end, _BASE64_SLICE):
+        stop = min(start + _BASE64_SLICE, end)
+        piece = base64.b64decode(text[start:stop], validate=True)
+        if stop < end and len(piece) < _BASE64_SLICE * 3 // 4:
             raise ValueError("padding in the middle")
         content += piece
     return bytes(content)

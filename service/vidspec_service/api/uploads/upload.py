@@ -1,4 +1,4 @@
-"""Upload: what one request's body brings, its fields and its one video, kept until the video's frames are had."""
+"""Upload: what one request's body brings, its fields and its videos, kept until the videos' frames are had."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from vidspec_service.api.errors import UploadTimeout
+from vidspec_service.api.errors import UploadTimeout, about_video
 from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
+from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
 from vidspec_service.api.uploads.refusals import refusal
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
-from vidspec_service.errors import CapacityError, DeadlineExceeded, InvalidRequest, VideoUnreadable
+from vidspec_service.errors import CapacityError, DeadlineExceeded, VideoUnreadable
 from vidspec_service.settings import Settings
 
 _FORM = "multipart/form-data"
@@ -34,34 +35,27 @@ FILE_PREFIX = "upload-"
 _WRITE_BYTES = 1024 * 1024  # per hop to a thread
 _NO_ROOM = "The server cannot store the video at the moment; try again."
 
-F = TypeVar("F", bound=BaseModel)
+F = TypeVar("F", bound=Strict)
 
 
 class Upload:
-    """Takes one body and one video. What it stores is deleted when it is closed, what it borrows is given back."""
+    """Takes one body and its videos. What it stores is deleted when it is closed, what it borrows is given back."""
 
     def __init__(self, request: Request, permit: Permit, folder: Path, settings: Settings) -> None:
         self.permit = permit
-        self.max_bytes = settings.max_upload_bytes
-        self._settings = settings
+        self.settings = settings
         self._request = request
         self._folder = folder
         self._held = ExitStack()
-        self._file: VideoFile | None = None
-
-    @property
-    def file(self) -> VideoFile:
-        """The video, once it is here."""
-        if self._file is None:
-            raise InvalidRequest("The request has no video.", param="video")
-        return self._file
+        self._files: dict[Path, VideoFile] = {}
+        self._num_stored = self._num_read = 0  # bytes: of the files; of the body and of what was fetched
 
     async def fields(self, *, json: type[F], form: type[F] | None = None) -> F:
-        """The body's fields, by its kind. A form's file is stored then; JSON still holds its data URL.
+        """The body's fields, by its kind. A form's files are stored then; JSON still holds its data URLs.
 
         Raises the RequestError that says what is wrong with them, UploadTimeout if they take too long to arrive.
         """
-        limit_s = self._settings.upload_timeout_s
+        limit_s = self.settings.upload_timeout_s
         try:
             return await Deadline(limit_s, self.permit.closing).run(self._read(json, form))
         except DeadlineExceeded:
@@ -78,47 +72,67 @@ class Upload:
         chunks = self.counted(self._request.stream(), int(self._request.headers.get("content-length", 0)))
         try:
             if kind == _FORM:
-                return await read_form(chunks, content_type, model, self.store)
-            return await read_json(chunks, model, self._settings.max_json_bytes)
+                return await read_form(chunks, content_type, model, self._store_part)
+            return await read_json(chunks, model, self.settings.max_json_bytes)
         except ValidationError as error:
             raise refusal(error, model) from None
 
-    async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> Path:
-        """Write a stream to a private file of this request."""
-        self._file = await write_upload(chunks, self._folder, self.max_bytes, is_still=is_still)
-        self._held.callback(self._file.path.unlink, missing_ok=True)
-        return self._file.path
+    async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> VideoFile:
+        """Write a stream to a private file of this request; raises what `write_upload` does."""
+        limit = self.settings.max_upload_bytes
+        file = await write_upload(chunks, self._folder, limit, num_before=self._num_stored, is_still=is_still)
+        self._held.callback(file.path.unlink, missing_ok=True)
+        self._num_stored += file.num_bytes
+        self._files[file.path] = file
+        return file
 
-    def borrow(self, lent: AbstractContextManager[VideoFile]) -> None:
+    async def _store_part(self, chunks: AsyncIterator[bytes], num_before: int) -> Path:
+        check_num_videos(num_before + 1, self.settings)
+        with about_video(num_before, num_before + 1):  # whether more will come nobody knows yet
+            return (await self.store(chunks)).path
+
+    def stored(self, path: Path) -> VideoFile:
+        """The file that came with the form."""
+        return self._files[path]
+
+    def borrow(self, lent: AbstractContextManager[VideoFile]) -> VideoFile:
         """Have a video of somebody else's."""
-        self._file = self._held.enter_context(lent)
+        return self._held.enter_context(lent)
 
     def hand_over(self) -> None:
-        """Somebody else deletes the stored file from now on."""
+        """Somebody else deletes the stored files from now on."""
         self._held.pop_all()
 
     async def counted(self, chunks: AsyncIterator[bytes], num_declared: int = 0) -> AsyncIterator[bytes]:
         """The chunks as they come, held against the budget of all uploads: what is declared, before one is read."""
         self.permit.hold_bytes(num_declared)
-        num_bytes = 0
         async for chunk in chunks:
-            num_bytes += len(chunk)
-            self.permit.hold_bytes(num_bytes)
+            self._num_read += len(chunk)
+            self.permit.hold_bytes(self._num_read)
             yield chunk
 
     def close(self) -> None:
-        """The file is not needed any more. May be called again."""
+        """The files are not needed any more. May be called again."""
         self._held.close()
         self.permit.num_bytes = 0  # the body is gone; the request goes on
 
 
+def check_num_videos(number: int, settings: Settings) -> None:
+    """VideoTooLarge for more videos and images than a request may have."""
+    if number > (most := settings.max_videos_per_request):
+        raise over_limit(
+            f"The request has {number} videos", str(most), "VIDSPEC_MAX_VIDEOS_PER_REQUEST", param="videos"
+        )
+
+
 async def write_upload(
-    chunks: AsyncIterator[bytes], directory: Path, max_bytes: int, *, is_still: bool = False
+    chunks: AsyncIterator[bytes], directory: Path, max_bytes: int, *, num_before: int = 0, is_still: bool = False
 ) -> VideoFile:
     """Store a stream in a new private file in `directory`, which the caller deletes.
 
     VideoUnsupported as soon as the first bytes cannot be a video's (`is_still`: an image's), VideoTooLarge as soon
-    as there are more than `max_bytes`, VideoUnreadable for none. On any error or cancellation the file is gone.
+    as there are more than `max_bytes`, those `num_before` included that the request's other files have,
+    VideoUnreadable for none. On any error or cancellation the file is gone.
     """
     # The process id tells `sweep` whose it is; the rest nobody can guess. Nothing of the client's goes in.
     path = directory / f"{FILE_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
@@ -127,8 +141,9 @@ async def write_upload(
         undo.callback(path.unlink, missing_ok=True)
         async for chunk in chunks:
             num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                raise over_limit("The video has more bytes", f"{max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES")
+            if num_before + num_bytes > max_bytes:
+                fact = "The videos together have more bytes" if num_before else "The video has more bytes"
+                raise over_limit(fact, f"{max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES")
             digest.update(chunk)
             pending += chunk
             if not is_checked and len(pending) >= HEAD_BYTES:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vidspec_models.bundled.render import render
 from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, Scene, sample_scene
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_service.decoding.writer import write_clip
 
 CAPTION_PROMPT = "Describe the video."
@@ -47,4 +47,4 @@ def _times(num_frames: int) -> NDArray[np.float64]:
 
 def about_video(text: str) -> tuple[Turn, ...]:
     """One question about one video."""
-    return (Turn(role="user", text=text, num_videos=1),)
+    return (Turn(role="user", parts=(VIDEO, text)),)

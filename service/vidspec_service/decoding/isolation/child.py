@@ -71,13 +71,16 @@ def main() -> None:
 
 
 def _work(job: Job) -> Answer:
-    from vidspec_service.decoding.reader import read_clip
+    if job.request.sequence is None:
+        from vidspec_service.decoding.reader import read_clip as read
+    else:
+        from vidspec_service.decoding.reader.sequence import read_sequence as read
 
     limit_resources(job.limits)
     try:
         with open(job.path, "rb", buffering=0) as file:
             install_filter()  # before its first byte is read
-            decoded = read_clip(file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames)
+            decoded = read(file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames)
         os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than were chosen
     except RequestError as error:
         return Failed(kind=type(error).__name__, message=error.message, param=error.param)

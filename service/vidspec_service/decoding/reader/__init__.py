@@ -77,9 +77,9 @@ def read_clip(
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
-    _check_file(file, limits, request)
+    check_file(file, limits, is_still=request.is_still)
     kind = _STILL if request.is_still else _VIDEO
-    with _translated():
+    with translated():
         with opened(file, limits, kind) as container:
             stream = _video_stream(container, limits, kind)
             codec, size = stream.codec_context.codec.canonical_name, (stream.width, stream.height)
@@ -112,7 +112,8 @@ def read_clip(
     )
 
 
-def _check_file(file: BinaryIO, limits: DecodingLimits, request: FrameRequest) -> None:
+def check_file(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> None:
+    """Something of the announced kind and not too much of it; raises a VideoError."""
     num_bytes = file.seek(0, os.SEEK_END)  # no stat: the sandbox refuses it
     file.seek(0)
     if num_bytes == 0:
@@ -120,11 +121,12 @@ def _check_file(file: BinaryIO, limits: DecodingLimits, request: FrameRequest) -
     if num_bytes > limits.max_bytes:
         fact = f"The file has {num_bytes:,} bytes"
         raise over_limit(fact, f"{limits.max_bytes:,}", "VIDSPEC_MAX_UPLOAD_BYTES")
-    check_signature(file.read(HEAD_BYTES), is_still=request.is_still)
+    check_signature(file.read(HEAD_BYTES), is_still=is_still)
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """FFmpeg's errors are ours outside of the block."""
     try:
         yield
     except MemoryError:  # first: PyAV's own is an FFmpegError too

@@ -15,13 +15,19 @@ from vidspec_service.engine.types import GenerationEvent
 class EngineInfo:
     """Facts about the loaded models, known once the workers are ready."""
 
-    model: str  # served name
+    model_names: tuple[str, ...]  # that clients may use
+    root: str  # the hub id, or the folder's name
     draft_model: str | None
     context_length: int  # tokens, prompt and completion together
     default_num_frames: int  # frames sampled when the client names neither fps nor num_frames
     default_max_tokens: int
     devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
     versions: dict[str, str]
+
+    @property
+    def model(self) -> str:
+        """The name that clients are told."""
+        return self.model_names[0]
 
 
 class WorkerState(StrEnum):

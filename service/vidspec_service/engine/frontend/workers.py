@@ -15,8 +15,6 @@ from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.ipc.messages import Configure, Ready
 from vidspec_service.errors import ConfigError
 
-_BUNDLED_NAME = "vidspec-bundled"
-
 
 def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
     """Role to configuration; "draft" is missing where the target works alone."""
@@ -83,10 +81,10 @@ def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:
 def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
     """The facts about the loaded models."""
     target = ready["target"]
-    names = {role: _model_name(worker) for role, worker in worker_configs(config).items()}
     return EngineInfo(
-        model=config.served_model_name or names["target"],
-        draft_model=names.get("draft"),
+        model_names=config.model_names,
+        root=_root(config.target.model),
+        draft_model=None if config.draft is None else config.draft.name,
         context_length=min(target.context_length, config.max_context or target.context_length, config.kv_cache_tokens),
         default_num_frames=target.default_num_frames,
         default_max_tokens=config.default_max_tokens,
@@ -95,6 +93,6 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
     )
 
 
-def _model_name(worker: WorkerConfig) -> str:
-    """What clients call the model when the operator names nothing else."""
-    return _BUNDLED_NAME if worker.model == "bundled" else Path(worker.model).name
+def _root(model: str) -> str:
+    """A hub id as it is; of a folder its name, since where it lies is nobody's business."""
+    return Path(model).name if Path(model).is_dir() else model

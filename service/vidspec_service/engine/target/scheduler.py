@@ -138,12 +138,8 @@ class _Prefix:
     cache: KVCache
 
     def num_common(self, other: PromptIdentity) -> int:
-        """Rows that both begin with; none if one speaks of another video than the other."""
-        if any(ours != theirs for ours, theirs in zip(self.identity.video_keys, other.video_keys, strict=False)):
-            return 0
-        most = min(self.cache.length, len(other.rows))
-        differ = self.identity.rows[:most] != other.rows[:most]
-        return int(differ.argmax()) if differ.any() else most
+        """Rows kept here that both begin with."""
+        return min(self.cache.length, self.identity.num_common(other))
 
 
 class PrefixCache:

@@ -203,7 +203,7 @@ class Engine:
 
 
 def request(name: str, **changes: Any) -> GenerationRequest:
-    return GenerationRequest(request_id=name, turns=(Turn(role="user", text="what?"),), **changes)
+    return GenerationRequest(request_id=name, turns=(Turn(role="user", parts=("what?",)),), **changes)
 
 
 Start = Callable[..., Any]

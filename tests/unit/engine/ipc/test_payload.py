@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
+from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.ipc.payload import read_request, write_request
 
 
@@ -34,7 +34,7 @@ def test_every_field_arrives_as_it_was(
 ) -> None:
     sent = GenerationRequest(
         request_id=text,
-        turns=(Turn(role="user", text="Was ist das? 🎬", num_videos=2), Turn(role="assistant", text=text)),
+        turns=(Turn(role="user", parts=(VIDEO, VIDEO, "Was ist das? 🎬")), Turn(role="assistant", parts=(text,))),
         max_tokens=max_tokens,
         sampling=SamplingParams(temperature=0.1, top_p=0.3, top_k=7, seed=seed),
         stop=(text, "."),

@@ -48,7 +48,7 @@ ALL = 1000  # messages
 
 @cache
 def prompt() -> Prompt:
-    return RecordingModel().prepare([Turn(role="user", text="what?")], [], EncoderCache(0))
+    return RecordingModel().prepare([Turn(role="user", parts=("what?",))], [], EncoderCache(0))
 
 
 def new_cache() -> KVCache:

@@ -82,7 +82,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
     target, far_target = Channel.pair()
     model = CountingModel()
     loop = DraftLoop(cast("VideoLM", model), far_api, configure("draft"))
-    checksum = grid_checksum(model.prepare([Turn(role="user", text="x")], [], EncoderCache(0)))
+    checksum = grid_checksum(model.prepare([Turn(role="user", parts=("x",))], [], EncoderCache(0)))
 
     with Running(loop, api) as draft:
         api.send(Peer(), (far_target.fileno(),))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vidspec_models.decoder.hiding import HiddenRows
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache, KVPool
-from vidspec_models.inputs import Prompt, PromptIdentity
+from vidspec_models.inputs import VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_service.engine.target.scheduler import PrefixCache
 
 pytestmark = pytest.mark.unit
@@ -64,6 +64,26 @@ def test_another_video_never_gets_it_though_every_token_is_equal() -> None:
     prefixes.keep(prompt(rows, "mine"), filled(pool, prompt(rows, "mine")))
     assert begun(prefixes, pool, prompt(rows, "yours"))[0] == 0
     assert begun(prefixes, pool, prompt(rows))[0] == 0
+
+
+def test_another_second_video_gets_what_comes_before_it() -> None:
+    pool = KVPool(GEOMETRY, 64)
+    prefixes = PrefixCache(pool, CHUNK)
+    second = -1 - (1 << VIDEO_BITS)
+    rows = [7, -1, -2, -3, -4, 8, 9, 10, second, second - 1, 11, 12]
+    prefixes.keep(prompt(rows, "mine", "first"), filled(pool, prompt(rows, "mine", "first")))
+    assert begun(prefixes, pool, prompt([*rows, 1, 2], "mine", "first"))[0] == 12
+    assert begun(prefixes, pool, prompt([*rows, 1, 2], "mine", "second"))[0] == 8
+    assert begun(prefixes, pool, prompt([*rows[:8], 1, 2], "mine"))[0] == 8
+    assert begun(prefixes, pool, prompt([*rows, 1, 2], "yours", "first"))[0] == 0
+
+
+def test_what_a_caller_says_before_a_video_is_nothing_to_another() -> None:
+    pool = KVPool(GEOMETRY, 64)
+    prefixes = PrefixCache(pool, CHUNK)
+    rows = [7, 8, 9, 10, 11, 12, 13, 14, -1, -2, 15]
+    prefixes.keep(prompt(rows, "mine"), filled(pool, prompt(rows, "mine")))
+    assert begun(prefixes, pool, prompt(rows, "yours"))[0] == 0
 
 
 def test_the_last_row_is_always_computed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
 
 WIDTH = 8
 
@@ -27,7 +27,7 @@ def video_prompt(
     """A video of (frames, rows, columns), and another one where `then` says so."""
     grids = [cells(0, num_frames, num_rows, num_columns)]
     if then is not None:
-        grids.append(cells(num_frames, *then))
+        grids.append(cells(num_frames + CLIP_GAP, *then))
     if has_newline:
         grids.append(torch.full((1, 3), NO_CELL))
     grid = torch.cat(grids)

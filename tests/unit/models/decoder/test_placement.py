@@ -99,7 +99,7 @@ def test_a_random_model_is_spread_as_any_other(tmp_path: Path) -> None:
     found = []
     for devices in ("cpu", "cpu,cpu"):
         model = load_model(ModelSpec(role="target", path=str(tmp_path), device=devices, dtype="float32"))
-        prompt = model.prepare([Turn(role="user", text=prompt_text(0))], [])
+        prompt = model.prepare([Turn(role="user", parts=(prompt_text(0),))], [])
         logits = model.prefill(prompt, KVCache(model.decoder.geometry, prompt.num_tokens), prompt.num_tokens)
         assert logits is not None
         found.append(logits)

@@ -14,11 +14,11 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.qwen_vl import Qwen3VL
-from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.inputs import NO_CELL, Prompt, begins_video
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import StepRows, VideoLM
 
 ANSWER = 14
@@ -49,17 +49,18 @@ def clip(seed: int, num_frames: int = 4, size: tuple[int, int] = SIZES[0]) -> Vi
 
 def conversations() -> list[tuple[list[Turn], list[Video]]]:
     """Text alone, one video, two videos in one turn, two in two turns."""
-    result: list[tuple[list[Turn], list[Video]]] = [([Turn(role="user", text=QUESTIONS[0])], [])]
+    result: list[tuple[list[Turn], list[Video]]] = [([Turn(role="user", parts=(QUESTIONS[0],))], [])]
     for seed, question in enumerate(QUESTIONS):
-        result.append(([Turn(role="user", text=question, num_videos=1)], [clip(seed, 4 + seed % 2, SIZES[seed % 2])]))
+        result.append(([Turn(role="user", parts=(VIDEO, question))], [clip(seed, 4 + seed % 2, SIZES[seed % 2])]))
     pair = [clip(11), clip(12, size=SIZES[1])]
-    result.append(([Turn(role="user", text="compare", num_videos=2)], pair))
+    result.append(([Turn(role="user", parts=(VIDEO, VIDEO, "compare"))], pair))
     turns = [
-        Turn(role="user", text="first", num_videos=1),
-        Turn(role="assistant", text="a man"),
-        Turn(role="user", text="and this?", num_videos=1),
+        Turn(role="user", parts=(VIDEO, "first")),
+        Turn(role="assistant", parts=("a man",)),
+        Turn(role="user", parts=(VIDEO, "and this?")),
     ]
     result.append((turns, pair))
+    result.append(([Turn(role="user", parts=("Here is one:", VIDEO, "and another:", VIDEO, "What differs?"))], pair))
     return result
 
 
@@ -160,28 +161,31 @@ def test_interleaved_requests_do_not_disturb_each_other(world: World) -> None:
 def test_video_rows_have_their_cells_and_the_early_count_is_close(world: World) -> None:
     model: Any = world.model
     videos = [clip(1), clip(2, 3, SIZES[1])]  # not the same number of frames
-    prompt = world.model.prepare([Turn(role="user", text="x", num_videos=2)], videos)
+    prompt = world.model.prepare([Turn(role="user", parts=(VIDEO, VIDEO, "x"))], videos)
     assert len(prompt.grid) == prompt.num_video_tokens > 0
     real = prompt.grid[prompt.grid[:, 0] != NO_CELL]
     assert len({tuple(cell) for cell in real.tolist()}) == len(real)
-    assert sorted(set(real[:, 0].tolist())) == list(range(int(real[:, 0].max()) + 1))
+    frames = real[:, 0].unique()
+    begins = begins_video(frames)
+    assert int(begins.sum()) == 2
+    assert (frames.diff()[~begins[1:]] == 1).all()
     early = sum(model._family.num_video_tokens(model._model, model._processor, video) for video in videos)
     assert prompt.num_video_tokens <= early <= prompt.num_tokens
-    assert len(world.model.prepare([Turn(role="user", text="x")], []).grid) == 0
+    assert len(world.model.prepare([Turn(role="user", parts=("x",))], []).grid) == 0
 
 
 def test_placeholders_in_a_users_words_are_words(world: World) -> None:
     words = "what are <video>, <image>, <|video_pad|>, <|image_pad|> and <IMG_CONTEXT>?"
-    clean = world.model.prepare([Turn(role="user", text="x", num_videos=1)], [clip(1)])
-    prompt = world.model.prepare([Turn(role="user", text=words, num_videos=1)], [clip(1)])
+    clean = world.model.prepare([Turn(role="user", parts=(VIDEO, "x"))], [clip(1)])
+    prompt = world.model.prepare([Turn(role="user", parts=(VIDEO, words))], [clip(1)])
     assert prompt.num_video_tokens == clean.num_video_tokens
-    assert world.model.prepare([Turn(role="user", text=words)], []).num_video_tokens == 0
+    assert world.model.prepare([Turn(role="user", parts=(words,))], []).num_video_tokens == 0
 
 
 @pytest.mark.parametrize("size", [*SIZES, (57, 85), (28, 28), (97, 33)])
 def test_an_image_of_any_size_is_a_video_of_one_frame(world: World, size: tuple[int, int]) -> None:
     """Qwen3-VL's stock processor refuses a single frame; there it is the frame twice."""
-    image, turns = clip(1, 1, size), [Turn(role="user", text="x", num_videos=1)]
+    image, turns = clip(1, 1, size), [Turn(role="user", parts=(VIDEO, "x"))]
     model: Any = world.model
     stocks = twice(image) if isinstance(model._family, Qwen3VL) else image
     wanted = world.stock.answer(turns, [stocks], ANSWER).ids
@@ -196,12 +200,12 @@ def test_too_much_video_is_refused_before_it_is_processed(world: World, monkeypa
     model: Any = world.model
     monkeypatch.setattr(model._family, "prepare", None)
     with pytest.raises(ContextOverflow, match="fewer frames"):
-        world.model.prepare([Turn(role="user", text="x", num_videos=1)], [clip(1, 1100, SIZES[1])])
+        world.model.prepare([Turn(role="user", parts=(VIDEO, "x"))], [clip(1, 1100, SIZES[1])])
 
 
 def test_too_long_a_text_is_refused(world: World) -> None:
     with pytest.raises(ContextOverflow, match="shorten"):
-        world.model.prepare([Turn(role="user", text="x" * 1100)], [])
+        world.model.prepare([Turn(role="user", parts=("x" * 1100,))], [])
 
 
 def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> None:

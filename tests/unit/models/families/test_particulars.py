@@ -16,10 +16,10 @@ from vidspec_models.families.qwen_vl import sampled_fps
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec, find_family
 from vidspec_models.reference.stock import StockGenerator
-from vidspec_models.request import Turn
+from vidspec_models.request import VIDEO, Turn
 from vidspec_models.video_lm import StepRows, VideoLM
 
-ASK = [Turn(role="user", text="x", num_videos=1)]
+ASK = [Turn(role="user", parts=(VIDEO, "x"))]
 
 
 def load(name: str, folder: Path) -> VideoLM:

@@ -16,12 +16,12 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
-from vidspec_models.request import Turn
+from vidspec_models.request import VIDEO, Turn
 from vidspec_models.video_lm import StepRows, VideoLM
 
 # Plain positions; M-RoPE; features added behind layers; a head that is the embedding.
 FAMILIES = ("llava_onevision", "qwen2_5_vl", "qwen3_vl", "internvl")
-TURNS = ([Turn(role="user", text="what?", num_videos=1)], [Turn(role="user", text="a longer question", num_videos=1)])
+TURNS = ([Turn(role="user", parts=(VIDEO, "what?"))], [Turn(role="user", parts=(VIDEO, "a longer question"))])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vidspec_models.inputs import CLIP_GAP
 from vidspec_models.preservation.hippo import centred, debiased, diverse, ranks, relative, spatial_distinctiveness
 from vidspec_models.preservation.selection import Candidates
 from vidspec_models.preservation.strategies import temporal_novelty
@@ -50,6 +51,18 @@ def test_novelty_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
     neutral = sum(known) / len(known)
     filled = torch.tensor([neutral if value is None else value for value in expected])
     torch.testing.assert_close(temporal_novelty(units, cells_at(holey)), filled, atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_in_another_video_is_an_earlier_frame_or_shows_what_this_one_shows() -> None:
+    one = places(2, 2, 2)
+    grid = torch.cat((one, one + torch.tensor([2 + CLIP_GAP, 0, 0])))
+    units = units_of(8).repeat(2, 1)  # the same video twice
+    novelty = temporal_novelty(units, cells_at(grid))
+    torch.testing.assert_close(novelty[:8], novelty[8:])
+    torch.testing.assert_close(novelty[4:8], temporal_novelty(units[:8], cells_at(one))[4:])
+    quality = torch.full((16,), 0.5)
+    quality[[0, 8]] = 1.0  # the very same cell in both: neither takes anything from the other
+    assert set(diverse(quality, units, grid[:, 0], 2).tolist()) == {0, 8}
 
 
 def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:

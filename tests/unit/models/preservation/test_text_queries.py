@@ -15,7 +15,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, video_attention
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoLM
 
 NUM_FRAMES = 8
@@ -30,7 +30,7 @@ def target() -> VideoLM:
 def prompt(target: VideoLM) -> Prompt:
     frames = render(sample_scene(TEST_SEEDS[0]), slot_times())
     video = Video(frames=frames, source_indices=tuple(range(8)), source_fps=2.0, source_num_frames=8, duration_s=4.0)
-    return target.prepare([Turn(role="user", text="How many objects are there?", num_videos=1)], [video])
+    return target.prepare([Turn(role="user", parts=(VIDEO, "How many objects are there?"))], [video])
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_more_keys_than_are_taken_at_once_change_nothing(among_video: bool) -> N
 def test_without_video_or_without_text_there_is_no_relevance(target: VideoLM, prompt: Prompt) -> None:
     law = RelevanceLaw(among_video=True)
     cache = KVCache(target.decoder.geometry, prompt.num_tokens)
-    text = target.prepare([Turn(role="user", text="Hello.")], [])
+    text = target.prepare([Turn(role="user", parts=("Hello.",))], [])
     assert TextQueries(text, law, 8, 1.0).observer(0, text.num_tokens) is None
     assert TextQueries(text, law, 8, 1.0).relevance(cache) is None
     assert TextQueries(prompt, law, 8, 1.0).relevance(cache) is None  # nothing was noted

@@ -21,7 +21,7 @@ from vidspec_models.synthetic.recipe import SHAPES, Oracle, Recipe, find_recipe,
 from vidspec_models.video_lm import StepRows, VideoLM
 
 CPU = torch.device("cpu")
-ASKED = [Turn(role="user", text=prompt_text(3))]
+ASKED = [Turn(role="user", parts=(prompt_text(3),))]
 
 
 def load(folder: Path, role: str, oracle: Oracle | None = None) -> VideoLM:
@@ -74,7 +74,7 @@ def test_the_engines_random_model_says_what_stock_generate_says(tmp_path: Path) 
 
 def test_a_random_model_refuses_other_questions(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prompt 0"):
-        load(tmp_path, "target").prepare([Turn(role="user", text="What is this?")], [])
+        load(tmp_path, "target").prepare([Turn(role="user", parts=("What is this?",))], [])
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=50), st.floats(0, 1), st.integers(0, 9), st.integers(0, 9))

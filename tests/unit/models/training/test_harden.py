@@ -15,7 +15,7 @@ from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.training.examples import ClipBatch, PackedText, make_clip_batch
 from vidspec_models.training.export import reopen
 from vidspec_models.training.forward import make_layout
@@ -47,7 +47,7 @@ def _served_logits(batch: ClipBatch, prompt_text: str, ids: list[int]) -> torch.
         frames=batch.frames.numpy(), source_indices=indices, source_fps=16.0, source_num_frames=64,
         duration_s=SCENE_DURATION_S,
     )  # fmt: skip
-    prompt = merge_prompt(model.prepare([Turn(role="user", text=prompt_text, num_videos=1)], [clip]), 0.5)
+    prompt = merge_prompt(model.prepare([Turn(role="user", parts=(VIDEO, prompt_text))], [clip]), 0.5)
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + len(ids))
     logits = None

@@ -1,0 +1,105 @@
+"""A client's own frames: JPEG images one after the other in a file, each decoded like any image, all of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import BinaryIO
+
+import av
+from av.codec.context import ThreadType
+from av.packet import Packet
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+
+from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.reader import check_file, translated
+from vidspec_service.decoding.reader.frames import Allocate, FrameConverter
+from vidspec_service.decoding.selection import FramePicker, Selection, select_sequence
+from vidspec_service.errors import InvalidRequest, VideoUnreadable
+
+_TICKS_PER_S = 1000  # processors know a frame's time as an index over a rate: times of any spacing are milliseconds
+_LONE_FRAME_S = 1.0
+
+
+def read_sequence(
+    file: BinaryIO,
+    request: FrameRequest,
+    limits: DecodingLimits,
+    allocate: Allocate,
+    *,
+    default_num_frames: int,
+) -> Decoded:
+    """Like `read_clip`, of the `sequence` that the request names; without `fps` and `num_frames` all its frames stay.
+
+    Raises what `read_clip` does; InvalidRequest if the images differ in size.
+    """
+    sequence = request.sequence
+    assert sequence is not None
+    check_file(file, limits, is_still=True)
+    times_s, duration_s = sequence.timestamps_s, _duration_s(sequence)
+    selection = select_sequence(times_s, duration_s, request, limits)
+    with translated():
+        converter = FrameConverter(len(selection.indices), limits, allocate)
+        for index, frame in _of_one_size(_decoded(file, sequence, selection, limits)):
+            converter.convert(index, frame)
+        width, height = converter.finish(FramePicker(()))
+    ticks = range(len(times_s)) if sequence.fps else [int(time_s * _TICKS_PER_S + 0.5) for time_s in times_s]
+    return Decoded(
+        timestamps_s=tuple(times_s[i] for i in selection.indices),
+        source_indices=tuple(ticks[i] for i in selection.indices),
+        source_fps=sequence.fps or float(_TICKS_PER_S),
+        source_num_frames=len(times_s) if sequence.fps else max(round(duration_s * _TICKS_PER_S), ticks[-1] + 1),
+        duration_s=duration_s,
+        width=width,
+        height=height,
+        codec="mjpeg",
+        warnings=(*selection.warnings, *converter.warnings),
+    )
+
+
+def _duration_s(sequence: FrameSequence) -> float:
+    """To the end of the last frame's display, which lasts as long as the others on average."""
+    times_s = sequence.timestamps_s
+    if sequence.fps:
+        return len(times_s) / sequence.fps
+    mean_s = (times_s[-1] - times_s[0]) / (len(times_s) - 1) if len(times_s) > 1 else _LONE_FRAME_S
+    return times_s[-1] + mean_s
+
+
+def _decoded(
+    file: BinaryIO, sequence: FrameSequence, selection: Selection, limits: DecodingLimits
+) -> Iterator[tuple[int, VideoFrame]]:
+    starts = list(accumulate(sequence.num_bytes, initial=0))
+    for index in selection.indices:
+        file.seek(starts[index])
+        yield index, _frame(file.read(sequence.num_bytes[index]), index, limits)
+
+
+def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
+    """Without a container around it: no demuxer has a say in where an image begins."""
+    codec = av.CodecContext.create("mjpeg", "r")
+    assert isinstance(codec, VideoCodecContext)
+    codec.options = {"max_pixels": str(limits.max_pixels)}
+    codec.thread_type = ThreadType.NONE
+    codec.thread_count = 1
+    try:
+        frames = [*codec.decode(Packet(image)), *codec.decode(None)]
+    except MemoryError:
+        raise
+    except av.FFmpegError:
+        frames = []
+    if not frames:
+        raise VideoUnreadable(f"Frame {index} cannot be decoded: it is damaged, or no JPEG image.", param="video")
+    return frames[0]
+
+
+def _of_one_size(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
+    size: tuple[int, int] | None = None
+    for index, frame in frames:
+        size = size or (frame.width, frame.height)
+        if size != (frame.width, frame.height):
+            here, first = f"{frame.width}x{frame.height}", "{}x{}".format(*size)
+            raise InvalidRequest(f"Frame {index} has {here} pixels, others {first}: give one size.", param="video")
+        yield index, frame
