@@ -44,5 +44,7 @@ def test_the_most_that_a_forward_commits_with_the_most_alternatives_crosses_a_ch
     told = with_logprobs(tokens(*range(33)), torch.randn(33, 200_000), 20)
     here.send(told)
     received = there.receive()
+    here.close()
+    there.close()
     assert received is not None
     assert received[0] == told
