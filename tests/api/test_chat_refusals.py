@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ({"top_logprobs": 3}, "top_logprobs", "no log probabilities"),
         ({"presence_penalty": 0.5}, "presence_penalty", "no penalties"),
         ({"frequency_penalty": -1}, "frequency_penalty", "no penalties"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "plain text only"),
         ({"tools": []}, "tools", "Unknown field 'tools'"),
         ({"user": "me"}, "user", "Unknown field 'user'"),
         ({"num_frame": 3}, "num_frame", "Did you mean num_frames?"),
