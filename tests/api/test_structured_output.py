@@ -1,4 +1,4 @@
-"""What the answer must look like, over HTTP: in both dialects and formats, refused before a byte of video is decoded."""
+"""What the answer must look like, over HTTP: both dialects, both formats, refused before a video is decoded."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ async def test_plain_text_is_asked_for_without_a_grammar(tmp_path: Path, form: A
         ({"structured_outputs": {"grammar": "start: WORD"}}, "structured_outputs.grammar", 'unknown name: "WORD"'),
         ({"guided_regex": "a" * 70_000}, "guided_regex", "65536"),
         ({"guided_json": {"enum": ["x" * 9] * 8_000}}, "guided_json", "65536"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ends where the grammar does"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "not guided_regex and guided_choice"),
         ({"response_format": BY_SCHEMA, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "Only one"),
         ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object", "Only one"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ def logits(num_rows: int, seed: int = 0) -> Tensor:
     return 4 * torch.randn(num_rows, VOCABULARY, generator=torch.Generator().manual_seed(seed))
 
 
-def processors(min_tokens: int = 0, ends: frozenset[int] = ENDS, **law: object) -> list[LogitsProcessor]:
-    params = SamplingParams(**law)  # type: ignore[arg-type]
+def processors(min_tokens: int = 0, ends: frozenset[int] = ENDS, **law: Any) -> list[LogitsProcessor]:
+    params = SamplingParams(**law)
     request = GenerationRequest(request_id="r", turns=(), sampling=params, min_tokens=min_tokens)
     return processors_of(request, PROMPT, ends)
 
@@ -107,7 +108,7 @@ def test_min_tokens_are_transformers(least: int) -> None:
 
 def test_what_no_logit_has_means_nothing() -> None:
     rows = logits(5)
-    law = {"logit_bias": ((4000, 5.0), (-1, 3.0)), "bad_word_ids": ((4000,), (5, 4000))}
+    law: dict[str, Any] = {"logit_bias": ((4000, 5.0), (-1, 3.0)), "bad_word_ids": ((4000,), (5, 4000))}
     assert torch.equal(changed(processors(ends=frozenset({4000}), min_tokens=9, **law), rows), rows)
 
 
@@ -129,7 +130,7 @@ def test_a_row_is_the_row_computed_alone_after_any_history(
 ) -> None:
     """A draft's prefix grows, shrinks and changes; a target's rows are verified together."""
     repetition, frequency, presence = penalties
-    law = {
+    law: dict[str, Any] = {
         "repetition_penalty": repetition,
         "frequency_penalty": frequency,
         "presence_penalty": presence,

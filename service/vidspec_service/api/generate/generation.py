@@ -95,15 +95,20 @@ class Generation:
         metrics.request_prompt_tokens.observe(first.prompt_tokens)
         metrics.video_tokens.observe(first.video_tokens)
 
-    async def pieces(self) -> AsyncGenerator[str, None]:
-        """The answer's text as it is committed; never an empty piece."""
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether log probabilities were asked for."""
+        return self._request.logprobs is not None
+
+    async def pieces(self) -> AsyncGenerator[TextDelta, None]:
+        """The answer's text, and log probabilities if asked for, as it is committed; never an empty piece."""
         if self._events is None:
             raise RuntimeError("start() comes first")
         async for event in self._events:
             if isinstance(event, TextDelta):
                 self._count_tokens(event.num_tokens)
-                if event.text:
-                    yield event.text
+                if event.text or event.logprobs:
+                    yield event
             elif isinstance(event, Finished):
                 self._finished = event
                 self._outcome = event.finish_reason.value

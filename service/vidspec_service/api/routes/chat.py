@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -16,6 +17,7 @@ from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.logprobs import logprobs_of
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take
@@ -74,12 +76,14 @@ async def _answer(
         await generation.run(generation.start(upload, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        text = await generation.run(_text(generation))
-        choice = {"message": {"content": text}, "finish_reason": generation.finish_reason}
+        choice = await generation.run(_choice(generation))
         whole = dialect.whole.model_validate({**generation.head, "choices": [choice], **generation.facts()})
         return Response(whole.model_dump_json(), media_type="application/json")
 
 
-async def _text(generation: Generation) -> str:
-    async with aclosing(generation.pieces()) as pieces:
-        return "".join([piece async for piece in pieces])
+async def _choice(generation: Generation) -> dict[str, Any]:
+    async with aclosing(generation.pieces()) as found:
+        pieces = [piece async for piece in found]
+    logprobs = logprobs_of(each for piece in pieces for each in piece.logprobs) if generation.tells_logprobs else None
+    message = {"content": "".join(piece.text for piece in pieces)}
+    return {"message": message, "logprobs": logprobs, "finish_reason": generation.finish_reason}

@@ -10,6 +10,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
+
+
+def is_none(value: object) -> bool:
+    """For a field that an answer only has if it was asked for."""
+    return value is None
+
 
 Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 
@@ -26,6 +33,7 @@ class Choice(BaseModel):
 
     index: int = 0
     message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none, description="If they were asked for.")
     finish_reason: str = Field(description="stop or length.")
 
 
@@ -122,6 +130,7 @@ class ChunkChoice(BaseModel):
 
     index: int = 0
     delta: Delta
+    logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none)
     finish_reason: str | None = None
 
 

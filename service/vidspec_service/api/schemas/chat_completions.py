@@ -5,16 +5,16 @@ Nothing is taken and ignored.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from vidspec_models.request import Compression, GenerationRequest, SpeculationMode, Turn
+from vidspec_models.request import Turn
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
+from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
@@ -49,10 +49,6 @@ class ChatTurn(Strict):
         return [] if isinstance(self.content, str) else [p for p in self.content if not isinstance(p, TextPart)]
 
 
-_NO_LOGPROBS = "this server gives no log probabilities"
-_NO_PENALTY = "this server has no penalties: they would change the text that speculation must keep"
-
-
 class StreamOptions(Strict):
     """What a stream tells besides its text."""
 
@@ -69,10 +65,6 @@ class ChatCompletion(ChatRequest):
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     n: Annotated[Literal[1] | None, only(1, "this server gives one answer per request")] = Field(None, description="1.")
-    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    presence_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
-    frequency_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -112,12 +104,10 @@ class ChatCompletion(ChatRequest):
         if self.model not in (None, served):
             raise ModelNotFound(f"The model that is served here is {served!r}.", param="model")
 
-    def generation_request(
-        self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
-    ) -> GenerationRequest:
-        """See ChatRequest."""
-        request = super().generation_request(request_id, default_speculation, default_compression)
-        return replace(request, max_tokens=self.max_completion_tokens or self.max_tokens)
+    @property
+    def most_tokens(self) -> int | None:
+        """See SamplingFields."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 def _role(turn: ChatTurn) -> str:
@@ -135,7 +125,7 @@ class OpenAIChoice(BaseModel):
 
     index: int = 0
     message: OpenAIMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str = Field(description="stop or length.")
 
 
@@ -152,7 +142,7 @@ class OpenAIChunkChoice(BaseModel):
 
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
 

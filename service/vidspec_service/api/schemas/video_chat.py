@@ -29,16 +29,16 @@ from vidspec_service.api.schemas.fields import (
     Url,
     check_turns,
 )
+from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
 
 
-class ChatRequest(StructuredOutput):
+class ChatRequest(SamplingFields, StructuredOutput):
     """How to answer and which frames to look at: the same in every route that answers."""
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
-    max_tokens: Count | None = Field(None, description="Most tokens of the answer; unset: the server's own.")
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
         0.0, description="0 is greedy."
     )
@@ -69,6 +69,8 @@ class ChatRequest(StructuredOutput):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
+        if self.ignore_eos and self.grammar is not None:
+            raise InvalidRequest("An answer of a given form ends where the grammar does.", param="ignore_eos")
         check_agreement(self.frames)
         return self
 
@@ -105,10 +107,9 @@ class ChatRequest(StructuredOutput):
         self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
     ) -> GenerationRequest:
         """What the engine is asked, but for the video. Null is the same as not given."""
-        return GenerationRequest(
+        request = GenerationRequest(
             request_id=request_id,
             turns=self.turns,
-            max_tokens=self.max_tokens,
             sampling=SamplingParams(
                 temperature=self.temperature or 0.0,
                 top_p=1.0 if self.top_p is None else self.top_p,
@@ -120,6 +121,7 @@ class ChatRequest(StructuredOutput):
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
         )
+        return self.with_law(request)
 
 
 class Message(Strict):

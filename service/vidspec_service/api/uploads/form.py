@@ -21,9 +21,10 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
 MAX_FIELD_BYTES = 1024 * 1024
-_JSON_FIELDS = ("messages", "response_format", "structured_outputs", "guided_choice")
 OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its file: heads, boundaries, text fields
 _PART_END = b""
+_REPEATED = frozenset({"stop", "bad_words", "stop_token_ids"})  # lists, one part an entry
+_JSON = frozenset({"messages", "logit_bias", "response_format", "structured_outputs", "guided_choice"})
 
 F = TypeVar("F", bound=BaseModel)
 Store = Callable[[AsyncIterator[bytes]], Awaitable[Path]]
@@ -38,15 +39,15 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
         name, is_file = part
         if name not in model.model_fields:
             raise unknown_field(name, name, model)
-        if name in fields and name != "stop":
+        if name in fields and name not in _REPEATED:
             raise InvalidRequest(f"{name} is given twice.", param=name)
         if name == "video" and not is_file:
             raise InvalidRequest("video must be a file part, as in curl's -F video=@clip.mp4.", param="video")
         if name == "video":
             fields[name] = await store(reader.chunks())
-        elif name == "stop":
+        elif name in _REPEATED:
             fields.setdefault(name, []).append(await reader.text(name))
-        elif name in _JSON_FIELDS:
+        elif name in _JSON:
             fields[name] = json_of_field(name, await reader.text(name))
         else:
             fields[name] = await reader.text(name)

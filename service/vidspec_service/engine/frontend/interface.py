@@ -62,6 +62,7 @@ class Engine(Protocol):
         """Yield Accepted, then TextDelta events, then Finished.
 
         Closing the generator early cancels the request on every worker. Raises, before or instead of
-        Finished: ContextLengthExceeded, GenerationFailed, EngineDead.
+        Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have), GenerationFailed,
+        EngineDead.
         """
         ...

@@ -36,6 +36,7 @@ class TargetRequest:
     speculation: Speculation
     stop_ids: frozenset[int]
     max_tokens: int
+    num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     grammar: GrammarMask | None = None  # in the sampler, too
