@@ -20,7 +20,7 @@ from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
-from vidspec_service.api.generate.grammar_check import GrammarCheck
+from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
 from vidspec_service.errors import InvalidRequest
 

@@ -1,6 +1,6 @@
 """The process that compiles a client's grammar first: it may take too long, or break the compiler, without harm.
 
-Run as `python -m vidspec_service.api.generate.grammar_child`: the grammar on stdin, what is wrong with it on stdout.
+Run as `python -m vidspec_service.api.grammars.child`: the grammar on stdin, what is wrong with it on stdout.
 """
 
 from __future__ import annotations

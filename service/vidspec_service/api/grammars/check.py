@@ -1,4 +1,4 @@
-"""GrammarCheck: whether a grammar can be followed, known before its request costs anything.
+"""GrammarCheck: tries a grammar in a process of its own.
 
 Compilers have inputs on which they take minutes, or end their process. What clients send is tried in a child first, and
 only what compiles there in little time and memory reaches a worker.
@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from vidspec_service.api.schemas.structured_output import Grammar, short
 from vidspec_service.errors import CapacityError, InvalidRequest
 
-_CHILD = "vidspec_service.api.generate.grammar_child"
+_CHILD = "vidspec_service.api.grammars.child"
 _MOST_AT_ONCE = 2
 _MOST_REMEMBERED = 1024
 _PATIENCE_S = 20.0  # many times the processor's time that a child may take: only a machine under load needs it
