@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ({"stop_token_ids": [2**31]}, "stop_token_ids.0", "less than"),
         ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "more than the 5 tokens"),
         ({"max_completion_tokens": 5, "min_tokens": 6}, "min_tokens", "more than the 5 tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "plain text only"),
         ({"num_frame": 3}, "num_frame", "Did you mean num_frames?"),
         ({"prompt": "x"}, "prompt", "Unknown field"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vidspec_service.api.generate.grammar_check import GrammarCheck
+from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue
 from vidspec_service.api.limits.callers import RateLimit
 from vidspec_service.api.store.clips import Clips, Decode

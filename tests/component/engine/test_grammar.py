@@ -78,7 +78,7 @@ def check(grammar: str, text: str) -> None:
 def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
     engine: EngineHarness, grammar: str, law: SamplingParams
 ) -> None:
-    for seed in range(3):
+    for seed in range(2):
         found = {mode: engine.answer(question(f"{mode}-{seed}", seed, grammar, law, mode)) for mode in MODES}
         assert len({answer.ids for answer in found.values()}) == 1, found
         answer = found[SpeculationMode.PARALLEL]

@@ -18,8 +18,6 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_GRAMMAR = 64 * 1024  # characters
 MAX_CHOICES = 1024
-# As `json.dumps` writes: blanks of the model's choice could go on for ever, and every separator is known beforehand.
-_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT = {"type": "object"}
 
 Schema = dict[str, Any]
@@ -129,7 +127,10 @@ class StructuredOutput(Strict):
 def _written(param: str, kind: str, value: Any) -> Grammar:
     try:
         if kind == "json":
-            text = LLMatcher.grammar_from_json_schema(value, defaults=_AS_WRITTEN)
+            # As `json.dumps` writes: blanks of the model's choice could go on for ever, and no separator would be forced.
+            text = LLMatcher.grammar_from_json_schema(
+                value, defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+            )
         elif kind == "choice":
             text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
         elif kind == "regex":

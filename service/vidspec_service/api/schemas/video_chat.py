@@ -74,6 +74,8 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
+        if self.ignore_eos and self.grammar is not None:
+            raise InvalidRequest("An answer of a given form ends where the grammar does.", param="ignore_eos")
         check_agreement(self.frames)
         return self
 
