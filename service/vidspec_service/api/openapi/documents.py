@@ -50,7 +50,7 @@ def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) 
 
 
 VIDEO_CHAT_BODY = _body(
-    "A form with a file part, or JSON with a data URL.",
+    "A form with file parts, or JSON with data URLs; without a video it is a question in text.",
     form=(VideoChatForm, examples.REQUESTS["video_chat_form"]),
     json=(VideoChatJson, examples.REQUESTS["video_chat"]),
 )
