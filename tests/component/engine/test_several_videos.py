@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.component.engine.conftest import PAIR as PROCESSES
 from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import TextDelta
 
 pytestmark = pytest.mark.component
 
@@ -61,22 +62,24 @@ def test_greedy_ids_equal_stock_generate(engine: EngineHarness) -> None:
         assert engine.answer(asked).ids == stock.answer(asked.turns, asked.videos, 40).ids
 
 
-def test_an_answer_about_two_videos_outlives_its_target(engine: EngineHarness) -> None:
+def test_an_answer_about_two_videos_outlives_its_target() -> None:
     law = LAWS[1]
-    wanted = engine.answer(request(0, SpeculationMode.OFF, law, "whole-")).ids
+    fragile = EngineHarness(PROCESSES)
 
-    async def killed() -> tuple[int, ...]:
+    async def disturbed() -> tuple[int, ...]:
         ids: tuple[int, ...] = ()
-        pid = engine.engine.worker_pids()["target"]
-        async for event in engine.engine.generate(request(0, SpeculationMode.PARALLEL, law, "killed-")):
-            if isinstance(event, Accepted):
-                assert pid is not None
-                engine.kill("target")
-            ids += getattr(event, "ids", ())
+        async for event in fragile.engine.generate(request(0, SpeculationMode.PARALLEL, law, "killed-")):
+            if isinstance(event, TextDelta):
+                if not ids:
+                    fragile.kill("target")
+                ids += event.ids
         return ids
 
-    assert engine.run(killed()) == wanted
-    engine.wait_until_ready()
+    try:
+        wanted = fragile.answer(request(0, SpeculationMode.OFF, law, "whole-")).ids
+        assert fragile.run(disturbed()) == wanted
+    finally:
+        fragile.close()
 
 
 def test_the_draft_uses_what_the_target_looks_at_in_two_videos(engine: EngineHarness) -> None:
