@@ -155,7 +155,7 @@ async def test_one_bad_video_among_good_ones_is_named_and_ends_the_others(tmp_pa
 
 async def test_a_file_that_is_no_video_is_named_before_the_rest_is_read(tmp_path: Path) -> None:
     world = World(tmp_path)
-    files = [("video", FILE["video"]), ("video", ("x", b"no video at all"))]
+    files: list[tuple[str, Any]] = [("video", FILE["video"]), ("video", ("x", b"no video at all"))]
     response = await world.client.post(URL, files=files, data={"prompt": "x"})
     assert (response.status_code, response.json()["error"]["param"]) == (415, "videos.1")
     videos = [{"video": DATA_URL}, {"video_id": "video-none"}]
