@@ -18,7 +18,7 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 
 RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
@@ -69,7 +69,13 @@ class VideoLM:
         return self._family.default_num_frames(self._processor)
 
     @torch.inference_mode()
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:
+    def prepare(
+        self,
+        turns: Sequence[Turn],
+        videos: Sequence[Video],
+        encoded: EncoderCache | None = None,
+        template: ChatTemplate | None = DEFAULT_TEMPLATE,
+    ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
         Raises ContextOverflow, before that cost where the videos alone are too much.
@@ -85,7 +91,7 @@ class VideoLM:
 
         def make() -> Prompt:
             features = [known.get(video, lambda each: family.encode(model, processor, each)) for video in videos]
-            return family.prepare(model, processor, self.decoder, turns, features)
+            return family.prepare(model, processor, self.decoder, turns, features, template)
 
         return make() if self._side is None else self._side.run(make)
 

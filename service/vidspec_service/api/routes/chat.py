@@ -1,6 +1,6 @@
-"""The routes that answer: POST /v1/video-chat, and /v1/chat/completions in the words of OpenAI's API.
+"""The routes that answer: POST /v1/video-chat; /v1/chat/completions and /v1/completions in the words of OpenAI's API.
 
-Both go one way: admit, read, decode, submit; then stream the answer, or send it whole.
+All go one way: admit, read, decode, submit; then stream the answer, or send it whole.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.completions import TextCompletion
 from vidspec_service.api.schemas.logprobs import logprobs_of
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
@@ -47,6 +48,16 @@ def chat_router(services: Services) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """A conversation with videos and images among its parts; get the answer whole or, with `stream`, in chunks."""
         return await _answer(request, services, ChatCompletion)
+
+    @router.post(
+        "/v1/completions",
+        summary="Go on with a text",
+        responses=documents.COMPLETION_RESPONSES,
+        openapi_extra=documents.COMPLETION_BODY,
+    )
+    async def completions(request: Request) -> Response:
+        """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
+        return await _answer(request, services, TextCompletion)
 
     return router
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.fields import Strict
 
@@ -34,6 +35,35 @@ NoProcessing = Annotated[
     NoOptions | None,
     only({}, "frames are chosen by num_frames, fps, max_frames, start_s and end_s"),
 ]
+
+
+class TemplateSwitches(Strict):
+    """Variables that chat templates of released models read; one that does not read it stays as it is."""
+
+    add_vision_id: bool | None = Field(None, description="Qwen's: number the videos of a conversation.")
+    enable_thinking: bool | None = Field(None, description="Of templates that can open a thought.")
+
+
+class TemplateFields(Strict):
+    """How the conversation becomes a prompt, as vLLM has it."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="Open the assistant's answer after the last message; false leaves that to the model."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the answer goes on with it."
+    )
+    chat_template_kwargs: TemplateSwitches | None = Field(None, description="Told to the checkpoint's template.")
+
+    @property
+    def template(self) -> ChatTemplate:
+        """For the engine."""
+        given = {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
+        return ChatTemplate(
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            switches=given,
+        )
 
 
 class ClientFields(Strict):

@@ -12,7 +12,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
+from vidspec_models.request import (
+    DEFAULT_TEMPLATE,
+    VIDEO,
+    ChatTemplate,
+    Compression,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    Turn,
+)
 from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
@@ -91,6 +100,11 @@ class ChatRequest(SamplingFields):
         """How to answer."""
         return VIDEO_CHAT
 
+    @property
+    def template(self) -> ChatTemplate | None:
+        """What the checkpoint's template is told; None: the prompt is the text as it is."""
+        return DEFAULT_TEMPLATE
+
     def check_model(self, served: Sequence[str]) -> None:
         """Raises ModelNotFound if the client asks for another model than the one that has the names `served`."""
 
@@ -112,6 +126,7 @@ class ChatRequest(SamplingFields):
         request = GenerationRequest(
             request_id=request_id,
             turns=self.turns,
+            template=self.template,
             sampling=SamplingParams(
                 temperature=self.temperature or 0.0,
                 top_p=1.0 if self.top_p is None else self.top_p,

@@ -6,7 +6,7 @@ import difflib
 
 from pydantic import BaseModel, ValidationError
 
-from vidspec_service.api.schemas import chat_completions, chat_parts
+from vidspec_service.api.schemas import chat_completions, chat_parts, client_fields, completions
 from vidspec_service.api.schemas.video_chat import Message, VideoChatForm, VideoChatJson, VideoRef
 from vidspec_service.errors import InvalidRequest
 
@@ -17,7 +17,7 @@ _WORDS = frozenset(
         chat_completions.StreamOptions,
         chat_parts.TextPart, chat_parts.VideoUrlPart, chat_parts.VideoUrl, chat_parts.InputVideoPart,
         chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
-        chat_parts.FileRef,
+        chat_parts.FileRef, client_fields.TemplateSwitches, completions.TextCompletion,
     )
     for name in model.model_fields
 )  # fmt: skip
