@@ -18,6 +18,7 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.inputs import Prompt
+from vidspec_models.loading.sampling_defaults import sampling_defaults
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 
@@ -63,6 +64,11 @@ class VideoLM:
     @property
     def context_length(self) -> int:
         return self.decoder.context_length
+
+    @property
+    def default_sampling(self) -> dict[str, float]:
+        """Fields of SamplingParams that the checkpoint wants where a request does not say."""
+        return sampling_defaults(getattr(self._model, "generation_config", None))
 
     @property
     def default_num_frames(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.api.chat import ASK, IMAGE_URL, VIDEO, ask, user
 from tests.api.world import World
+from tests.fakes import INFO, FakeEngine
 from vidspec_models.request import ChatTemplate
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -85,6 +87,19 @@ async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: P
     turns = [{**user(VIDEO, ASK), "name": "me"}, answered, user(ASK)]
     assert (await ask(world, messages=turns)).status_code == 200
     assert [turn.role for turn in world.engine.requests[0].turns] == ["user", "assistant", "user"]
+
+
+async def test_what_the_checkpoint_wants_counts_where_the_client_does_not_say(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, default_sampling={"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05})
+    world = World(tmp_path, engine)
+    await ask(world)
+    await ask(world, temperature=0, top_k=-1, repetition_penalty=1)
+    await ask(world, temperature=None)
+    await world.ask(top_k=3)
+    asked = [(each.sampling.temperature, each.sampling.top_k, each.sampling.repetition_penalty)
+             for each in engine.requests]  # fmt: skip
+    assert asked == [(0.7, 20, 1.05), (0.0, 0, 1.0), (0.7, 20, 1.05), (0.7, 3, 1.05)]
 
 
 @pytest.mark.parametrize("detail", ["low", "high", "auto"])

@@ -18,11 +18,9 @@ from vidspec_service.api.schemas.fields import Strict
 _INERT = "Taken; it changes nothing here."
 
 
-def _minus_one_is_none(value: object) -> object:
-    return None if value == -1 and type(value) is int else value
+def _minus_one_means(meant: int | None) -> BeforeValidator:
+    return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
-
-MinusOneIsNone = BeforeValidator(_minus_one_is_none)
 
 _NO_TOOLS = "this server calls no tools; a schema for the answer goes in response_format"
 _NO_TEMPLATE = "the checkpoint's own template and processor are used"
@@ -135,10 +133,10 @@ class ClientFields(Strict):
     media_io_kwargs: NoProcessing = Field(None, description="Empty.")
 
     # What vLLM's clients write for "not given"
-    seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), MinusOneIsNone] = Field(
+    seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), _minus_one_means(None)] = Field(
         None, description="Same request and seed, same text; random if not given, or -1."
     )
-    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1), MinusOneIsNone] = Field(
+    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1), _minus_one_means(0)] = Field(
         None, description="Only the k likeliest tokens; 0 and -1 are off."
     )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -53,7 +54,7 @@ class ChatRequest(SamplingFields):
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
-        0.0, description="0 is greedy."
+        0.0, description="0 is greedy; unset: what the checkpoint says, else 0."
     )
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         1.0, description="Nucleus; 1 is off."
@@ -120,7 +121,11 @@ class ChatRequest(SamplingFields):
         )
 
     def generation_request(
-        self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
+        self,
+        request_id: str,
+        default_speculation: SpeculationMode,
+        default_compression: Compression,
+        default_sampling: Mapping[str, float],
     ) -> GenerationRequest:
         """What the engine is asked, but for the videos. Null is the same as not given."""
         request = GenerationRequest(
@@ -137,7 +142,14 @@ class ChatRequest(SamplingFields):
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
         )
-        return self.with_law(request)
+        request = self.with_law(request)
+        defaults: dict[str, Any] = {
+            name: value for name, value in default_sampling.items() if not self._says(name)
+        }  # a number that is not given, or null
+        return replace(request, sampling=replace(request.sampling, **defaults))
+
+    def _says(self, name: str) -> bool:
+        return name in self.model_fields_set and getattr(self, name) is not None
 
 
 class Message(Strict):
