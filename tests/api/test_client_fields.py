@@ -82,6 +82,7 @@ async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: P
     answered: dict[str, Any] = {
         "role": "assistant", "content": "A red square.", "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": [], "reasoning": None, "reasoning_content": None,
+        "provider_specific_fields": {"refusal": None},
     }  # fmt: skip
     world = World(tmp_path)
     turns = [{**user(VIDEO, ASK), "name": "me"}, answered, user(ASK)]

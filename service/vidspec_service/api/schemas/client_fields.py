@@ -154,3 +154,4 @@ class TurnFields(Strict):
     annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(None, description="Empty.")
     reasoning: None = Field(None, description="null.")
     reasoning_content: None = Field(None, description="null.")
+    provider_specific_fields: dict[str, Any] | None = Field(None, description="LiteLLM's; taken, it is not read.")
