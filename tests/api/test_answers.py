@@ -38,7 +38,7 @@ async def test_json_body_is_answered_in_exactly_the_documented_shape(tmp_path: P
     assert response.headers["content-type"] == "application/json"
     answer = response.json()
     assert list(answer) == [
-        "id", "object", "created", "model", "choices", "usage", "video", "speculation", "timings"
+        "id", "object", "created", "model", "choices", "usage", "video", "videos", "speculation", "timings"
     ]  # fmt: skip
     assert answer["id"].startswith("vchat-")
     assert answer["object"] == "video.chat.completion"
@@ -49,6 +49,7 @@ async def test_json_body_is_answered_in_exactly_the_documented_shape(tmp_path: P
     ]
     assert answer["usage"] == FACTS["usage"]
     assert answer["speculation"] == FACTS["speculation"]
+    assert answer["videos"] == [answer["video"]]
     assert answer["video"].pop("id").startswith("video-")
     assert answer["video"] == {
         "duration_s": 3.0,
@@ -175,7 +176,7 @@ async def test_json_null_means_not_given(tmp_path: Path) -> None:
     world = World(tmp_path)
     body = {"video": None, "video_id": None, "prompt": None}
     response = await world.client.post("/v1/video-chat", json=body)
-    assert response.json()["error"]["param"] == "video"
+    assert response.json()["error"]["param"] == "prompt"
 
 
 async def test_a_finished_engine_stream_is_not_counted_as_cancelled(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.api.chat import ASK, IMAGE, IMAGE_BYTES, IMAGE_URL, VIDEO, ask, user
 from tests.api.test_stream import events_of
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeEngine
+from vidspec_models.request import VIDEO as SHOWN
 from vidspec_models.request import SpeculationMode, Turn
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.errors import GenerationFailed
@@ -98,7 +99,7 @@ async def test_each_way_to_send_a_video_is_taken(tmp_path: Path, part: Any) -> N
     world = World(tmp_path)
     assert (await ask(world, messages=[user(ASK, part)])).status_code == 200
     assert world.decoder.contents == [CLIP_BYTES]
-    assert world.engine.requests[0].turns == (Turn(role="user", parts=(VIDEO, "What moves?")),)
+    assert world.engine.requests[0].turns == (Turn(role="user", parts=("What moves?", SHOWN)),)
 
 
 async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
     assert (await ask(world, messages=[user(IMAGE, ASK)])).status_code == 200
     assert world.decoder.contents == [IMAGE_BYTES]
     assert world.decoder.requests[0].is_still
-    assert world.engine.requests[0].turns == (Turn(role="user", parts=(VIDEO, "What moves?")),)
+    assert world.engine.requests[0].turns == (Turn(role="user", parts=(SHOWN, "What moves?")),)
     assert world.leftovers == []
 
 
@@ -138,7 +139,7 @@ async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> Non
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hi.", "refusal": None},
-        user(ASK, VIDEO, {"type": "text", "text": "And why?"}),
+        user(ASK, VIDEO, {"type": "text", "text": "And why?"}, {"type": "text", "text": "Say it briefly."}),
         {"role": "assistant", "content": [{"type": "text", "text": "A square."}]},
         {"role": "user", "content": "Where to?"},
     ]
@@ -147,7 +148,7 @@ async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> Non
         Turn(role="system", parts=("Be brief.",)),
         Turn(role="user", parts=("Hello",)),
         Turn(role="assistant", parts=("Hi.",)),
-        Turn(role="user", parts=(VIDEO, "What moves?\nAnd why?")),
+        Turn(role="user", parts=("What moves?", SHOWN, "And why?\nSay it briefly.")),
         Turn(role="assistant", parts=("A square.",)),
         Turn(role="user", parts=("Where to?",)),
     )

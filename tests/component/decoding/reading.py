@@ -10,13 +10,14 @@ from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import read_clip
+from vidspec_service.decoding.reader.sequence import read_sequence
 
 EVERY_FRAME = FrameRequest(num_frames=768)
 LIMITS = DecodingLimits()
 
 
 def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits = LIMITS) -> Clip:
-    """`read_clip`, its memory as an array."""
+    """`read_clip`, or `read_sequence`, its memory as an array."""
     memory = bytearray()
 
     def allocate(num_bytes: int) -> memoryview:
@@ -24,7 +25,8 @@ def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits
         return memoryview(memory)
 
     with open(path, "rb", buffering=0) as file:
-        decoded = read_clip(file, request, limits, allocate, default_num_frames=8)
+        read_frames = read_clip if request.sequence is None else read_sequence
+        decoded = read_frames(file, request, limits, allocate, default_num_frames=8)
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
     video = Video(
         frames=np.frombuffer(memory, np.uint8, count=decoded.num_bytes).reshape(shape),

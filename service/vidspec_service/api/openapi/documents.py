@@ -21,7 +21,7 @@ _ERRORS = {
     401: "No API key, or not a valid one, where the operator asks for one.",
     404: "No such video or model.",
     408: "The body did not arrive in time.",
-    413: "Over a limit: bytes, duration, pixels or frames. The message names the limit and its setting.",
+    413: "Over a limit: videos, bytes, duration, pixels or frames. The message names the limit and its setting.",
     415: "Not a video in a container and codec that is decoded here, or another Content-Type.",
     422: "A video, but no frame can be had from it; or `video_url` could not be fetched.",
     429: "You are over your own limit of requests. See Retry-After.",
@@ -51,7 +51,7 @@ def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) 
 
 
 VIDEO_CHAT_BODY = _body(
-    "A form with a file part, or JSON with a data URL.",
+    "A form with file parts, or JSON with data URLs; without a video it is a question in text.",
     form=(VideoChatForm, examples.REQUESTS["video_chat_form"]),
     json=(VideoChatJson, examples.REQUESTS["video_chat"]),
 )

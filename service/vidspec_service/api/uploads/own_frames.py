@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vidspec_service.api.schemas.fields import FrameTimes
 from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.uploads.sources import from_base64, once
+from vidspec_service.api.uploads.data_urls import from_base64, once
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.decoding.limits import over_limit

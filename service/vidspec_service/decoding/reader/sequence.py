@@ -91,7 +91,8 @@ def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
     except av.FFmpegError:
         frames = []
     if not frames:
-        raise VideoUnreadable(f"Frame {index} cannot be decoded: it is damaged, or no JPEG image.", param="video")
+        why = f"it is damaged, no JPEG image, or has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
+        raise VideoUnreadable(f"Frame {index} cannot be decoded: {why}.", param="video")
     return frames[0]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from vidspec_service.api.uploads.data_urls import decode_data_url
 from vidspec_service.api.uploads.folder import sweep
-from vidspec_service.api.uploads.sources import decode_data_url
 from vidspec_service.api.uploads.upload import write_upload
 from vidspec_service.errors import (
     CapacityError,
