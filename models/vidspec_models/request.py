@@ -46,6 +46,18 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplate:
+    """What the checkpoint's chat template is told besides the turns."""
+
+    add_generation_prompt: bool = True  # the words that open the assistant's answer come last
+    continue_final_message: bool = False  # the last turn stays open, whosever it is: the answer goes on with it
+    switches: dict[str, bool] = field(default_factory=dict)  # variables that some templates read, by name
+
+
+DEFAULT_TEMPLATE = ChatTemplate()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Video:
     """One clip's chosen frames, as the model will see them, and what a processor wants to know of their source."""
 
@@ -81,6 +93,7 @@ class GenerationRequest:
     request_id: str
     turns: tuple[Turn, ...]
     videos: tuple[Video, ...] = ()
+    template: ChatTemplate | None = DEFAULT_TEMPLATE  # None: the turns' text is the prompt as it is
     max_tokens: int | None = None  # None: what the context leaves, bounded by the server's default
     sampling: SamplingParams = field(default_factory=SamplingParams)
     min_tokens: int = 0

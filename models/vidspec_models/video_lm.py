@@ -19,7 +19,8 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import Turn, Video
+from vidspec_models.loading.sampling_defaults import sampling_defaults
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 
 RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
@@ -67,6 +68,11 @@ class VideoLM:
         return self.decoder.context_length
 
     @property
+    def default_sampling(self) -> dict[str, float]:
+        """Fields of SamplingParams that the checkpoint wants where a request does not say."""
+        return sampling_defaults(getattr(self._model, "generation_config", None))
+
+    @property
     def default_num_frames(self) -> int:
         return self._family.default_num_frames(self._processor)
 
@@ -77,7 +83,13 @@ class VideoLM:
         return self._grammars.mask(grammar)
 
     @torch.inference_mode()
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:
+    def prepare(
+        self,
+        turns: Sequence[Turn],
+        videos: Sequence[Video],
+        encoded: EncoderCache | None = None,
+        template: ChatTemplate | None = DEFAULT_TEMPLATE,
+    ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
         Raises ContextOverflow, before that cost where the videos alone are too much.
@@ -93,7 +105,7 @@ class VideoLM:
 
         def make() -> Prompt:
             features = [known.get(video, lambda each: family.encode(model, processor, each)) for video in videos]
-            return family.prepare(model, processor, self.decoder, turns, features)
+            return family.prepare(model, processor, self.decoder, turns, features, template)
 
         return make() if self._side is None else self._side.run(make)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.api.chat import ASK, IMAGE_URL, VIDEO, ask, user
 from tests.api.world import World
+from tests.fakes import INFO, FakeEngine
+from vidspec_models.request import ChatTemplate
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -79,6 +82,7 @@ async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: P
     answered: dict[str, Any] = {
         "role": "assistant", "content": "A red square.", "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": [], "reasoning": None, "reasoning_content": None,
+        "provider_specific_fields": {"refusal": None},
     }  # fmt: skip
     world = World(tmp_path)
     turns = [{**user(VIDEO, ASK), "name": "me"}, answered, user(ASK)]
@@ -86,10 +90,49 @@ async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: P
     assert [turn.role for turn in world.engine.requests[0].turns] == ["user", "assistant", "user"]
 
 
+async def test_what_the_checkpoint_wants_counts_where_the_client_does_not_say(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, default_sampling={"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05})
+    world = World(tmp_path, engine)
+    await ask(world)
+    await ask(world, temperature=0, top_k=-1, repetition_penalty=1)
+    await ask(world, temperature=None)
+    await world.ask(top_k=3)
+    asked = [(each.sampling.temperature, each.sampling.top_k, each.sampling.repetition_penalty)
+             for each in engine.requests]  # fmt: skip
+    assert asked == [(0.7, 20, 1.05), (0.0, 0, 1.0), (0.7, 20, 1.05), (0.7, 3, 1.05)]
+
+
 @pytest.mark.parametrize("detail", ["low", "high", "auto"])
 async def test_an_image_has_one_size_whatever_detail_says(tmp_path: Path, detail: str) -> None:
     image = {"type": "image_url", "image_url": {"url": IMAGE_URL, "detail": detail}}
     assert (await ask(World(tmp_path), messages=[user(image, ASK)])).status_code == 200
+
+
+async def test_the_template_is_told_what_the_client_says(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    turns = [user(VIDEO, ASK), {"role": "assistant", "content": "A red"}]
+    assert (await ask(world, messages=turns, add_generation_prompt=False, continue_final_message=True)).is_success
+    assert (await ask(world, chat_template_kwargs={"enable_thinking": False, "add_vision_id": None})).is_success
+    assert (await ask(world)).is_success
+    continued, switched, plain = [request.template for request in world.engine.requests]
+    assert continued == ChatTemplate(add_generation_prompt=False, continue_final_message=True)
+    assert switched == ChatTemplate(switches={"enable_thinking": False})
+    assert plain == ChatTemplate()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True}, "messages.0.role"),
+        ({"messages": [user(VIDEO, ASK), {"role": "assistant", "content": "A red"}]}, "messages.1.role"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
+    ],
+)
+async def test_what_the_template_cannot_be_told_is_refused(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
+    response = await ask(World(tmp_path), **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_our_own_route_stays_strict(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ def base_url(listener: socket.socket) -> str:
 
 def _announce(settings: Settings, service: RunningService, url: str) -> None:
     info = service.engine.info
+    if info.default_sampling:
+        _log.info("requests that do not say are sampled as the checkpoint wants", extra=info.default_sampling)
     if settings.log_format == "json":  # nothing but JSON for a log shipper
         facts = {"url": url, "model": info.model, "devices": info.devices, "load_s": round(service.load_s, 3)}
         _log.info("ready", extra=facts)

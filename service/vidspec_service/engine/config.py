@@ -49,6 +49,7 @@ class EngineConfig:
     target: WorkerConfig
     draft: WorkerConfig | None = None  # None: the target alone
     speculation: SpeculationMode = SpeculationMode.AUTO  # for requests that leave the choice to the server
+    generation_config: str = "auto"  # how the checkpoint wants to be sampled counts; "none": it does not
     served_model_name: tuple[str, ...] | None = None  # None: the target's own name
     max_running_requests: int = 16
     max_context: int | None = None

@@ -78,6 +78,10 @@ class Settings(BaseSettings):
     served_model_name: Names = Field(
         default=None, description="Names that clients may use, the first is told in answers; unset: the model's own."
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="Of requests that do not say: auto, the sampling of the target's generation_config.json; or none.",
+    )
     revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
     draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")
     target_device: Devices = Field(

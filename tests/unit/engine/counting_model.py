@@ -43,7 +43,7 @@ class CountingModel:
         embedding = torch.zeros(1)
         scale = 1.0
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         ids = (0,) * CELLS + tuple(turns[-1].text.encode())
         rows = torch.arange(float(len(ids))).view(-1, 1, 1)
         return Prompt(

@@ -67,7 +67,7 @@ class RecordingModel(CountingModel):
         self.gates = {name: Gate() for name in ("prepare", "prefill", "step")}
         self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         self.gates["prepare"].enter()
         prompt = super().prepare(turns, videos, encoded)
         # Positions of an answer do not go on where the rows end, as in families with several axes.

@@ -76,7 +76,8 @@ class EventStream(Response):
 
     async def _write_events(self) -> None:
         generation = self._generation
-        await self._write_chunk({"role": "assistant", "content": ""})
+        if self._dialect.opens:
+            await self._write_chunk({"role": "assistant", "content": ""})
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
                 logprobs = logprobs_of(piece.logprobs) if generation.tells_logprobs else None

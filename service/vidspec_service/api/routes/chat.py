@@ -1,6 +1,6 @@
-"""The routes that answer: POST /v1/video-chat, and /v1/chat/completions in the words of OpenAI's API.
+"""The routes that answer: POST /v1/video-chat; /v1/chat/completions and /v1/completions in the words of OpenAI's API.
 
-Both go one way: admit, read, decode, submit; then stream the answer, or send it whole.
+All go one way: admit, read, decode, submit; then stream the answer, or send it whole.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.completions import TextCompletion
 from vidspec_service.api.schemas.logprobs import logprobs_of
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
@@ -48,6 +49,16 @@ def chat_router(services: Services) -> APIRouter:
         """A conversation with videos and images among its parts; get the answer whole or, with `stream`, in chunks."""
         return await _answer(request, services, ChatCompletion)
 
+    @router.post(
+        "/v1/completions",
+        summary="Go on with a text",
+        responses=documents.COMPLETION_RESPONSES,
+        openapi_extra=documents.COMPLETION_BODY,
+    )
+    async def completions(request: Request) -> Response:
+        """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
+        return await _answer(request, services, TextCompletion)
+
     return router
 
 
@@ -68,7 +79,7 @@ async def _answer(
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"
-        asked = body.generation_request(request_id, settings.speculation, settings.compression)
+        asked = body.generation_request(request_id, settings.speculation, settings.compression, info.default_sampling)
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline)
         held.push_async_callback(generation.close)

@@ -154,6 +154,7 @@ class Dialect:
     whole: type[BaseModel]  # the answer of a generation that is complete
     chunk: type[BaseModel]  # one event of a stream
     final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
+    opens: bool = True  # a stream begins with an event that says who speaks
 
 
 VIDEO_CHAT = Dialect("vchat", Completion, Chunk, FinalChunk)  # everything that is known is told

@@ -15,7 +15,7 @@ from vidspec_models.request import VIDEO, Turn
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
-from vidspec_service.api.schemas.client_fields import ClientFields, TurnFields
+from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, TurnFields
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
 from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
 from vidspec_service.api.schemas.video_chat import ChatRequest
@@ -73,7 +73,7 @@ class StreamOptions(Strict):
     )
 
 
-class ChatCompletion(ClientFields, ChatRequest):
+class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
     """The JSON body of /v1/chat/completions."""
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
@@ -90,7 +90,8 @@ class ChatCompletion(ClientFields, ChatRequest):
             raise InvalidRequest("Give max_completion_tokens or max_tokens, not both.", param="max_completion_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
-        check_turns([(_role(turn), len(turn.text)) for turn in self.messages])
+        last = "assistant" if self.continue_final_message else "user"
+        check_turns([(_role(turn), len(turn.text)) for turn in self.messages], last)
         for index, turn in enumerate(self.messages):
             if turn.videos and turn.role != "user":
                 raise InvalidRequest("Videos and images must be in user turns.", param=f"messages.{index}.role")

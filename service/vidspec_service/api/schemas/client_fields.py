@@ -11,17 +11,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.fields import Strict
 
 _INERT = "Taken; it changes nothing here."
 
 
-def _minus_one_is_none(value: object) -> object:
-    return None if value == -1 and type(value) is int else value
+def _minus_one_means(meant: int | None) -> BeforeValidator:
+    return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
-
-MinusOneIsNone = BeforeValidator(_minus_one_is_none)
 
 _NO_TOOLS = "this server calls no tools; a schema for the answer goes in response_format"
 _NO_TEMPLATE = "the checkpoint's own template and processor are used"
@@ -34,6 +33,35 @@ NoProcessing = Annotated[
     NoOptions | None,
     only({}, "frames are chosen by num_frames, fps, max_frames, start_s and end_s"),
 ]
+
+
+class TemplateSwitches(Strict):
+    """Variables that chat templates of released models read; one that does not read it stays as it is."""
+
+    add_vision_id: bool | None = Field(None, description="Qwen's: number the videos of a conversation.")
+    enable_thinking: bool | None = Field(None, description="Of templates that can open a thought.")
+
+
+class TemplateFields(Strict):
+    """How the conversation becomes a prompt, as vLLM has it."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="Open the assistant's answer after the last message; false leaves that to the model."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the answer goes on with it."
+    )
+    chat_template_kwargs: TemplateSwitches | None = Field(None, description="Told to the checkpoint's template.")
+
+    @property
+    def template(self) -> ChatTemplate:
+        """For the engine."""
+        given = {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
+        return ChatTemplate(
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            switches=given,
+        )
 
 
 class ClientFields(Strict):
@@ -105,10 +133,10 @@ class ClientFields(Strict):
     media_io_kwargs: NoProcessing = Field(None, description="Empty.")
 
     # What vLLM's clients write for "not given"
-    seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), MinusOneIsNone] = Field(
+    seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), _minus_one_means(None)] = Field(
         None, description="Same request and seed, same text; random if not given, or -1."
     )
-    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1), MinusOneIsNone] = Field(
+    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1), _minus_one_means(0)] = Field(
         None, description="Only the k likeliest tokens; 0 and -1 are off."
     )
 
@@ -126,3 +154,4 @@ class TurnFields(Strict):
     annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(None, description="Empty.")
     reasoning: None = Field(None, description="null.")
     reasoning_content: None = Field(None, description="null.")
+    provider_specific_fields: dict[str, Any] | None = Field(None, description="LiteLLM's; taken, it is not read.")

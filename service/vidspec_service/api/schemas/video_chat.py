@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
+from vidspec_models.request import (
+    DEFAULT_TEMPLATE,
+    VIDEO,
+    ChatTemplate,
+    Compression,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    Turn,
+)
 from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
@@ -45,7 +55,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
-        0.0, description="0 is greedy."
+        0.0, description="0 is greedy; unset: what the checkpoint says, else 0."
     )
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         1.0, description="Nucleus; 1 is off."
@@ -94,6 +104,11 @@ class ChatRequest(SamplingFields, StructuredOutput):
         """How to answer."""
         return VIDEO_CHAT
 
+    @property
+    def template(self) -> ChatTemplate | None:
+        """What the checkpoint's template is told; None: the prompt is the text as it is."""
+        return DEFAULT_TEMPLATE
+
     def check_model(self, served: Sequence[str]) -> None:
         """Raises ModelNotFound if the client asks for another model than the one that has the names `served`."""
 
@@ -109,12 +124,17 @@ class ChatRequest(SamplingFields, StructuredOutput):
         )
 
     def generation_request(
-        self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
+        self,
+        request_id: str,
+        default_speculation: SpeculationMode,
+        default_compression: Compression,
+        default_sampling: Mapping[str, float],
     ) -> GenerationRequest:
         """What the engine is asked, but for the videos. Null is the same as not given."""
         request = GenerationRequest(
             request_id=request_id,
             turns=self.turns,
+            template=self.template,
             sampling=SamplingParams(
                 temperature=self.temperature or 0.0,
                 top_p=1.0 if self.top_p is None else self.top_p,
@@ -126,7 +146,14 @@ class ChatRequest(SamplingFields, StructuredOutput):
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
         )
-        return self.with_law(request)
+        request = self.with_law(request)
+        defaults: dict[str, Any] = {
+            name: value for name, value in default_sampling.items() if not self._says(name)
+        }  # a number that is not given, or null
+        return replace(request, sampling=replace(request.sampling, **defaults))
+
+    def _says(self, name: str) -> bool:
+        return name in self.model_fields_set and getattr(self, name) is not None
 
 
 class Message(Strict):

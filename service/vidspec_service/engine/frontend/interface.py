@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -23,6 +23,7 @@ class EngineInfo:
     default_max_tokens: int
     devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
     versions: dict[str, str]
+    default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that do not say
 
     @property
     def model(self) -> str:

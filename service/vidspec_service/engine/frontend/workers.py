@@ -90,6 +90,7 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
         default_max_tokens=config.default_max_tokens,
         devices={role: f"{worker.device} {worker.dtype}" for role, worker in ready.items()},
         versions=target.versions,
+        default_sampling=target.default_sampling if config.generation_config == "auto" else {},
     )
 
 

@@ -72,6 +72,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     tokenizer_file: str
     is_batch_invariant: bool
     versions: dict[str, str]
+    default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
 
 
 class Loading(Struct, frozen=True, kw_only=True):

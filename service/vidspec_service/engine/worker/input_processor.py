@@ -80,7 +80,7 @@ class InputProcessor:
     def _process(self, item: Input) -> None:
         request, started = item.request, time.monotonic()
         try:
-            prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache)
+            prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache, request.template)
             item.prompt = prompt if self._compress is None else self._compress(request, prompt)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
         except (ContextOverflow, GrammarError) as error:
