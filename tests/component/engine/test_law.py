@@ -77,7 +77,7 @@ def test_every_mode_gives_the_same_ids_and_log_probabilities(
 def test_each_law_changes_the_answer(engine: EngineHarness) -> None:
     """Else the tests here would hold without it."""
 
-    async def both(request: GenerationRequest) -> list[Told]:
+    async def both(request: GenerationRequest) -> tuple[Told, Told]:
         plain = ask(
             f"plain {request.request_id}", request.turns[0].text, request.videos, speculation=MODES[0], max_tokens=40,
             sampling=SamplingParams(temperature=0.8, seed=request.sampling.seed),
