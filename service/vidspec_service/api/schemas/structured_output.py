@@ -127,7 +127,7 @@ class StructuredOutput(Strict):
 def _written(param: str, kind: str, value: Any) -> Grammar:
     try:
         if kind == "json":
-            # As `json.dumps` writes: blanks of the model's choice could go on for ever, and no separator would be forced.
+            # As `json.dumps` writes: blanks of the model's choice could go on for ever, and leave nothing forced.
             text = LLMatcher.grammar_from_json_schema(
                 value, defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
             )

@@ -208,7 +208,11 @@ class Proposer:
 
         A request that is alone may get several tokens. Their caches have room for that.
         """
-        found = {request.request_id: [Guess(token, 1.0) for token in request.forced()] for request in batch}
+        is_timed = self._token_s > 0.0  # the target plans by what a forward takes
+        found = {
+            request.request_id: [Guess(token, 1.0) for token in request.forced()] if is_timed else []
+            for request in batch
+        }
         asked = [request for request in batch if not found[request.request_id]]
         if asked:
             found |= zip([request.request_id for request in asked], self._guess(asked), strict=True)

@@ -1,0 +1,76 @@
+"""What a grammar leaves no choice about is proposed without a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from tests.unit.engine.draft.test_request import drafting_of, prompt
+from vidspec_models.grammar import GrammarMask
+from vidspec_models.inputs import Prompt
+from vidspec_models.sampling import CoupledSampler, Guess
+from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.draft.loop import Proposer
+from vidspec_service.engine.draft.request import DraftRequest
+from vidspec_service.engine.ipc.messages import Verdict
+
+__all__ = ["prompt"]  # a fixture
+
+
+class Model:
+    """Says 5, and remembers the tokens it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+        for rows, _, _ in batch:
+            self.given.append(list(rows.ids))
+            rows.cache.length += len(rows.ids)
+        return [[Guess(5, 0.5)] for _ in batch]
+
+
+class Grammar:
+    """After 5 come 7, 8 and 9, and nothing else."""
+
+    def forced(self, prefix: Sequence[int]) -> list[int]:
+        return [7, 8, 9] if prefix[-1] == 5 else []
+
+
+def decoding(prompt: Prompt, max_lead: int) -> DraftRequest:
+    request = drafting_of(prompt)
+    request.grammar = cast(GrammarMask, Grammar())
+    request.cache.length = request.prompt.num_tokens
+    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=max_lead))
+    return request
+
+
+def test_forced_tokens_are_sure_and_reach_the_cache_with_the_next_forward(prompt: Prompt) -> None:
+    model, request = Model(), decoding(prompt, max_lead=20)
+    proposer = Proposer(cast(VideoLM, model))
+    said = [proposer.propose([request])[0] for _ in range(4)]
+    assert [each.ids for each in said] == [(5,), (7, 8, 9), (5,), (7, 8, 9)]
+    assert [each.confidences for each in said] == [(0.5,), (1.0,) * 3, (0.5,), (1.0,) * 3]
+    assert model.given == [[5], [5, 7, 8, 9]]
+    assert request.missing == [5, 7, 8, 9]
+
+
+def test_the_first_proposal_of_all_is_timed_for_the_target_plans_by_it(prompt: Prompt) -> None:
+    (said,) = Proposer(cast(VideoLM, Model())).propose([decoding(prompt, max_lead=20)])
+    assert said.ids == (5,)
+    assert said.step_s > 0
+
+
+def test_forced_tokens_stay_within_the_lead(prompt: Prompt) -> None:
+    model, request = Model(), decoding(prompt, max_lead=3)
+    proposer = Proposer(cast(VideoLM, model))
+    assert [proposer.propose([request])[0].ids for _ in range(2)] == [(5,), (7, 8)]
+    assert not request.can_run
+
+
+def test_who_has_no_grammar_takes_its_forward_beside_who_has(prompt: Prompt) -> None:
+    model, held, plain = Model(), decoding(prompt, max_lead=20), decoding(prompt, max_lead=20)
+    plain.grammar, plain.request_id = None, "plain"
+    proposer = Proposer(cast(VideoLM, model))
+    proposer.propose([plain])
+    assert [each.ids for each in proposer.propose([held, plain])] == [(7, 8, 9), (5,)]
