@@ -22,7 +22,8 @@ from vidspec_service.engine.types import (
 from vidspec_service.errors import EngineDead
 
 INFO = EngineInfo(
-    model="fake-target",
+    model_names=("fake-target", "fake-alias"),
+    root="org/fake-target",
     draft_model="fake-draft",
     context_length=1024,
     default_num_frames=8,
@@ -64,6 +65,7 @@ class FakeEngine:
     def __init__(self, *script: Step, is_ready: bool = True) -> None:
         self.script = script or ANSWER
         self.is_ready = is_ready
+        self.known = INFO
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self.num_running = 0
@@ -72,7 +74,7 @@ class FakeEngine:
     def info(self) -> EngineInfo:
         if not self.is_ready:
             raise EngineDead("the target worker died with /secret/path in its message")
-        return INFO
+        return self.known
 
     def status(self) -> EngineStatus:
         state = WorkerState.READY if self.is_ready else WorkerState.STARTING

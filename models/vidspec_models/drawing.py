@@ -7,6 +7,8 @@ position, 0, 0), key = the two halves of the seed; the word `token id % 4` is th
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,9 +41,10 @@ class Noise:
 
 
 def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
-    """log p after temperature, top-k and top-p; excluded tokens are -inf. [n, V] float32.
+    """log p after temperature, top-k, top-p and min-p; excluded tokens are -inf. [n, V] float32.
 
-    The most likely token always survives top-p. Not renormalised: argmax does not see a constant.
+    The most likely token always survives. Not renormalised: argmax does not see a constant, nor does min-p, which
+    excludes what is less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082).
     """
     scores = torch.log_softmax(logits.float() / params.temperature, dim=-1)
     vocabulary = scores.shape[-1]
@@ -54,6 +57,9 @@ def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tens
         before = probability.cumsum(-1) - probability
         excluded = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, before >= params.top_p)
         scores = scores.masked_fill(excluded, float("-inf"))
+    if params.min_p > 0.0:
+        threshold = scores.amax(-1, keepdim=True) + math.log(params.min_p)
+        scores = scores.masked_fill(scores < threshold, float("-inf"))
     return scores
 
 

@@ -46,6 +46,18 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplate:
+    """What the checkpoint's chat template is told besides the turns."""
+
+    add_generation_prompt: bool = True  # the words that open the assistant's answer come last
+    continue_final_message: bool = False  # the last turn stays open, whosever it is: the answer goes on with it
+    switches: dict[str, bool] = field(default_factory=dict)  # variables that some templates read, by name
+
+
+DEFAULT_TEMPLATE = ChatTemplate()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Video:
     """One clip's chosen frames, as the model will see them, and what a processor wants to know of their source."""
 
@@ -59,12 +71,19 @@ class Video:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The distribution a token is drawn from. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """The distribution a token is drawn from. temperature 0 is greedy; the default of every other number is off."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0  # of the likeliest token's probability
     seed: int = 0  # 64 bits; the caller draws one at random when the client sent none
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # what the engine's tokenizer makes of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +93,19 @@ class GenerationRequest:
     request_id: str
     turns: tuple[Turn, ...]
     videos: tuple[Video, ...] = ()
+    template: ChatTemplate | None = DEFAULT_TEMPLATE  # None: the turns' text is the prompt as it is
     max_tokens: int | None = None  # None: what the context leaves, bounded by the server's default
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # end an answer as the model's own end tokens do
+    ignore_eos: bool = False  # those of the model do not end it
+    logprobs: int | None = None  # so many alternatives are told with each token's log probability; None: not even that
     speculation: SpeculationMode = SpeculationMode.AUTO
     compression: Compression = Compression.NONE
+    grammar: str | None = None  # what the answer must look like, in llguidance's words
     committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
+
+    def end_ids(self, model_end_ids: frozenset[int]) -> frozenset[int]:
+        """Ids that end the answer; `model_end_ids` are the model's own."""
+        return (frozenset() if self.ignore_eos else model_end_ids).union(self.stop_token_ids)

@@ -1,7 +1,7 @@
 """Coupled sampling: logits to the one token that (distribution, seed, position) determine.
 
-The token at output position t is `argmax(log p_t + g_t)`, p_t being the softmax after temperature, top-k and
-top-p (in that order, as in transformers) and g_t Gumbel noise that depends only on (seed, t, token id).
+The token at output position t is `argmax(log p_t + g_t)`, p_t being the softmax after temperature, top-k, top-p
+and min-p (in that order, as in transformers) and g_t Gumbel noise that depends only on (seed, t, token id).
 By the Gumbel-max trick its law is exactly p_t; because the noise is shared, a draft whose logits agree proposes
 the very token the target will choose. Temperature 0 is plain argmax; both terms of the sum are in `drawing`.
 """
@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,32 +23,56 @@ from vidspec_models.request import SamplingParams
 _MOST_MARGIN = 50.0
 
 
+class LogitsProcessor(Protocol):
+    """What changes one request's logits before its temperature: penalties, a bias, a grammar.
+
+    A pure function of the request, its prompt and the answer's tokens, whatever it remembers between calls: a draft's
+    `prefix` may be any other at the next one, and a row must not depend on the rows beside it.
+    """
+
+    def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
+        """Row i of float32 logits [n, V], n <= 1 + len(pending), follows the answer's tokens `prefix + pending[:i]`.
+
+        Returns the changed logits; `logits` are the processor's to write into. Both sequences are read at once.
+        """
+        ...
+
+
 class CoupledSampler:
     """Chooses one request's tokens."""
 
-    def __init__(self, params: SamplingParams, noise_rows: int = NOISE_ROWS) -> None:
+    def __init__(
+        self, params: SamplingParams, processors: Sequence[LogitsProcessor] = (), noise_rows: int = NOISE_ROWS
+    ) -> None:
+        """`processors` change the logits, in their order."""
         self._params = params
+        self._processors = tuple(processors)
         self._noise = None if params.temperature == 0.0 else Noise(params.seed, noise_rows)
 
-    def choose(self, logits: Tensor, first_position: int) -> list[int]:
-        """Tokens for consecutive output positions; row i of logits [n, V] is position `first_position + i`."""
-        return [int(token) for token in self.tokens(logits, first_position).tolist()]
+    def choose(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> list[int]:
+        """Tokens for consecutive output positions; row i of logits [n, V] follows the tokens `prefix + pending[:i]`."""
+        return [int(token) for token in self.tokens(logits, prefix, pending).tolist()]
 
-    def tokens(self, logits: Tensor, first_position: int) -> Tensor:
+    def tokens(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """The same as int64 [n] on the device, not waited for."""
-        return self.scores(logits, first_position).argmax(-1)
+        return self.scores(logits, prefix, pending).argmax(-1)
 
-    def scores(self, logits: Tensor, first_position: int) -> Tensor:
+    def scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """[n, V]: what the chosen tokens are the largest of."""
+        if self._processors:
+            logits = logits.to(torch.float32, copy=True)
+            for process in self._processors:
+                logits = process(logits, prefix, pending)
         if self._noise is None:
             return logits
-        noise = self._noise.rows(first_position, len(logits), logits)
+        noise = self._noise.rows(len(prefix), len(logits), logits)
         return restricted_log_probabilities(logits, self._params) + noise
 
     @property
     def is_plain(self) -> bool:
-        """No token is excluded: scores are `sharpness` times the logits, and `noise`, but for a constant."""
-        return self._params.top_k == 0 and self._params.top_p == 1.0
+        """All tokens are treated alike: scores are `sharpness` times the logits, and `noise`, but for a constant."""
+        params = self._params
+        return not self._processors and (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
 
     @property
     def sharpness(self) -> float:
@@ -60,9 +85,9 @@ class CoupledSampler:
         return self._noise.rows(first_position, count, like)
 
 
-def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, int]]) -> list[list[int]]:
-    """`choose` of many requests, each with its logits and first position; the device is waited for once."""
-    found = [sampler.tokens(logits, first_position) for sampler, logits, first_position in choices]
+def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Sequence[int]]]) -> list[list[int]]:
+    """`choose` of many requests, each with its logits, prefix and pending tokens; the device is waited for once."""
+    found = [sampler.tokens(logits, prefix, pending) for sampler, logits, prefix, pending in choices]
     together = [int(token) for token in (found[0] if len(found) == 1 else torch.cat(found)).tolist()]
     stops = list(itertools.accumulate(len(tokens) for tokens in found))
     return [together[stop - len(tokens) : stop] for stop, tokens in zip(stops, found, strict=True)]
@@ -81,9 +106,9 @@ class Guess:
         return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
 
 
-def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, int]]) -> list[Guess]:
-    """The next token of many requests, each with its logits [1, V] and position."""
-    best = [sampler.scores(logits, position).topk(2) for sampler, logits, position in choices]
+def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -> list[Guess]:
+    """The next token of many requests, each with its logits [1, V] and the tokens before."""
+    best = [sampler.scores(logits, prefix).topk(2) for sampler, logits, prefix in choices]
     tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
     return [Guess.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]

@@ -17,8 +17,10 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
+from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import Turn, Video
+from vidspec_models.loading.sampling_defaults import sampling_defaults
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 
 RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
@@ -57,6 +59,7 @@ class VideoLM:
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.
         self._num_tokens = None if processor is None else max(processor.tokenizer.get_vocab().values()) + 1
+        self._grammars = self._num_tokens and Grammars(processor.tokenizer, stop_ids, self._num_tokens)
         device = decoder.embedding.device
         self._side = SideStream(device) if device.type == "cuda" else None
 
@@ -65,11 +68,28 @@ class VideoLM:
         return self.decoder.context_length
 
     @property
+    def default_sampling(self) -> dict[str, float]:
+        """Fields of SamplingParams that the checkpoint wants where a request does not say."""
+        return sampling_defaults(getattr(self._model, "generation_config", None))
+
+    @property
     def default_num_frames(self) -> int:
         return self._family.default_num_frames(self._processor)
 
+    def grammar_mask(self, grammar: str) -> GrammarMask:
+        """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
+        if not self._grammars:
+            raise GrammarError("this model has no tokenizer to write a grammar's text with")
+        return self._grammars.mask(grammar)
+
     @torch.inference_mode()
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:
+    def prepare(
+        self,
+        turns: Sequence[Turn],
+        videos: Sequence[Video],
+        encoded: EncoderCache | None = None,
+        template: ChatTemplate | None = DEFAULT_TEMPLATE,
+    ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
         Raises ContextOverflow, before that cost where the videos alone are too much.
@@ -85,7 +105,7 @@ class VideoLM:
 
         def make() -> Prompt:
             features = [known.get(video, lambda each: family.encode(model, processor, each)) for video in videos]
-            return family.prepare(model, processor, self.decoder, turns, features)
+            return family.prepare(model, processor, self.decoder, turns, features, template)
 
         return make() if self._side is None else self._side.run(make)
 
@@ -130,19 +150,19 @@ class VideoLM:
         return list(logits.split(counts))
 
     @torch.inference_mode()
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
-        """What a draft proposes after every sequence's rows, at the output position given with them.
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+        """What a draft proposes after every sequence's rows, which end the answer's tokens given with them.
 
         One token each; up to `most`, each after the one before, of a single sequence where the model can do that in
         one go. The cache then holds all rows but that of the last token.
         """
         if len(batch) == 1 and self._run_ahead is not None and batch[0][1].is_plain:
-            ((rows, sampler, at),) = batch
-            noise = sampler.noise(at, most, self.decoder.embedding[: self._num_tokens, 0])
+            ((rows, sampler, prefix),) = batch
+            noise = sampler.noise(len(prefix), most, self.decoder.embedding[: self._num_tokens, 0])
             segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
             found = self._run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness)
             rows.cache.length += len(rows.ids) + most - 1
             return [[Guess.of(token, margin) for token, margin in zip(*found, strict=True)]]
         logits = self.step([rows for rows, _, _ in batch])
-        last = [(sampler, scores[-1:], at) for (_, sampler, at), scores in zip(batch, logits, strict=True)]
+        last = [(sampler, scores[-1:], prefix) for (_, sampler, prefix), scores in zip(batch, logits, strict=True)]
         return [[each] for each in guess_all(last)]

@@ -125,7 +125,7 @@ def test_the_api_page_tells_of_every_field_route_status_code_and_metric(tmp_path
     assert [path for path in World(tmp_path).app.openapi()["paths"] if f"{path}`" not in page] == []
     assert [status for status in STATUS.values() if f"| {status} |" not in page] == []
     assert [kind.code for kind in CLIENT_ERRORS if f"`{kind.code}`" not in page] == []
-    families = text_string_to_metric_families(Metrics(CollectorRegistry()).exposition().decode())
+    families = text_string_to_metric_families(Metrics(CollectorRegistry()).exposition("fake-target").decode())
     ours = [family.name.removeprefix("vidspec:") for family in families if family.name.startswith("vidspec:")]
     assert ours
     assert [name for name in ours if f"`{name}" not in page] == []

@@ -47,7 +47,7 @@ def messages(clip: bytes, question: str = "What moves?") -> list[Any]:
 
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["fake-target"]
+    assert [model.id for model in client.models.list()] == ["fake-target", "fake-alias"]
 
 
 def test_a_whole_answer(client: openai.OpenAI, clip: bytes) -> None:
@@ -110,8 +110,8 @@ def test_an_uploaded_video_is_asked_about_by_its_id(server: Served, client: open
     ("fields", "kind", "param"),
     [
         ({"n": 2}, openai.BadRequestError, "n"),
-        ({"logprobs": True}, openai.BadRequestError, "logprobs"),
-        ({"tools": []}, openai.BadRequestError, "tools"),
+        ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
         ({"temperature": 9}, openai.BadRequestError, "temperature"),
         ({"model": "gpt-4o"}, openai.NotFoundError, "model"),
     ],

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.api.chat import ask
 from tests.api.world import World
 from tests.fakes import FakeEngine
+from vidspec_service import __version__
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import configure_logging
 
@@ -42,7 +44,7 @@ async def test_a_loaded_service_is_ready_until_it_drains(tmp_path: Path) -> None
 
 async def test_one_model_is_looked_at_by_its_name(tmp_path: Path) -> None:
     client = World(tmp_path).client
-    (listed,) = (await client.get("/v1/models")).json()["data"]
+    listed = (await client.get("/v1/models")).json()["data"][0]
     assert (await client.get("/v1/models/fake-target")).json() == listed
     other = await client.get("/v1/models/meta/other")
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
@@ -50,11 +52,48 @@ async def test_one_model_is_looked_at_by_its_name(tmp_path: Path) -> None:
 
 async def test_the_model_list_has_openais_shape(tmp_path: Path) -> None:
     answer = (await World(tmp_path).client.get("/v1/models")).json()
-    created = answer["data"][0].pop("created")
-    assert created > 1_700_000_000
-    assert answer == {
-        "object": "list", "data": [{"id": "fake-target", "object": "model", "owned_by": "vidspec"}]
-    }  # fmt: skip
+    assert {card.pop("created") > 1_700_000_000 for card in answer["data"]} == {True}
+    rest = {"object": "model", "owned_by": "vidspec", "root": "org/fake-target", "parent": None, "max_model_len": 1024}
+    assert answer == {"object": "list", "data": [{"id": "fake-target", **rest}, {"id": "fake-alias", **rest}]}
+
+
+async def test_every_name_of_the_model_is_taken_and_the_first_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert (await world.client.get("/v1/models/fake-alias")).json()["id"] == "fake-alias"
+    assert (await ask(world, model="fake-alias")).json()["model"] == "fake-target"
+    assert (await ask(world, model="other")).status_code == 404
+
+
+async def test_health_and_version_are_where_vllm_has_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    health = await world.client.get("/health")
+    assert (health.status_code, health.content) == (200, b"")
+    world.admission.start_draining()
+    health = await world.client.get("/health")
+    assert (health.status_code, health.content) == (503, b"")
+    assert (await World(tmp_path, FakeEngine(is_ready=False)).client.get("/health")).status_code == 503
+    assert (await world.client.get("/version")).json() == {"version": __version__}
+
+
+async def test_the_metrics_of_ours_are_labelled_with_the_model_before_it_is_loaded(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(is_ready=False), served_model_name="a,b")
+    page = (await world.client.get("/metrics")).text
+    families = [each for each in text_string_to_metric_families(page) if each.name.startswith("vidspec:")]
+    assert {sample.labels["model_name"] for each in families for sample in each.samples} == {"a"}
+    assert 'vidspec:worker_ready{model_name="a",role="target"}' in page
+
+
+@pytest.mark.parametrize("prefix", ["/video", ""])  # the proxy leaves its path there, or strips it
+async def test_behind_the_path_of_a_proxy_everything_is_found(tmp_path: Path, prefix: str) -> None:
+    world = World(tmp_path, keys=["key-0123456789abcdef"], root_path="/video/")
+    headers = {"authorization": "Bearer key-0123456789abcdef"}
+    assert (await world.client.get(f"{prefix}/health/live")).status_code == 200
+    assert (await world.client.get(f"{prefix}/v1/models")).status_code == 401
+    assert (await world.client.get(f"{prefix}/v1/models", headers=headers)).status_code == 200
+    document = (await world.client.get(f"{prefix}/openapi.json", headers=headers)).json()
+    assert document["servers"] == [{"url": "/video"}]
+    page = (await world.client.get(f"{prefix}/docs", headers=headers)).text
+    assert all(f"/video/{name}" in page for name in ("openapi.json", "docs/swagger-ui.css", "docs/swagger-ui-bundle"))
 
 
 async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) -> None:
@@ -212,4 +251,7 @@ async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(tmp_pat
     assert answered[0]["request_id"] == "r-1"
     ended = next(entry for entry in entries if entry["event"] == "request ended")
     assert ended["request_id"] == answered[1]["request_id"]
-    assert ended["outcome"] == "stop"
+    facts = {name: ended[name] for name in ("outcome", "completion_tokens", "mode", "acceptance_rate")}
+    assert facts == {"outcome": "stop", "completion_tokens": 5, "mode": "parallel", "acceptance_rate": 0.75}
+    assert 0.25 <= ended["queue_s"] < 1  # the engine's 0.25 s are in it
+    assert 0 < ended["first_token_s"] <= ended["duration_s"]

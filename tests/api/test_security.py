@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 KEY = "the-key-0123456789abcdef"
 OTHER = "another-key-0123456789"
 AS_US = {"authorization": f"Bearer {KEY}"}
-OPEN = {"/health/live", "/health/ready"}
+OPEN = {"/health", "/health/live", "/health/ready"}
 PAGE = "https://app.example"
 
 

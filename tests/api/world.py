@@ -69,7 +69,7 @@ class World:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one sample of the exposition."""
-        for family in text_string_to_metric_families(self.metrics.exposition().decode()):
+        for family in text_string_to_metric_families(self.metrics.exposition("fake-target").decode()):
             for sample in family.samples:
                 if sample.name == f"vidspec:{name}" and labels.items() <= sample.labels.items():
                     return sample.value

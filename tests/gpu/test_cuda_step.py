@@ -78,7 +78,7 @@ def _decode(loaded: Loaded, index: int, told: list[int] | None) -> tuple[list[in
             proposed = [*proposed[:-1], (proposed[-1] + 1) % 500]
         position = cache.length
         (logits,) = loaded.model.step([StepRows(cache=cache, ids=[ids[-1], *proposed], position=position)])
-        chosen = sampler.choose(logits, 0)
+        chosen = sampler.choose(logits, [])
         accepted = 0
         while accepted < len(proposed) and proposed[accepted] == chosen[accepted]:
             accepted += 1

@@ -16,7 +16,7 @@ from torch import Tensor
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
-from vidspec_models.request import VIDEO, Turn, Video
+from vidspec_models.request import VIDEO, ChatTemplate, Turn, Video
 
 
 class Family(ABC):
@@ -49,10 +49,16 @@ class Family(ABC):
         """Process the frames and run the vision tower: what is the same in every conversation about the video."""
 
     def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
+        self,
+        model: Any,
+        processor: Any,
+        decoder: Decoder,
+        turns: Sequence[Turn],
+        videos: Sequence[EncodedVideo],
+        template: ChatTemplate | None,
     ) -> Prompt:
         """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow."""
-        ids = tokenised(processor, turns, videos)
+        ids = tokenised(processor, turns, videos, template)
         decoder.require_room(len(ids))
         is_video = ids == getattr(model.config, self.placeholder)
         rotary, next_position = self.positions(model, decoder, ids, is_video, videos)
@@ -124,9 +130,20 @@ def processed(processor: Any, video: Video, arguments: Mapping[str, Any]) -> Any
     )
 
 
-def tokenised(processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo]) -> Tensor:
-    """Token ids [P] of a conversation, each video's words in its place."""
-    text = processor.apply_chat_template(conversation(processor, turns), add_generation_prompt=True, tokenize=False)
+def tokenised(
+    processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
+) -> Tensor:
+    """Token ids [P] of a conversation, each video's words in its place; without a template, of its text as it is."""
+    if template is None:
+        text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
+    else:
+        text = processor.apply_chat_template(
+            conversation(processor, turns),
+            add_generation_prompt=template.add_generation_prompt and not template.continue_final_message,
+            continue_final_message=template.continue_final_message,
+            tokenize=False,
+            **template.switches,
+        )
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
     bos = processor.tokenizer.bos_token
     has_bos = bos is not None and text.startswith(bos)

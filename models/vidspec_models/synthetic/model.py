@@ -23,7 +23,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.families.base import Family, cells
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index
 from vidspec_models.video_lm import StepRows, VideoLM
 
@@ -91,7 +91,13 @@ class RandomFamily(Family):
         return EncodedVideo(words="", features=torch.empty(0), grid=torch.empty(0, 3, dtype=torch.int64))
 
     def prepare(
-        self, model: Any, processor: Any, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo]
+        self,
+        model: Any,
+        processor: Any,
+        decoder: Decoder,
+        turns: Sequence[Turn],
+        videos: Sequence[EncodedVideo],
+        template: ChatTemplate | None,
     ) -> Prompt:
         pair, index = self._recipe.pair_shape, prompt_index(turns[-1].text)
         ids, embeddings = random_prompt(pair, self._recipe.shape, index, decoder.embedding)
@@ -140,9 +146,15 @@ class OracleDraft(VideoLM):
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index
         self._told: WeakKeyDictionary[KVCache, dict[int, int]] = WeakKeyDictionary()  # by length: the token to propose
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache | None = None) -> Prompt:
+    def prepare(
+        self,
+        turns: Sequence[Turn],
+        videos: Sequence[Video],
+        encoded: EncoderCache | None = None,
+        template: ChatTemplate | None = DEFAULT_TEMPLATE,
+    ) -> Prompt:
         """As any model; remembers which prompt this is."""
-        prompt = super().prepare(turns, videos, encoded)
+        prompt = super().prepare(turns, videos, encoded, template)
         self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
         return prompt
 

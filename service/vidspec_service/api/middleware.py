@@ -22,7 +22,7 @@ from vidspec_service.telemetry import Metrics, request_id_var
 
 _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds
+_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _LOGGED_PATH = 256  # characters; a stranger may send tens of thousands
 _SECURITY_HEADERS = {
@@ -35,6 +35,18 @@ _SECURITY_HEADERS = {
 }
 LINGER_S = 5.0
 LINGER_BYTES = 64 * 1024 * 1024
+
+
+class BehindProxy:
+    """Says under which path a proxy serves us. The router takes that path off if the proxy has left it there."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection event."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
 
 
 class RequestContext:

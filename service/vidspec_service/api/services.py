@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue
 from vidspec_service.api.limits.callers import RateLimit
 from vidspec_service.api.store.clips import Clips, Decode
@@ -26,6 +27,7 @@ class Services:
     clips: Clips
     videos: Videos
     fetcher: Fetcher
+    grammars: GrammarCheck
     metrics: Metrics
     admission: Admission
     queue: FairQueue  # for decoding and generation
@@ -63,6 +65,7 @@ def build_services(
             timeout_s=settings.video_url_timeout_s,
             max_bytes=settings.max_upload_bytes,
         ),
+        grammars=GrammarCheck(),
         metrics=metrics,
         admission=Admission(capacity, settings.max_queued_bytes, metrics, limits),
         # As many as are generated, and those that are decoded meanwhile.

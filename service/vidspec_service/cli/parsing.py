@@ -27,6 +27,28 @@ COMMANDS: Mapping[str, str] = {
     "bench decode": "compare video decoding with other libraries",
     "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",
 }
+# Flags of vLLM's without a counterpart of the same meaning: what a spelling close by would suggest misleads.
+_VLLM_FLAGS: Mapping[str, str] = {
+    "--gpu-memory-utilization": "the cache is sized in tokens: --kv-cache-tokens",
+    "--max-num-batched-tokens": "the closest is --prefill-chunk",
+    "--tensor-parallel-size": "name the devices: --target-device cuda:0,cuda:1",
+    "--pipeline-parallel-size": "name the devices: --target-device cuda:0,cuda:1",
+    "--speculative-config": "name the draft: --draft-model",
+    "--speculative-model": "name the draft: --draft-model",
+    "--num-speculative-tokens": "the number is chosen at run time; see --speculation",
+    "--allowed-origins": "see --cors-origins",
+    "--allowed-media-domains": "see --video-url-hosts",
+    "--uvicorn-log-level": "see --log-level",
+    "--trust-remote-code": "code from a checkpoint is never run",
+    "--chat-template": "the checkpoint's own template is used",
+    "--limit-mm-per-prompt": "see --max-frames and --max-duration-s",
+    "--media-io-kwargs": "frames are chosen by a request's num_frames or fps, or --default-num-frames",
+    "--mm-processor-kwargs": "frames are chosen by a request's num_frames or fps, or --default-num-frames",
+    "--enable-prefix-caching": "it is always on",
+    "--enable-chunked-prefill": "it is always on",
+    "--enable-auto-tool-choice": "tools are not supported",
+    "--tool-call-parser": "tools are not supported",
+}
 _DESCRIPTION = "Serve video language models with lossless parallel speculative decoding."
 
 
@@ -105,6 +127,8 @@ def _refuse(parser: _Parser, unknown: Sequence[str]) -> NoReturn:
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if not flags:
         parser.error(f"unexpected argument {unknown[0]}")
+    if flags[0] in _VLLM_FLAGS:
+        parser.error(f"{flags[0]} is not a flag here; {_VLLM_FLAGS[flags[0]]}")
     known = re.findall(r"--[a-z][\w-]*", parser.format_help())
     parser.error(f"unknown flag {flags[0]}{_did_you_mean(flags[0], known)}")
 

@@ -25,6 +25,7 @@ from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
 from vidspec_service.telemetry import Metrics, configure_logging
 
@@ -44,19 +45,38 @@ class RunningService:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings."""
+    """The settings, and what `vllm serve` is given besides."""
+    parser.add_argument("target", nargs="?", metavar="MODEL", help="the same as --model MODEL")
+    parser.add_argument(
+        "--api-key",
+        dest="api_keys",
+        metavar="KEY",
+        help="a key that callers must send, or several with commas; others on this machine can read a command line, "
+        "so prefer --api-key-file",
+    )
     add_settings_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve; 0 after an orderly end."""
-    settings = settings_of(args)
+    settings = settings_for(args)
     configure_logging(settings.log_level, settings.log_format)
+    if args.api_keys is not None:
+        _log.warning("an API key is on the command line, where others on this machine can read it")
     api_keys(settings)  # raises ConfigError: a bad key file or folder is told before minutes of loading
     if settings.upload_dir is not None:
         check_upload_dir(settings.upload_dir)
     asyncio.run(_serve(settings))
     return 0
+
+
+def settings_for(args: argparse.Namespace) -> Settings:
+    """What the command line says; raises ConfigError."""
+    if args.target is not None:
+        if args.model not in (None, args.target):
+            raise ConfigError(f"the model is given twice: {args.target} and --model {args.model}")
+        args.model = args.target
+    return settings_of(args)
 
 
 @asynccontextmanager
@@ -97,6 +117,8 @@ def base_url(listener: socket.socket) -> str:
 
 def _announce(settings: Settings, service: RunningService, url: str) -> None:
     info = service.engine.info
+    if info.default_sampling:
+        _log.info("requests that do not say are sampled as the checkpoint wants", extra=info.default_sampling)
     if settings.log_format == "json":  # nothing but JSON for a log shipper
         facts = {"url": url, "model": info.model, "devices": info.devices, "load_s": round(service.load_s, 3)}
         _log.info("ready", extra=facts)

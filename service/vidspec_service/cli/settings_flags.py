@@ -1,15 +1,26 @@
-"""A flag for every field of Settings, so that flags, VIDSPEC_* variables and YAML keys cannot drift apart."""
+"""A flag for every field of Settings, so that flags, VIDSPEC_* variables and YAML keys cannot drift apart.
+
+Where vLLM has a flag for the same thing, its name is taken, too.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings, load_settings
 
 _ABOUT = "A flag beats its VIDSPEC_* variable, which beats the same name in the YAML file of --config."
+_VLLM_NAMES: Mapping[str, str] = {
+    "max_context": "--max-model-len",
+    "max_running_requests": "--max-num-seqs",
+    "target_dtype": "--dtype",
+}
+_LISTS = frozenset({"served_model_name"})  # written as several words, as vLLM has it, or with commas
 
 
 def add_settings_flags(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +32,15 @@ def add_settings_flags(parser: argparse.ArgumentParser) -> None:
     for name, field in Settings.model_fields.items():
         if name in SECRETS:
             continue
-        flag = f"--{name.replace('_', '-')}"
+        flags = [f"--{name.replace('_', '-')}", *([_VLLM_NAMES[name]] if name in _VLLM_NAMES else [])]
         about = f"{field.description} [{ENV_PREFIX}{name.upper()}; default {default_text(field)}]".replace("%", "%%")
         if field.annotation is bool:
-            group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=about)
+            group.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=about)
         else:
             last = name.rpartition("_")[2]
-            group.add_argument(flag, dest=name, metavar="SECONDS" if last == "s" else last.upper(), help=about)
+            words: dict[str, Any] = {"nargs": "+"} if name in _LISTS else {}
+            metavar = "SECONDS" if last == "s" else last.upper()
+            group.add_argument(*flags, dest=name, metavar=metavar, help=about, **words)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from vidspec_models.compression import DyCoke as DyCoke
 from vidspec_models.request import SpeculationMode
+
+_BUNDLED_NAME = "vidspec-bundled"
 
 
 class Preservation(StrEnum):
@@ -33,6 +36,11 @@ class WorkerConfig:
     dtype: str = "auto"
     threads: int | None = None  # None: the engine's choice
 
+    @property
+    def name(self) -> str:
+        """What the model is called where the operator names nothing else."""
+        return _BUNDLED_NAME if self.model == "bundled" else Path(self.model).name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -41,7 +49,8 @@ class EngineConfig:
     target: WorkerConfig
     draft: WorkerConfig | None = None  # None: the target alone
     speculation: SpeculationMode = SpeculationMode.AUTO  # for requests that leave the choice to the server
-    served_model_name: str | None = None  # None: the target's own name
+    generation_config: str = "auto"  # how the checkpoint wants to be sampled counts; "none": it does not
+    served_model_name: tuple[str, ...] | None = None  # None: the target's own name
     max_running_requests: int = 16
     max_context: int | None = None
     kv_cache_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
@@ -55,3 +64,8 @@ class EngineConfig:
     log_level: str = "info"  # of the workers, which write to the same stderr
     log_format: str = "text"  # "json": one object a line, as the API's
     silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What clients call the model; the first is the one that they are told."""
+        return self.served_model_name or (self.target.name,)

@@ -15,6 +15,26 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""Of one row of the target's logits: the committed token's log probability; ids and those of the likeliest tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's bytes, and its natural logarithm of a probability by the model, before temperature and penalties."""
+
+    text: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A committed token, and the likeliest in its place, best first."""
+
+    token: Logprob
+    top: tuple[Logprob, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """The prompt fits its context; always the first event. `queue_s` ran until the target took it up."""
@@ -34,6 +54,7 @@ class TextDelta:
     text: str
     num_tokens: int
     ids: tuple[int, ...] = ()  # the tokens themselves
+    logprobs: tuple[TokenLogprob, ...] = ()  # theirs, if they were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

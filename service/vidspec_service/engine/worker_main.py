@@ -98,6 +98,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             tokenizer_file=tokenizer_file(config.spec),
             is_batch_invariant=model.decoder.batch_invariance.holds,
             versions=library_versions(),
+            default_sampling=model.default_sampling,
         )
     )
     loop.run()

@@ -17,7 +17,15 @@ ENV_PREFIX = "VIDSPEC_"
 
 
 def _split(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):  # a flag's words, a YAML list
+        value = " ".join(value)
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def _path_prefix(value: str) -> str:
+    if not re.fullmatch(r"(/[\w.~-]+)+/?", value, re.ASCII):
+        raise ValueError("expected a path such as /video")
+    return value.rstrip("/")
 
 
 def _lower(value: object) -> object:
@@ -58,13 +66,22 @@ class Settings(BaseSettings):
     # Address
     host: NonEmpty = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: Port = Field(default=8000, description="Port to listen on; 0 picks a free one.")
+    root_path: Annotated[str, AfterValidator(_path_prefix)] | None = Field(
+        default=None, description="Path under which a proxy serves it, as /video; the proxy may strip it or not."
+    )
 
     # Models
     model: NonEmpty = Field(default="bundled", description="Target model: 'bundled', a folder or a hub id.")
     draft_model: NonEmpty | None = Field(
         default=None, description="Draft model: 'bundled', a folder or a hub id; unset: the bundled target's."
     )
-    served_model_name: NonEmpty | None = Field(default=None, description="Name told to clients; unset: the model's.")
+    served_model_name: Names = Field(
+        default=None, description="Names that clients may use, the first is told in answers; unset: the model's own."
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="Of requests that do not say: auto, the sampling of the target's generation_config.json; or none.",
+    )
     revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
     draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")
     target_device: Devices = Field(

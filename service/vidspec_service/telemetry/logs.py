@@ -23,6 +23,7 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("huggingface_hub").handlers.clear()  # its own one would tell of every retry a second time
     for name in _QUIET_LIBRARIES:  # they tell of every chunk, and warn of what is a client's fault
         logging.getLogger(name).setLevel(logging.ERROR)
 

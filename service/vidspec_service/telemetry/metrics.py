@@ -6,6 +6,8 @@ an attribute is named as its metric is on the page, and whoever knows a number r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -17,6 +19,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
 
 
 def _bounds(text: str) -> tuple[float, ...]:
@@ -36,6 +39,21 @@ _FRAMES = _bounds("1 2 4 8 16 24 32 48 64 96 128 192 256 384 512 768")
 _BYTES = tuple(float(2**power) for power in range(14, 31, 2))
 
 
+class _Labelled:
+    """A registry whose metrics with our prefix have further labels. With one model a process, no writer knows of it."""
+
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
+        self._registry = registry
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """As the registry's own, for `generate_latest`."""
+        for metric in self._registry.collect():
+            if metric.name.startswith("vidspec:"):
+                metric.samples = [each._replace(labels={**self._labels, **each.labels}) for each in metric.samples]
+            yield metric
+
+
 class Metrics:
     """Every metric of the service."""
 
@@ -50,9 +68,12 @@ class Metrics:
         self._declare_video()
         self._declare_engine()
 
-    def exposition(self) -> bytes:
-        """The page at /metrics, always as text: OpenMetrics would turn the colons into underscores."""
-        return generate_latest(self._registry)
+    def exposition(self, model_name: str) -> bytes:
+        """The page at /metrics, always as text: OpenMetrics would turn the colons into underscores.
+
+        Every metric of ours is labelled `model_name`, as vLLM's are: dashboards choose by it.
+        """
+        return generate_latest(_Labelled(self._registry, {"model_name": model_name}))
 
     def _declare_requests(self) -> None:
         self.http_requests = self._counter("http_requests", "HTTP answers", "method", "route", "status")

@@ -16,6 +16,7 @@ from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.cli import serve
 from vidspec_service.cli.parsing import parse
 from vidspec_service.errors import ConfigError, GenerationFailed
+from vidspec_service.settings import Settings, api_keys
 from vidspec_service.telemetry import Metrics
 
 
@@ -138,7 +139,7 @@ def test_versions_and_devices_are_metrics(monkeypatch: pytest.MonkeyPatch) -> No
     world = _World(monkeypatch)
     world.run("serve", "--port", "0")
     assert world.metrics is not None
-    page = world.metrics.exposition().decode()
+    page = world.metrics.exposition("fake-target").decode()
     assert 'model="fake-target"' in page
     assert 'target_device="cpu"' in page
 
@@ -178,3 +179,25 @@ def test_check_of_an_engine_that_does_not_answer_is_code_1(
     assert world.run("check") == 1
     assert "vidspec check: HTTP 500: " in capsys.readouterr().err
     assert world.events[-1] == "engine down"
+
+
+def settings_for(*argv: str) -> Settings:
+    """What `vidspec serve` makes of a command line."""
+    _, args = parse(("serve", *argv))
+    return serve.settings_for(args)
+
+
+def test_what_vllm_serve_is_given_means_the_same_here() -> None:
+    settings = settings_for(
+        "org/model", "--max-model-len", "4096", "--max-num-seqs", "3", "--dtype", "bfloat16", "--served-model-name",
+        "a", "b", "--api-key", "key-0123456789abcdef",
+    )  # fmt: skip
+    assert (settings.model, settings.max_context, settings.max_running_requests) == ("org/model", 4096, 3)
+    assert (settings.target_dtype, settings.served_model_name) == ("bfloat16", ("a", "b"))
+    assert api_keys(settings) == {"key-0123456789abcdef"}
+
+
+def test_two_models_on_one_command_line_are_a_mistake() -> None:
+    assert settings_for("org/model", "--model", "org/model").model == "org/model"
+    with pytest.raises(ConfigError, match="the model is given twice: org/model and --model other"):
+        settings_for("org/model", "--model", "other")

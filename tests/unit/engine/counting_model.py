@@ -43,7 +43,7 @@ class CountingModel:
         embedding = torch.zeros(1)
         scale = 1.0
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         ids = (0,) * CELLS + tuple(turns[-1].text.encode())
         rows = torch.arange(float(len(ids))).view(-1, 1, 1)
         return Prompt(
@@ -64,7 +64,7 @@ class CountingModel:
             rows.cache.length += len(rows.ids)
         return [self._after(rows.ids) for rows in batch]
 
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
         return [[Guess(int(scores[-1].argmax()), 0.9)] for scores in self.step([rows for rows, _, _ in batch])]
 
     def _after(self, ids: Sequence[int]) -> Tensor:
@@ -73,7 +73,7 @@ class CountingModel:
 
 def configure(role: str, **engine: Any) -> Configure:
     """What the API would send, for a pair that is never loaded."""
-    pair = EngineConfig(target=WorkerConfig(model="none"), draft=WorkerConfig(model="none"), **engine)
+    pair = EngineConfig(target=WorkerConfig(model="of/none"), draft=WorkerConfig(model="of/none"), **engine)
     return next(each for each in configure_messages(pair) if each.role == role)
 
 

@@ -67,7 +67,7 @@ class RecordingModel(CountingModel):
         self.gates = {name: Gate() for name in ("prepare", "prefill", "step")}
         self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         self.gates["prepare"].enter()
         prompt = super().prepare(turns, videos, encoded)
         # Positions of an answer do not go on where the rows end, as in families with several axes.
@@ -85,26 +85,30 @@ class RecordingModel(CountingModel):
         self.steps.append([tuple(rows.ids) for rows in batch])
         return [self._append(rows.cache, answer_rows(rows.ids, rows.position)) for rows in batch]
 
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, int]], most: int) -> list[list[Guess]]:
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
         """The tokens go into the cache but for the last, as `VideoLM.guess` has it."""
         self.gates["step"].enter()
         found = []
-        for rows, sampler, at in batch:
-            ids, guesses = list(rows.ids), list[Guess]()
+        for rows, sampler, prefix in batch:
+            ids, guesses, at = list(rows.ids), list[Guess](), len(prefix)
             for number in range(1 + hash((self._salt, at)) % most if len(batch) == 1 else 1):
                 position = rows.position if not number else rows.position + len(rows.ids) + number - 1
                 scores = self._append(rows.cache, answer_rows(ids, position))[-1:]
-                guesses.append(self._guess(sampler.choose(scores, at + number)[0], rows_of(rows.cache)))
+                guesses.append(
+                    self._guess(
+                        sampler.choose(scores, [*prefix, *(guess.token for guess in guesses)])[0], rows_of(rows.cache)
+                    )
+                )
                 ids = [guesses[-1].token]
             found.append(guesses)
         return found
 
-    def answer(self, prompt: Prompt, num_tokens: int, law: SamplingParams | None = None) -> list[int]:
-        """The reference: what the target says after a prompt, without any cache."""
-        sampler = CoupledSampler(law or SamplingParams())
+    def answer(self, prompt: Prompt, num_tokens: int, sampler: CoupledSampler | None = None) -> list[int]:
+        """The reference: what the target says after a prompt, without any cache; greedy without a sampler."""
+        sampler = sampler or CoupledSampler(SamplingParams())
         state, ids = _folded(0, prompt_rows(prompt)), list[int]()
         for number in range(num_tokens):
-            ids += sampler.choose(self._scores(state)[None], number)
+            ids += sampler.choose(self._scores(state)[None], ids)
             state = _folded(state, answer_rows(ids[-1:], prompt.next_position + number))
         return ids
 

@@ -13,7 +13,7 @@ def test_sampled_tokens_follow_the_distribution(seed: int) -> None:
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(0)) * 1.5
     expected = torch.softmax(logits[0] / 0.8, dim=-1) * 20_000
     sampler = CoupledSampler(SamplingParams(temperature=0.8, seed=seed))
-    counts = torch.bincount(torch.tensor(sampler.choose(logits.expand(20_000, 12), 0)), minlength=12)
+    counts = torch.bincount(torch.tensor(sampler.choose(logits.expand(20_000, 12), [])), minlength=12)
     assert ((counts - expected) ** 2 / expected).sum().item() < 31.3
 
 
@@ -23,14 +23,14 @@ def test_different_seeds_are_independent_draws() -> None:
     expected = torch.softmax(logits[0] / 0.8, dim=-1) * 2_000
     counts = torch.zeros(12)
     for seed in range(2_000):
-        counts[CoupledSampler(SamplingParams(temperature=0.8, seed=seed), noise_rows=1).choose(logits, 3)[0]] += 1
+        counts[CoupledSampler(SamplingParams(temperature=0.8, seed=seed), noise_rows=1).choose(logits, [0] * 3)[0]] += 1
     assert ((counts - expected) ** 2 / expected).sum().item() < 31.3
 
 
 def test_tokens_at_successive_positions_are_independent_draws() -> None:
     """The joint counts of neighbouring positions against the product law; 15 degrees of freedom, 99.9 %: 37.7."""
     logits = torch.tensor([[0.0, 0.5, 1.0, -0.5]]).expand(20_000, 4)
-    tokens = torch.tensor(CoupledSampler(SamplingParams(temperature=1.0, seed=11)).choose(logits, 0))
+    tokens = torch.tensor(CoupledSampler(SamplingParams(temperature=1.0, seed=11)).choose(logits, []))
     joint = torch.bincount(tokens[:-1:2] * 4 + tokens[1::2], minlength=16).double()
     law = torch.softmax(logits[0].double(), dim=-1)
     expected = torch.outer(law, law).flatten() * joint.sum()
@@ -40,51 +40,53 @@ def test_tokens_at_successive_positions_are_independent_draws() -> None:
 def test_a_token_does_not_depend_on_the_rows_scored_with_it() -> None:
     logits = torch.randn(40, 100, generator=torch.Generator().manual_seed(1))
     law = SamplingParams(temperature=1.0, top_p=0.9, top_k=30, seed=5)
-    together = CoupledSampler(law).choose(logits, 0)
-    alone = [CoupledSampler(law).choose(logits[i : i + 1], i)[0] for i in range(40)]
+    together = CoupledSampler(law).choose(logits, [])
+    alone = [CoupledSampler(law).choose(logits[i : i + 1], [0] * i)[0] for i in range(40)]
     stepwise = CoupledSampler(law)
-    assert together == alone == [stepwise.choose(logits[i : i + 1], i)[0] for i in range(40)]
+    assert together == alone == [stepwise.choose(logits[i : i + 1], [0] * i)[0] for i in range(40)]
 
 
 def test_an_agreeing_draft_proposes_the_targets_token() -> None:
     logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(2))
     law = SamplingParams(temperature=1.0, seed=9)
     almost = logits + 1e-4 * torch.randn(200, 50, generator=torch.Generator().manual_seed(3))
-    target, draft = CoupledSampler(law).choose(logits, 0), CoupledSampler(law).choose(almost, 0)
+    target, draft = CoupledSampler(law).choose(logits, []), CoupledSampler(law).choose(almost, [])
     assert sum(a == b for a, b in zip(target, draft, strict=True)) >= 198
 
 
 def test_temperature_zero_is_argmax() -> None:
     logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(6))
-    assert CoupledSampler(SamplingParams(seed=1)).choose(logits, 0) == logits.argmax(-1).tolist()
+    assert CoupledSampler(SamplingParams(seed=1)).choose(logits, []) == logits.argmax(-1).tolist()
 
 
 def test_the_likeliest_token_survives_the_smallest_top_p() -> None:
     logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(6))
     law = SamplingParams(temperature=1.0, top_p=1e-6, seed=1)
-    assert CoupledSampler(law).choose(logits, 0) == logits.argmax(-1).tolist()
+    assert CoupledSampler(law).choose(logits, []) == logits.argmax(-1).tolist()
 
 
 def test_many_requests_choose_together_what_each_chooses_alone() -> None:
     generator = torch.Generator().manual_seed(11)
     laws = (SamplingParams(), SamplingParams(temperature=0.8, seed=1), SamplingParams(temperature=1.2, top_k=5, seed=2))
     logits = [torch.randn(rows, 60, generator=generator) for rows in (3, 1, 5)]
-    alone = [CoupledSampler(law).choose(scores, 4) for law, scores in zip(laws, logits, strict=True)]
-    together = choose_all([(CoupledSampler(law), scores, 4) for law, scores in zip(laws, logits, strict=True)])
+    alone = [CoupledSampler(law).choose(scores, [0] * 4) for law, scores in zip(laws, logits, strict=True)]
+    together = choose_all(
+        [(CoupledSampler(law), scores, [0] * 4, []) for law, scores in zip(laws, logits, strict=True)]
+    )
     assert together == alone
 
 
 @pytest.mark.parametrize("law", [SamplingParams(), SamplingParams(temperature=0.7, top_k=5, seed=1)])
 def test_a_guess_is_the_chosen_token_and_is_sure_by_its_lead(law: SamplingParams) -> None:
     logits = torch.randn(9, 40, generator=torch.Generator().manual_seed(3))
-    guesses = guess_all([(CoupledSampler(law), row[None], at) for at, row in enumerate(logits)])
-    assert [guess.token for guess in guesses] == CoupledSampler(law).choose(logits, 0)
-    best = CoupledSampler(law).scores(logits, 0).topk(2).values
+    guesses = guess_all([(CoupledSampler(law), row[None], [0] * at) for at, row in enumerate(logits)])
+    assert [guess.token for guess in guesses] == CoupledSampler(law).choose(logits, [])
+    best = CoupledSampler(law).scores(logits, []).topk(2).values
     assert [guess.confidence for guess in guesses] == pytest.approx(torch.sigmoid(best[:, 0] - best[:, 1]).tolist())
 
 
 def test_the_only_token_that_is_left_is_certain() -> None:
-    (guess,) = guess_all([(CoupledSampler(SamplingParams(temperature=1.0, top_k=1)), torch.randn(1, 8), 0)])
+    (guess,) = guess_all([(CoupledSampler(SamplingParams(temperature=1.0, top_k=1)), torch.randn(1, 8), [])])
     assert guess.confidence == pytest.approx(1.0)
 
 
@@ -94,5 +96,5 @@ def test_a_plain_laws_scores_are_the_logits_sharpened_and_its_noise(temperature:
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(4))
     sampler = CoupledSampler(SamplingParams(temperature=temperature, seed=9))
     assert sampler.is_plain
-    difference = sampler.scores(logits, 5) - (sampler.sharpness * logits + sampler.noise(5, 3, logits[0]))
+    difference = sampler.scores(logits, [0] * 5) - (sampler.sharpness * logits + sampler.noise(5, 3, logits[0]))
     assert torch.allclose(difference, difference[:, :1].expand_as(difference), atol=1e-5)

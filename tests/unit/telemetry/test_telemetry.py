@@ -59,9 +59,10 @@ def test_no_field_can_forge_a_line_of_text() -> None:
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    families = text_string_to_metric_families(metrics.exposition().decode())
+    families = text_string_to_metric_families(metrics.exposition("fake-target").decode())
     return {
-        sample.name + "".join(f"|{value}" for value in sample.labels.values()): sample.value
+        sample.name
+        + "".join(f"|{value}" for name, value in sample.labels.items() if name != "model_name"): sample.value
         for family in families
         for sample in family.samples
     }

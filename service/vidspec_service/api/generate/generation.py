@@ -101,15 +101,20 @@ class Generation:
         metrics.request_prompt_tokens.observe(first.prompt_tokens)
         metrics.video_tokens.observe(first.video_tokens)
 
-    async def pieces(self) -> AsyncGenerator[str, None]:
-        """The answer's text as it is committed; never an empty piece."""
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether log probabilities were asked for."""
+        return self._request.logprobs is not None
+
+    async def pieces(self) -> AsyncGenerator[TextDelta, None]:
+        """The answer's text, and log probabilities if asked for, as it is committed; never an empty piece."""
         if self._events is None:
             raise RuntimeError("start() comes first")
         async for event in self._events:
             if isinstance(event, TextDelta):
                 self._count_tokens(event.num_tokens)
-                if event.text:
-                    yield event.text
+                if event.text or event.logprobs:
+                    yield event
             elif isinstance(event, Finished):
                 self._finished = event
                 self._outcome = event.finish_reason.value
@@ -155,13 +160,21 @@ class Generation:
         seconds = time.monotonic() - self._began
         self._metrics.request_success.labels(self._outcome).inc()
         self._metrics.e2e_request_latency.observe(seconds)
-        facts = {
+        facts: dict[str, Any] = {
             "id": self._request.request_id,
             "outcome": self._outcome,
             "prompt_tokens": self._accepted.prompt_tokens,
         }
+        if self._num_tokens:
+            facts["first_token_s"] = round(self._first - self._began, 4)
         if self._finished is not None:
-            facts["completion_tokens"] = self._finished.completion_tokens
+            speculation = self._finished.speculation
+            facts |= {
+                "completion_tokens": self._finished.completion_tokens,
+                "queue_s": round(self._queue_s + self._finished.queue_s, 4),
+                "mode": speculation.mode.value,
+                "acceptance_rate": round(speculation.acceptance_rate, 4),
+            }
         _log.info("request ended", extra={**facts, "duration_s": round(seconds, 4)})
 
     def _record_phases(self, finished: Finished) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vidspec_service.api.errors import Unauthorized, answer
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _NAME_DIGITS = 16  # of the digest; enough never to meet, and nothing of the key
 
 
@@ -45,7 +45,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection event; paths that nobody serves are refused too."""
-        if scope["type"] != "http" or scope["path"] in self._open_paths:
+        if scope["type"] != "http" or _route_path(scope) in self._open_paths:
             await self._app(scope, receive, send)
             return
         caller = self._keys.caller(Headers(scope=scope).get("authorization", ""))
@@ -54,6 +54,12 @@ class Authentication:
             return
         scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
+
+
+def _route_path(scope: Scope) -> str:
+    """As the router reads it: without the path of the proxy, if that has left it there."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 class RateLimit:

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from vidspec_service.api.openapi import examples
 from vidspec_service.api.schemas.answers import Completion, ErrorBody
 from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
+from vidspec_service.api.schemas.completions import CompletionAnswer, TextCompletion
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
 
@@ -32,7 +33,7 @@ _NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", 
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
 _FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
-_JSONS: tuple[type[BaseModel], ...] = (VideoChatJson, VideoUploadJson, ChatCompletion)
+_JSONS: tuple[type[BaseModel], ...] = (VideoChatJson, VideoUploadJson, ChatCompletion, TextCompletion)
 
 
 def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
@@ -55,6 +56,7 @@ VIDEO_CHAT_BODY = _body(
     json=(VideoChatJson, examples.REQUESTS["video_chat"]),
 )
 CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.REQUESTS["chat_completion"]))
+COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, {}))
 VIDEO_UPLOAD_BODY = _body(
     "A form with a file part, or JSON with a data URL.",
     form=(VideoUploadForm, {}),
@@ -75,20 +77,27 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return documented
 
 
+HEALTH: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A request would be served.", "content": None},
+    503: {"description": "Not now; `/health/ready` says why."},
+}
 METRICS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The page.", "content": {"text/plain": {"schema": {"type": "string"}}}},
     **problems(401),
 }
 
 
-def _answers(model: type[BaseModel], whole: dict[str, Any], events: str | None) -> dict[int | str, dict[str, Any]]:
+def _answers(
+    model: type[BaseModel], whole: dict[str, Any] | None, events: str | None
+) -> dict[int | str, dict[str, Any]]:
     stream: dict[str, Any] = {"schema": {"type": "string"}} | ({"example": events} if events else {})
     description = "The answer; with `stream`, as server-sent events that end with `data: [DONE]`."
-    content = {"application/json": {"example": whole}, "text/event-stream": stream}
+    content = {"application/json": {"example": whole} if whole else {}, "text/event-stream": stream}
     return {200: {"model": model, "description": description, "content": content}, **problems(*_ERRORS)}
 
 
 VIDEO_CHAT_RESPONSES = _answers(Completion, examples.WHOLE, examples.EVENTS)
+COMPLETION_RESPONSES = _answers(CompletionAnswer, None, None)
 CHAT_COMPLETION_RESPONSES = _answers(ChatCompletionAnswer, examples.CHAT_COMPLETION, None)
 
 

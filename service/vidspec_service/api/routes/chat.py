@@ -1,12 +1,13 @@
-"""The routes that answer: POST /v1/video-chat, and /v1/chat/completions in the words of OpenAI's API.
+"""The routes that answer: POST /v1/video-chat; /v1/chat/completions and /v1/completions in the words of OpenAI's API.
 
-Both go one way: admit, read, decode, submit; then stream the answer, or send it whole.
+All go one way: admit, read, decode, submit; then stream the answer, or send it whole.
 """
 
 from __future__ import annotations
 
 import secrets
 from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -16,6 +17,8 @@ from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.completions import TextCompletion
+from vidspec_service.api.schemas.logprobs import logprobs_of
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
@@ -46,6 +49,16 @@ def chat_router(services: Services) -> APIRouter:
         """A conversation with videos and images among its parts; get the answer whole or, with `stream`, in chunks."""
         return await _answer(request, services, ChatCompletion)
 
+    @router.post(
+        "/v1/completions",
+        summary="Go on with a text",
+        responses=documents.COMPLETION_RESPONSES,
+        openapi_extra=documents.COMPLETION_BODY,
+    )
+    async def completions(request: Request) -> Response:
+        """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
+        return await _answer(request, services, TextCompletion)
+
     return router
 
 
@@ -59,24 +72,28 @@ async def _answer(
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body.check_model(info.model)
+        body.check_model(info.model_names)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
+        if (grammar := body.grammar) is not None:
+            await deadline.run(services.grammars.check(grammar))
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"
-        asked = body.generation_request(request_id, settings.speculation, settings.compression)
+        asked = body.generation_request(request_id, settings.speculation, settings.compression, info.default_sampling)
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline)
         held.push_async_callback(generation.close)
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        text = await generation.run(_text(generation))
-        choice = {"message": {"content": text}, "finish_reason": generation.finish_reason}
+        choice = await generation.run(_choice(generation))
         whole = dialect.whole.model_validate({**generation.head, "choices": [choice], **generation.facts()})
         return Response(whole.model_dump_json(), media_type="application/json")
 
 
-async def _text(generation: Generation) -> str:
-    async with aclosing(generation.pieces()) as pieces:
-        return "".join([piece async for piece in pieces])
+async def _choice(generation: Generation) -> dict[str, Any]:
+    async with aclosing(generation.pieces()) as found:
+        pieces = [piece async for piece in found]
+    logprobs = logprobs_of(each for piece in pieces for each in piece.logprobs) if generation.tells_logprobs else None
+    message = {"content": "".join(piece.text for piece in pieces)}
+    return {"message": message, "logprobs": logprobs, "finish_reason": generation.finish_reason}

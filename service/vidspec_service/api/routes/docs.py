@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
@@ -24,12 +24,13 @@ def docs_router(openapi_url: str) -> APIRouter:
     folder = Path(str(resources.files("fastapi_swagger.resources")))
 
     @router.get("/docs")
-    async def docs() -> Response:
+    async def docs(request: Request) -> Response:
+        root = request.scope.get("root_path", "")  # under which a proxy serves all of this
         page = get_swagger_ui_html(
-            openapi_url=openapi_url,
+            openapi_url=f"{root}{openapi_url}",
             title="vidspec",
-            swagger_js_url="/docs/swagger-ui-bundle.js",
-            swagger_css_url="/docs/swagger-ui.css",
+            swagger_js_url=f"{root}/docs/swagger-ui-bundle.js",
+            swagger_css_url=f"{root}/docs/swagger-ui.css",
             swagger_favicon_url=_FAVICON,
         )
         page.headers["content-security-policy"] = _POLICY

@@ -1,4 +1,4 @@
-"""GET /health/live (the process answers), /health/ready (it can serve), /metrics (what it did)."""
+"""GET /health/live (the process answers), /health/ready and vLLM's /health (it can serve), /metrics (what it did)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.answers import Health
 from vidspec_service.api.services import Services
 from vidspec_service.engine.frontend.interface import WorkerState
+from vidspec_service.settings import engine_config
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -17,6 +18,7 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 def health_router(services: Services) -> APIRouter:
     """The routes, on their collaborators."""
     router = APIRouter(tags=["operation"])
+    (model_name, *_) = engine_config(services.settings).model_names  # known before the model is loaded
     unavailable: dict[int | str, dict[str, Any]] = {
         503: {"model": Health, "description": "Not ready; `reasons` says why."}
     }
@@ -26,13 +28,22 @@ def health_router(services: Services) -> APIRouter:
         """200 as long as the event loop turns, whatever the workers do. Restart it when this fails."""
         return Health(status="ok")
 
-    @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
-    async def ready(response: Response) -> Health:
-        """200 when a request would be served; 503 while loading, after a death, while shutting down."""
+    def reasons_against() -> list[str]:
         status = services.engine.status()
         reasons = ["draining"] if services.admission.is_draining else []
         if not status.is_ready:
             reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
+        return reasons
+
+    @router.get("/health", summary="Can it serve? As vLLM says it", response_class=Response, responses=documents.HEALTH)
+    async def health() -> Response:
+        """The status of `/health/ready` and no body."""
+        return Response(status_code=503 if reasons_against() else 200)
+
+    @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
+    async def ready(response: Response) -> Health:
+        """200 when a request would be served; 503 while loading, after a death, while shutting down."""
+        reasons = reasons_against()
         response.status_code = 503 if reasons else 200
         return Health(status="unavailable" if reasons else "ok", reasons=reasons)
 
@@ -49,6 +60,6 @@ def health_router(services: Services) -> APIRouter:
             metrics.stored_video_bytes.set(num_bytes)
             for role, state in status.workers.items():
                 metrics.worker_ready.labels(role).set(state is WorkerState.READY)
-            return Response(metrics.exposition(), media_type=_EXPOSITION)
+            return Response(metrics.exposition(model_name), media_type=_EXPOSITION)
 
     return router

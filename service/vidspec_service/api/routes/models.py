@@ -1,4 +1,4 @@
-"""GET /v1/models, /v1/models/{model}: the one model served here, in OpenAI's shapes."""
+"""GET /v1/models, /v1/models/{model}: the one model, under each of its names, in OpenAI's shapes; GET /version."""
 
 from __future__ import annotations
 
@@ -6,30 +6,40 @@ import time
 
 from fastapi import APIRouter
 
+from vidspec_service import __version__
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.openapi import documents
-from vidspec_service.api.schemas.answers import ModelCard, ModelList
+from vidspec_service.api.schemas.answers import ModelCard, ModelList, Version
 from vidspec_service.api.services import Services
 
 
 def models_router(services: Services) -> APIRouter:
-    """The route, on its collaborators."""
+    """The routes, on their collaborators."""
     router = APIRouter(tags=["models"])
     created = int(time.time())
 
-    def card() -> ModelCard:
-        return ModelCard(id=services.engine.info.model, created=created)
+    def cards() -> dict[str, ModelCard]:
+        info = services.engine.info
+        return {
+            name: ModelCard(id=name, created=created, root=info.root, max_model_len=info.context_length)
+            for name in info.model_names
+        }
 
     @router.get("/v1/models", summary="List the model", responses=documents.problems(401, 503))
     async def models() -> ModelList:
-        """The target model; 503 until it is loaded."""
-        return ModelList(data=[card()])
+        """The target model, once for each of its names; 503 until it is loaded."""
+        return ModelList(data=list(cards().values()))
 
     @router.get("/v1/models/{model:path}", summary="Look at the model", responses=documents.problems(401, 404, 503))
     async def one(model: str) -> ModelCard:
-        """The target model by its name, which may have slashes; 503 until it is loaded."""
-        if model != card().id:
-            raise ModelNotFound(f"The model that is served here is {card().id!r}.", param="model")
-        return card()
+        """The target model by one of its names, which may have slashes; 503 until it is loaded."""
+        if (card := cards().get(model)) is None:
+            raise ModelNotFound(f"The model that is served here is {services.engine.info.model!r}.", param="model")
+        return card
+
+    @router.get("/version", summary="The server's version", responses=documents.problems(401))
+    async def version() -> Version:
+        """vidspec's own version, where vLLM tells its own."""
+        return Version(version=__version__)
 
     return router

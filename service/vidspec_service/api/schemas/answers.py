@@ -10,6 +10,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
+
+
+def is_none(value: object) -> bool:
+    """For a field that an answer only has if it was asked for."""
+    return value is None
+
 
 Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 
@@ -26,6 +33,7 @@ class Choice(BaseModel):
 
     index: int = 0
     message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none, description="If they were asked for.")
     finish_reason: str = Field(description="stop or length.")
 
 
@@ -123,6 +131,7 @@ class ChunkChoice(BaseModel):
 
     index: int = 0
     delta: Delta
+    logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none)
     finish_reason: str | None = None
 
 
@@ -145,18 +154,22 @@ class Dialect:
     whole: type[BaseModel]  # the answer of a generation that is complete
     chunk: type[BaseModel]  # one event of a stream
     final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
+    opens: bool = True  # a stream begins with an event that says who speaks
 
 
 VIDEO_CHAT = Dialect("vchat", Completion, Chunk, FinalChunk)  # everything that is known is told
 
 
 class ModelCard(BaseModel):
-    """One model of the list, as OpenAI writes it."""
+    """One name of the list, as OpenAI writes it, and what vLLM adds."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "vidspec"
+    root: str = Field(description="The hub id, or the name of the model's folder.")
+    parent: None = None
+    max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
 
 
 class ModelList(BaseModel):
@@ -164,6 +177,12 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Version(BaseModel):
+    """Of the server."""
+
+    version: str
 
 
 class Health(BaseModel):

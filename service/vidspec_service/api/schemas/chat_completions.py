@@ -1,21 +1,23 @@
 """The OpenAI dialect: what its clients send, held to the same limits, and `chat.completion` field for field.
 
-Nothing is taken and ignored.
+What is taken and changes nothing is listed in `client_fields`; nothing else is ignored.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from vidspec_models.request import VIDEO, Compression, GenerationRequest, SpeculationMode, Turn
+from vidspec_models.request import VIDEO, Turn
 from vidspec_service.api.errors import ModelNotFound
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
+from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, TurnFields
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
+from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
@@ -30,12 +32,11 @@ Content = Annotated[
 ]
 
 
-class ChatTurn(Strict):
+class ChatTurn(TurnFields):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
     content: Content = Field(description="Text, or parts; a user turn may have videos and images among them.")
-    refusal: None = Field(None, description="As in the answers that are sent back here; null.")
 
     @property
     def text(self) -> str:
@@ -62,17 +63,17 @@ class ChatTurn(Strict):
         return [] if isinstance(self.content, str) else [p for p in self.content if not isinstance(p, TextPart)]
 
 
-_NO_LOGPROBS = "this server gives no log probabilities"
-_NO_PENALTY = "this server has no penalties: they would change the text that speculation must keep"
-
-
 class StreamOptions(Strict):
     """What a stream tells besides its text."""
 
     include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
+    include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
+    continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
+        None, description="false."
+    )
 
 
-class ChatCompletion(ChatRequest):
+class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
     """The JSON body of /v1/chat/completions."""
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
@@ -82,13 +83,6 @@ class ChatCompletion(ChatRequest):
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     n: Annotated[Literal[1] | None, only(1, "this server gives one answer per request")] = Field(None, description="1.")
-    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    presence_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
-    frequency_penalty: Annotated[Literal[0] | None, only(0, _NO_PENALTY)] = Field(None, description="0.")
-    response_format: Annotated[
-        dict[Literal["type"], Literal["text"]] | None, only({"type": "text"}, "this server answers in plain text only")
-    ] = Field(None, description="Plain text.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -96,7 +90,8 @@ class ChatCompletion(ChatRequest):
             raise InvalidRequest("Give max_completion_tokens or max_tokens, not both.", param="max_completion_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
-        check_turns([(_role(turn), len(turn.text)) for turn in self.messages])
+        last = "assistant" if self.continue_final_message else "user"
+        check_turns([(_role(turn), len(turn.text)) for turn in self.messages], last)
         for index, turn in enumerate(self.messages):
             if turn.videos and turn.role != "user":
                 raise InvalidRequest("Videos and images must be in user turns.", param=f"messages.{index}.role")
@@ -119,17 +114,15 @@ class ChatCompletion(ChatRequest):
         """How to answer; a stream ends with the usage if that is wanted."""
         return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
 
-    def check_model(self, served: str) -> None:
+    def check_model(self, served: Sequence[str]) -> None:
         """See ChatRequest."""
-        if self.model not in (None, served):
-            raise ModelNotFound(f"The model that is served here is {served!r}.", param="model")
+        if self.model not in (None, *served):
+            raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
 
-    def generation_request(
-        self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
-    ) -> GenerationRequest:
-        """See ChatRequest."""
-        request = super().generation_request(request_id, default_speculation, default_compression)
-        return replace(request, max_tokens=self.max_completion_tokens or self.max_tokens)
+    @property
+    def most_tokens(self) -> int | None:
+        """See SamplingFields."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 def _role(turn: ChatTurn) -> str:
@@ -147,7 +140,7 @@ class OpenAIChoice(BaseModel):
 
     index: int = 0
     message: OpenAIMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str = Field(description="stop or length.")
 
 
@@ -164,7 +157,7 @@ class OpenAIChunkChoice(BaseModel):
 
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
 

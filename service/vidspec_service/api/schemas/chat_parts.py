@@ -7,7 +7,7 @@ and a `file` part with a `file_id` is how OpenAI's own names an upload. To the m
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -16,11 +16,11 @@ from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.errors import InvalidRequest
 
 
-def only(neutral: object, because: str) -> BeforeValidator:
+def only(neutral: object, because: str, *others: object) -> BeforeValidator:
     """For a field of OpenAI's that is not honoured here: what means *not wanted* passes, the rest is told why not."""
 
     def check(value: object) -> object:
-        if value is not None and value != neutral:
+        if value is not None and value != neutral and value not in others:
             raise ValueError(because)
         return value
 
@@ -84,9 +84,7 @@ class ImageUrl(Strict):
     """Where an image is."""
 
     url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
-    detail: Annotated[Literal["auto"] | None, only("auto", "images have one size here")] = Field(
-        None, description="auto."
-    )
+    detail: Literal["low", "high", "auto"] | None = Field(None, description="Taken; images have one size here.")
 
 
 class ImageUrlPart(Strict):

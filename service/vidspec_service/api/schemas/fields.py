@@ -62,12 +62,12 @@ class Source:
     times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
 
 
-def check_turns(turns: list[tuple[str, int]]) -> None:
+def check_turns(turns: list[tuple[str, int]], last: str = "user") -> None:
     """Roles and lengths of a conversation's turns make sense together; raises InvalidRequest."""
     if sum(length for _, length in turns) > MAX_TEXT:
         raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param="messages")
     for index, (role, _) in enumerate(turns):
         if role == "system" and index > 0:
             raise InvalidRequest("A system message can only be the first.", param=f"messages.{index}.role")
-    if turns[-1][0] != "user":
-        raise InvalidRequest("The last message must be the user's.", param=f"messages.{len(turns) - 1}.role")
+    if turns[-1][0] != last:
+        raise InvalidRequest(f"The last message must be the {last}'s.", param=f"messages.{len(turns) - 1}.role")

@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
+from vidspec_models.request import (
+    DEFAULT_TEMPLATE,
+    VIDEO,
+    ChatTemplate,
+    Compression,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    Turn,
+)
 from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
@@ -29,6 +40,8 @@ from vidspec_service.api.schemas.fields import (
     check_turns,
 )
 from vidspec_service.api.schemas.frame_times import WithFrameTimes
+from vidspec_service.api.schemas.sampling import SamplingFields
+from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
 
@@ -37,13 +50,12 @@ _VIDEO_ID = "Id of a video that was uploaded to /v1/videos."
 _VIDEO_URL = "https address of a video, if the operator allows its host."
 
 
-class ChatRequest(Strict):
+class ChatRequest(SamplingFields, StructuredOutput):
     """How to answer and which frames to look at: the same in every route that answers."""
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
-    max_tokens: Count | None = Field(None, description="Most tokens of the answer; unset: the server's own.")
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
-        0.0, description="0 is greedy."
+        0.0, description="0 is greedy; unset: what the checkpoint says, else 0."
     )
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         1.0, description="Nucleus; 1 is off."
@@ -72,6 +84,8 @@ class ChatRequest(Strict):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
+        if self.ignore_eos and self.grammar is not None:
+            raise InvalidRequest("An answer of a given form ends where the grammar does.", param="ignore_eos")
         check_agreement(self.frames)
         return self
 
@@ -90,8 +104,13 @@ class ChatRequest(Strict):
         """How to answer."""
         return VIDEO_CHAT
 
-    def check_model(self, served: str) -> None:
-        """Raises ModelNotFound if the client asks for another model than the one that is `served`."""
+    @property
+    def template(self) -> ChatTemplate | None:
+        """What the checkpoint's template is told; None: the prompt is the text as it is."""
+        return DEFAULT_TEMPLATE
+
+    def check_model(self, served: Sequence[str]) -> None:
+        """Raises ModelNotFound if the client asks for another model than the one that has the names `served`."""
 
     @property
     def frames(self) -> FrameRequest:
@@ -105,13 +124,17 @@ class ChatRequest(Strict):
         )
 
     def generation_request(
-        self, request_id: str, default_speculation: SpeculationMode, default_compression: Compression
+        self,
+        request_id: str,
+        default_speculation: SpeculationMode,
+        default_compression: Compression,
+        default_sampling: Mapping[str, float],
     ) -> GenerationRequest:
         """What the engine is asked, but for the videos. Null is the same as not given."""
-        return GenerationRequest(
+        request = GenerationRequest(
             request_id=request_id,
             turns=self.turns,
-            max_tokens=self.max_tokens,
+            template=self.template,
             sampling=SamplingParams(
                 temperature=self.temperature or 0.0,
                 top_p=1.0 if self.top_p is None else self.top_p,
@@ -119,9 +142,18 @@ class ChatRequest(Strict):
                 seed=secrets.randbits(64) if self.seed is None else self.seed,
             ),
             stop=tuple(self.stop or ()),
+            grammar=None if self.grammar is None else self.grammar.text,
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
         )
+        request = self.with_law(request)
+        defaults: dict[str, Any] = {
+            name: value for name, value in default_sampling.items() if not self._says(name)
+        }  # a number that is not given, or null
+        return replace(request, sampling=replace(request.sampling, **defaults))
+
+    def _says(self, name: str) -> bool:
+        return name in self.model_fields_set and getattr(self, name) is not None
 
 
 class Message(Strict):
@@ -208,7 +240,7 @@ class VideoChatJson(VideoChat):
 class VideoChatForm(VideoChat):
     """The multipart form. Parts of these three names may be repeated and mixed: the videos come in their order."""
 
-    repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop"})
+    repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop", "bad_words", "stop_token_ids"})
 
     video: list[FormFile] = Field([], description="A video file; repeat the part for several.")
     video_id: list[Id] = Field([], description=_VIDEO_ID)

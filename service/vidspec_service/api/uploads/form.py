@@ -21,6 +21,7 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
 MAX_FIELD_BYTES = 1024 * 1024
+_JSON_FIELDS = frozenset({"messages", "logit_bias", "response_format", "structured_outputs", "guided_choice"})
 OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its file: heads, boundaries, text fields
 _PART_END = b""
 
@@ -49,7 +50,7 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
         if is_repeated:
             fields.setdefault(name, []).append(value)
         else:
-            fields[name] = json_of_field(name, str(value)) if name == "messages" else value
+            fields[name] = json_of_field(name, str(value)) if name in _JSON_FIELDS else value
     return model.model_validate(fields, context=names)
 
 

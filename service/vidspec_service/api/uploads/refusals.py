@@ -6,7 +6,7 @@ import difflib
 
 from pydantic import BaseModel, ValidationError
 
-from vidspec_service.api.schemas import chat_completions, chat_parts
+from vidspec_service.api.schemas import chat_completions, chat_parts, client_fields, completions, structured_output
 from vidspec_service.api.schemas.video_chat import Message, VideoChatForm, VideoChatJson, VideoRef
 from vidspec_service.errors import InvalidRequest
 
@@ -17,9 +17,10 @@ _WORDS = frozenset(
         chat_completions.StreamOptions,
         chat_parts.TextPart, chat_parts.VideoUrlPart, chat_parts.VideoUrl, chat_parts.InputVideoPart,
         chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
-        chat_parts.FileRef,
+        chat_parts.FileRef, client_fields.TemplateSwitches, completions.TextCompletion,
+        structured_output.ResponseFormat, structured_output.JsonSchema, structured_output.StructuredOutputs,
     )
-    for name in model.model_fields
+    for name in (field.alias or name for name, field in model.model_fields.items())
 )  # fmt: skip
 _PARTS = "Parts may be text, video_url, input_video, image_url or file; this server takes no audio and no tools"
 

@@ -105,13 +105,13 @@ class CompressedTarget:
         logits = None
         while logits is None:
             logits = self._model.prefill(prompt, cache, _PREFILL_ROWS)
-        ids = self._sampler.choose(logits[None], 0)
+        ids = self._sampler.choose(logits[None], [])
         first = time.perf_counter()
         pruner = KVPruner.of(prompt, self._dycoke, self._model.decoder.geometry.num_layers)
         while ids[-1] not in self._model.stop_ids and len(ids) < most:
             position = prompt.next_position + len(ids) - 1
             rows = StepRows(cache=cache, ids=ids[-1:], position=position, pruner=pruner)
-            ids += self._sampler.choose(self._model.step([rows])[0], len(ids))
+            ids += self._sampler.choose(self._model.step([rows])[0], ids)
         return ids, first
 
     def _attended_bytes(self, cache: KVCache) -> int:

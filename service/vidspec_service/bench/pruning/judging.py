@@ -169,11 +169,11 @@ def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Seque
 def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: int) -> tuple[int, ...]:
     """The model's own text, the end token included; the cache then holds all of it but its last token."""
     sampler, cache = CoupledSampler(SamplingParams()), after.cache
-    ids = sampler.choose(after.logits[None], 0)
+    ids = sampler.choose(after.logits[None], [])
     while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
         position = prompt.next_position + len(ids) - 1
         (logits,) = model.step([StepRows(cache=cache, ids=ids[-1:], position=position)])
-        ids += sampler.choose(logits, len(ids))
+        ids += sampler.choose(logits, ids)
     return tuple(ids)
 
 
@@ -184,7 +184,7 @@ def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]
     if len(ids) > 1:
         scores += model.step([StepRows(cache=cache, ids=ids[:-1], position=prompt.next_position)])
         cache.truncate(prompt.num_tokens)
-    chosen = sampler.choose(torch.cat(scores), 0)
+    chosen = sampler.choose(torch.cat(scores), [])
     return tuple(mine == theirs for mine, theirs in zip(chosen, ids, strict=True))
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import find_strategy
-from vidspec_models.sampling import CoupledSampler, Guess
+from vidspec_models.sampling import Guess
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
@@ -31,6 +31,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import CellScores, read_scores
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
+from vidspec_service.engine.worker.sampler import sampler_of
 
 MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
 _PACE_MEMORY = 0.95
@@ -152,7 +153,8 @@ class DraftLoop(WorkerLoop):
             request_id=item.request_id,
             view=PrunedView(prompt, self._strategy, self._config.prune_ratio, request.sampling.seed),
             cache=self._pool.new_cache(),
-            sampler=CoupledSampler(request.sampling),
+            sampler=sampler_of(request, prompt, self._model, item.grammar),
+            grammar=item.grammar,
             max_tokens=min(request.max_tokens or room, room),
         )
 
@@ -202,13 +204,23 @@ class Proposer:
         self._token_s = 0.0  # seconds a token takes, as of late
 
     def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
-        """One forward for all; a request that is alone may get several tokens. Their caches have room for that."""
+        """One forward for all but those whose grammar says what comes next; these need none.
+
+        A request that is alone may get several tokens. Their caches have room for that.
+        """
+        found = {request.request_id: [Guess(token, 1.0) for token in request.forced()] for request in batch}
+        asked = [request for request in batch if not found[request.request_id]]
+        if asked:
+            found |= zip([request.request_id for request in asked], self._guess(asked), strict=True)
+        return [self._proposal(request, found[request.request_id]) for request in batch]
+
+    def _guess(self, batch: Sequence[DraftRequest]) -> list[list[Guess]]:
         started = time.monotonic()
-        asked = [(request.rows(), request.sampler, len(request.sequence.tokens)) for request in batch]
+        asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
         found = self._model.guess(asked, min(MOST_AT_ONCE, batch[0].num_left))
         took = (time.monotonic() - started) / max(map(len, found))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
-        return [self._proposal(request, guesses) for request, guesses in zip(batch, found, strict=True)]
+        return found
 
     def _proposal(self, request: DraftRequest, guesses: Sequence[Guess]) -> Proposal:
         epoch, start = request.sequence.propose([guess.token for guess in guesses])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import Strategy, kept_of_prompt
 from vidspec_models.sampling import CoupledSampler
@@ -59,6 +60,7 @@ class DraftRequest:
     cache: KVCache
     sampler: CoupledSampler
     max_tokens: int
+    grammar: GrammarMask | None = None  # in the sampler, too
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not looked at yet
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
@@ -86,6 +88,10 @@ class DraftRequest:
         """Tokens that may be proposed now."""
         sequence = self.sequence
         return min(self.max_lead - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
+
+    def forced(self) -> list[int]:
+        """Tokens that the grammar leaves no choice about: they need no forward, and go into the cache with the next."""
+        return [] if self.grammar is None else self.grammar.forced(self.sequence.tokens)[: self.num_left]
 
     def rows(self) -> StepRows:
         """The tokens that are not in the cache yet."""

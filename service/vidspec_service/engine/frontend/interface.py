@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,13 +15,20 @@ from vidspec_service.engine.types import GenerationEvent
 class EngineInfo:
     """Facts about the loaded models, known once the workers are ready."""
 
-    model: str  # served name
+    model_names: tuple[str, ...]  # that clients may use
+    root: str  # the hub id, or the folder's name
     draft_model: str | None
     context_length: int  # tokens, prompt and completion together
     default_num_frames: int  # frames sampled when the client names neither fps nor num_frames
     default_max_tokens: int
     devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
     versions: dict[str, str]
+    default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that do not say
+
+    @property
+    def model(self) -> str:
+        """The name that clients are told."""
+        return self.model_names[0]
 
 
 class WorkerState(StrEnum):
@@ -62,6 +69,7 @@ class Engine(Protocol):
         """Yield Accepted, then TextDelta events, then Finished.
 
         Closing the generator early cancels the request on every worker. Raises, before or instead of
-        Finished: ContextLengthExceeded, GenerationFailed, EngineDead.
+        Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have), GenerationFailed,
+        EngineDead.
         """
         ...

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.engine.frontend.token_logprobs import TokenSpeller
 from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
     Accepted,
@@ -24,10 +25,12 @@ from vidspec_service.errors import ContextLengthExceeded, EngineError, Generatio
 class Detokenizer:
     """Feeds ids through one stream: never splits a character, never shows text that may become a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_token_ids: Sequence[int] = ()) -> None:
+        """`stop_token_ids` say nothing, as the model's own end tokens."""
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._ids: list[int] = []
         self._decoded = ""  # everything the stream has said
         self._shown = 0  # characters of it already handed out
@@ -39,8 +42,10 @@ class Detokenizer:
         for token in ids:
             if self.is_stopped:
                 break
-            self._ids.append(token)
             self.num_tokens += 1
+            if token in self._stop_token_ids:
+                continue
+            self._ids.append(token)
             self._decoded += self._stream.step(self._tokenizer, token) or ""
             self._find_stop()
         return self._release(len(self._decoded) if self.is_stopped else self._safe_length())
@@ -78,7 +83,8 @@ class OutputProcessor:
     """One request's messages from the target as the events its caller reads: detokenised, counted, ended once."""
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
-        self._text = Detokenizer(tokenizer, request.stop)
+        self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
+        self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
         self._text.push(request.committed)  # the caller has had their text
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
@@ -113,7 +119,9 @@ class OutputProcessor:
         before = self._text.num_tokens
         text = self._text.push(message.ids)
         num_tokens = self._text.num_tokens - before
-        delta = TextDelta(text=text, num_tokens=num_tokens, ids=message.ids[:num_tokens])
+        ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
+        logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
+        delta = TextDelta(text=text, num_tokens=num_tokens, ids=ids, logprobs=logprobs)
         return [delta, self._finished(FinishReason.STOP)] if self._text.is_stopped else [delta]
 
     def _finished(self, reason: FinishReason) -> Finished:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.spec import ModelSpec, require_model
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.ipc.messages import Configure, Ready
 from vidspec_service.errors import ConfigError
-
-_BUNDLED_NAME = "vidspec-bundled"
 
 
 def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
@@ -26,16 +25,25 @@ def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
 
 
 def configure_messages(config: EngineConfig) -> list[Configure]:
-    """The first message of every worker."""
+    """The first message of every worker; raises ConfigError for a model that cannot be one, before any work."""
     found = worker_configs(config)
     num_cores = len(os.sched_getaffinity(0))
     threads = share_cores(found, num_cores)
+    specs = {
+        role: ModelSpec(
+            path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
+        )
+        for role, worker in found.items()
+    }
+    try:
+        for spec in specs.values():
+            require_model(spec)
+    except ModelLoadError as error:
+        raise ConfigError(str(error)) from error
     return [
         Configure(
             role=role,
-            spec=ModelSpec(
-                path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
-            ),
+            spec=specs[role],
             threads=threads[role],
             prompt_threads=worker.threads or (num_cores if role == "target" else threads[role]),
             engine=config,
@@ -73,18 +81,19 @@ def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:
 def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
     """The facts about the loaded models."""
     target = ready["target"]
-    names = {role: _model_name(worker) for role, worker in worker_configs(config).items()}
     return EngineInfo(
-        model=config.served_model_name or names["target"],
-        draft_model=names.get("draft"),
+        model_names=config.model_names,
+        root=_root(config.target.model),
+        draft_model=None if config.draft is None else config.draft.name,
         context_length=min(target.context_length, config.max_context or target.context_length, config.kv_cache_tokens),
         default_num_frames=target.default_num_frames,
         default_max_tokens=config.default_max_tokens,
         devices={role: f"{worker.device} {worker.dtype}" for role, worker in ready.items()},
         versions=target.versions,
+        default_sampling=target.default_sampling if config.generation_config == "auto" else {},
     )
 
 
-def _model_name(worker: WorkerConfig) -> str:
-    """What clients call the model when the operator names nothing else."""
-    return _BUNDLED_NAME if worker.model == "bundled" else Path(worker.model).name
+def _root(model: str) -> str:
+    """A hub id as it is; of a folder its name, since where it lies is nobody's business."""
+    return Path(model).name if Path(model).is_dir() else model

@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, RowLogprobs
 
 
 class Configure(Struct, frozen=True, kw_only=True):
@@ -72,6 +72,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     tokenizer_file: str
     is_batch_invariant: bool
     versions: dict[str, str]
+    default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
 
 
 class Loading(Struct, frozen=True, kw_only=True):
@@ -113,6 +114,7 @@ class Tokens(Struct, frozen=True, kw_only=True):
     num_judged: int = 0  # see SpeculationStats
     num_accepted: int = 0
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
+    logprobs: tuple[RowLogprobs, ...] = ()  # one of each id, of requests that ask: at most 33 with 20 alternatives each
 
 
 class Ended(Struct, frozen=True, kw_only=True):

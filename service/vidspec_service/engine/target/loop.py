@@ -14,21 +14,24 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
-from vidspec_models.sampling import CoupledSampler, choose_all
+from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Proposal, Rejected, Tokens
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
+from vidspec_service.engine.target.logprobs import with_logprobs
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Accepted
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
+from vidspec_service.engine.worker.sampler import sampler_of
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -113,11 +116,13 @@ class TargetLoop(WorkerLoop):
             request_id=item.request_id,
             prompt=prompt,
             cache=self._pool.new_cache(),
-            sampler=CoupledSampler(request.sampling),
+            sampler=sampler_of(request, prompt, self._model, item.grammar),
+            grammar=item.grammar,
             speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
-            stop_ids=self._model.stop_ids,
+            stop_ids=request.end_ids(self._model.stop_ids),
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
+            num_top_logprobs=request.logprobs,
             prepare_s=item.prepare_s,
         )
         entered.commit(request.committed)
@@ -176,8 +181,8 @@ class TargetLoop(WorkerLoop):
                 self._replay(request)
             else:
                 self._scheduler.begin_decoding(request)
-                first = request.commit(request.sampler.choose(logits[None], 0))
-                self._publish(request, Tokens(request_id=request.request_id, ids=first))
+                first = request.commit(request.sampler.choose(logits[None], []))
+                self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
             self._relevance.measure(request)
 
     def _replay(self, request: TargetRequest) -> None:
@@ -219,22 +224,28 @@ class TargetLoop(WorkerLoop):
         started = time.monotonic()
         logits = self._model.step([request.rows(pending) for request, pending in batch])
         chosen = choose_all(
-            [(request.sampler, rows, request.num_committed) for (request, _), rows in zip(batch, logits, strict=True)]
+            [
+                (request.sampler, rows, request.committed, pending)
+                for (request, pending), rows in zip(batch, logits, strict=True)
+            ]
         )
         num_rows = sum(len(tokens) for tokens in chosen)
         self._costs.observe(num_rows, time.monotonic() - started)
         self._meter.rows(num_rows)
-        for (request, pending), tokens in zip(batch, chosen, strict=True):
-            self._publish(request, request.judge(pending, tokens))
+        for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
+            with self._confined_to(request.request_id):
+                self._publish(request, request.judge(pending, tokens), rows)
 
     def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
         is_there = request.request_id in self._scheduler.decoding  # or preempted for an older one a moment ago
         return is_there and self._scheduler.allocate(request, 1 + len(pending))
 
-    def _publish(self, request: TargetRequest, tokens: Tokens) -> None:
-        """Tell the draft first, which is waiting, then the API."""
+    def _publish(self, request: TargetRequest, tokens: Tokens, logits: Tensor) -> None:
+        """Tell the draft first, which is waiting, then the API; row i of `logits` [n, V] has chosen token i."""
         if request.finish_reason is None:
             self._plan(request)
+        if request.num_top_logprobs is not None:
+            tokens = with_logprobs(tokens, logits, request.num_top_logprobs)
         self._api.send(tokens)
         if request.finish_reason is not None:
             self._end(request)

@@ -10,6 +10,7 @@ from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.request import Compression, GenerationRequest
@@ -35,8 +36,10 @@ class TargetRequest:
     speculation: Speculation
     stop_ids: frozenset[int]
     max_tokens: int
+    num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    grammar: GrammarMask | None = None  # in the sampler, too
     pruner: KVPruner | None = None  # of requests that are compressed
     prepare_s: float = 0.0  # what its prompt took
     ticket: int = 0  # order of admission
@@ -120,7 +123,12 @@ class TargetRequest:
         )
 
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Append the target's own tokens up to an end-of-sequence id or the limit; returns what was appended."""
+        """Append the target's own tokens up to an end-of-sequence id or the limit; returns what was appended.
+
+        Raises GrammarError if they may not be of the request's grammar.
+        """
+        if self.grammar is not None:
+            self.grammar.check()
         if self.finish_reason is not None:
             raise ValueError("the sequence has ended")
         before = len(self.committed)

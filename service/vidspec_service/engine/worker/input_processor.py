@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
+from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest
 from vidspec_models.video_lm import VideoLM
@@ -34,6 +35,7 @@ class Input:
     request: GenerationRequest
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
+    grammar: GrammarMask | None = None
     queue_s: float = 0.0
     prepare_s: float = 0.0
 
@@ -78,9 +80,10 @@ class InputProcessor:
     def _process(self, item: Input) -> None:
         request, started = item.request, time.monotonic()
         try:
-            prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache)
+            prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache, request.template)
             item.prompt = prompt if self._compress is None else self._compress(request, prompt)
-        except ContextOverflow as error:
+            item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
+        except (ContextOverflow, GrammarError) as error:
             item.prompt = error
         except Exception as error:  # whatever it is, it is this request's: it must not end the worker, again and again
             logger.exception("request %s could not be prepared", item.request_id)

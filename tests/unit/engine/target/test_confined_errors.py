@@ -133,7 +133,7 @@ def test_what_a_target_released_as_it_died_is_released(ends: tuple[Channel, Chan
 class Failing(CountingModel):
     """A model that makes something wrong of one prompt, and cannot read another."""
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         prompt = super().prepare(turns, videos, encoded)
         return replace(prompt, next_position=cast("int", None)) if turns[-1].text == "misfit" else prompt
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 class Picky:
     """A model that fails in the ways that its own code, or a library below it, may fail."""
 
-    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         text = turns[-1].text
         if text == "poison":
             raise RuntimeError("the size of tensor a must match the size of tensor b")

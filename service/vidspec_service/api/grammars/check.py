@@ -1,0 +1,56 @@
+"""GrammarCheck: tries a grammar in a process of its own.
+
+Compilers have inputs on which they take minutes, or end their process. What clients send is tried in a child first, and
+only what compiles there in little time and memory reaches a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+
+from cachetools import LRUCache
+
+from vidspec_service.api.schemas.structured_output import Grammar, short
+from vidspec_service.errors import CapacityError, InvalidRequest
+
+_CHILD = "vidspec_service.api.grammars.child"
+_MOST_AT_ONCE = 2
+_MOST_REMEMBERED = 1024
+_PATIENCE_S = 20.0  # many times the processor's time that a child may take: only a machine under load needs it
+_TOO_COMPLEX = "it takes too much time or memory to compile"
+
+
+class GrammarCheck:
+    """One child for each grammar; what was checked lately is known. For one event loop."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._faults: LRUCache[bytes, str] = LRUCache(_MOST_REMEMBERED)  # by digest; an empty one is none
+
+    async def check(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest, which says what is wrong and where, or CapacityError if the machine is too busy."""
+        digest = hashlib.sha256(grammar.text.encode()).digest()
+        fault = self._faults.get(digest)
+        if fault is None:
+            async with self._places:
+                fault = await _fault(grammar.text)
+            self._faults[digest] = fault
+        if fault:
+            raise InvalidRequest(f"{grammar.param}: {fault}", param=grammar.param)
+
+
+async def _fault(text: str) -> str:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", _CHILD, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            said, _ = await child.communicate(text.encode())
+    except TimeoutError:
+        raise CapacityError("The server had no time to compile the grammar; try again.") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    return _TOO_COMPLEX if child.returncode else short(said.decode(errors="replace"))

@@ -1,0 +1,157 @@
+"""What clients of OpenAI's API and of vLLM send besides: taken where it changes nothing about the answer.
+
+Three kinds. *Inert* fields have no bearing on the text here, whatever they say: labels, hints, who asks. *Neutral* ones
+would have one; the value that means *as usual* passes, any other is a 400 that says why. The rest is unknown and
+refused, as OpenAI's own server does (vLLM's ignores it): a mistyped option must not go unnoticed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from vidspec_models.request import ChatTemplate
+from vidspec_service.api.schemas.chat_parts import only
+from vidspec_service.api.schemas.fields import Strict
+
+_INERT = "Taken; it changes nothing here."
+
+
+def _minus_one_means(meant: int | None) -> BeforeValidator:
+    return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
+
+
+_NO_TOOLS = "this server calls no tools; a schema for the answer goes in response_format"
+_NO_TEMPLATE = "the checkpoint's own template and processor are used"
+
+Label = Annotated[str, StringConstraints(max_length=512)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
+NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
+NoTools = Annotated[Nothing | None, only([], _NO_TOOLS)]
+NoProcessing = Annotated[
+    NoOptions | None,
+    only({}, "frames are chosen by num_frames, fps, max_frames, start_s and end_s"),
+]
+
+
+class TemplateSwitches(Strict):
+    """Variables that chat templates of released models read; one that does not read it stays as it is."""
+
+    add_vision_id: bool | None = Field(None, description="Qwen's: number the videos of a conversation.")
+    enable_thinking: bool | None = Field(None, description="Of templates that can open a thought.")
+
+
+class TemplateFields(Strict):
+    """How the conversation becomes a prompt, as vLLM has it."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="Open the assistant's answer after the last message; false leaves that to the model."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the answer goes on with it."
+    )
+    chat_template_kwargs: TemplateSwitches | None = Field(None, description="Told to the checkpoint's template.")
+
+    @property
+    def template(self) -> ChatTemplate:
+        """For the engine."""
+        given = {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
+        return ChatTemplate(
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            switches=given,
+        )
+
+
+class ClientFields(Strict):
+    """For a request body; its other bases come after it."""
+
+    # Inert
+    user: Label | None = Field(None, description=_INERT)
+    metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = Field(None, description=_INERT)
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(None, description=_INERT)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Taken; no model here reasons by degrees."
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Taken; say it in the prompt.")
+    prompt_cache_key: Label | None = Field(None, description=_INERT)
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description=_INERT)
+    safety_identifier: Label | None = Field(None, description=_INERT)
+    parallel_tool_calls: bool | None = Field(None, description="Taken; there are no tools.")
+    include_reasoning: bool | None = Field(None, description="Taken; there is no reasoning apart.")
+    spaces_between_special_tokens: bool | None = Field(None, description="Taken; special tokens are never shown.")
+    request_id: Label | None = Field(None, description="Taken; the header X-Request-Id is what the log has.")
+
+    # Neutral
+    store: Annotated[Literal[False] | None, only(False, "answers are not stored here")] = Field(
+        None, description="false."
+    )
+    modalities: Annotated[list[Literal["text"]] | None, only(["text"], "answers are text here")] = Field(
+        None, description="`text` alone."
+    )
+    tools: NoTools = Field(None, description="Empty.")
+    functions: NoTools = Field(None, description="Empty.")
+    tool_choice: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
+        None, description="`none` or `auto`."
+    )
+    function_call: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
+        None, description="`none` or `auto`."
+    )
+    best_of: Annotated[Literal[1] | None, only(1, "this server does not choose among answers")] = Field(
+        None, description="1."
+    )
+    use_beam_search: Annotated[Literal[False] | None, only(False, "this server has no beam search")] = Field(
+        None, description="false."
+    )
+    length_penalty: Annotated[float | None, only(1, "it is beam search's, which this server does not have")] = Field(
+        None, description="1."
+    )
+    skip_special_tokens: Annotated[
+        Literal[True] | None, only(True, "special tokens are never part of the text here")
+    ] = Field(None, description="true.")
+    include_stop_str_in_output: Annotated[
+        Literal[False] | None, only(False, "what ends an answer is never part of it here")
+    ] = Field(None, description="false.")
+    return_token_ids: Annotated[
+        Literal[False] | None, only(False, "answers have no token ids; POST /tokenize tells them")
+    ] = Field(None, description="false.")
+    return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are told as their text")] = Field(
+        None, description="false."
+    )
+    echo: Annotated[Literal[False] | None, only(False, "the prompt is not repeated here")] = Field(
+        None, description="false."
+    )
+    add_special_tokens: Annotated[Literal[False] | None, only(False, _NO_TEMPLATE)] = Field(None, description="false.")
+    documents: Annotated[Nothing | None, only([], "put documents into the messages")] = Field(
+        None, description="Empty."
+    )
+    priority: Annotated[Literal[0] | None, only(0, "callers are served in rotation here")] = Field(
+        None, description="0."
+    )
+    mm_processor_kwargs: NoProcessing = Field(None, description="Empty.")
+    media_io_kwargs: NoProcessing = Field(None, description="Empty.")
+
+    # What vLLM's clients write for "not given"
+    seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), _minus_one_means(None)] = Field(
+        None, description="Same request and seed, same text; random if not given, or -1."
+    )
+    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1), _minus_one_means(0)] = Field(
+        None, description="Only the k likeliest tokens; 0 and -1 are off."
+    )
+
+
+class TurnFields(Strict):
+    """For a message: what those of OpenAI and vLLM have, so that answers can be sent back unchanged."""
+
+    name: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        None, description="Taken; templates have no place for it."
+    )
+    refusal: None = Field(None, description="null.")
+    audio: None = Field(None, description="null.")
+    function_call: None = Field(None, description="null.")
+    tool_calls: NoTools = Field(None, description="Empty.")
+    annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(None, description="Empty.")
+    reasoning: None = Field(None, description="null.")
+    reasoning_content: None = Field(None, description="null.")
+    provider_specific_fields: dict[str, Any] | None = Field(None, description="LiteLLM's; taken, it is not read.")

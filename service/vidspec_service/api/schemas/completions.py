@@ -1,0 +1,108 @@
+"""/v1/completions: a text to go on with, without template and videos, and `text_completion` in OpenAI's older shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from vidspec_models.request import Turn
+from vidspec_service.api.errors import ModelNotFound
+from vidspec_service.api.schemas.answers import Answer, Dialect, Usage
+from vidspec_service.api.schemas.chat_completions import StreamOptions
+from vidspec_service.api.schemas.chat_parts import only
+from vidspec_service.api.schemas.client_fields import ClientFields
+from vidspec_service.api.schemas.fields import MAX_TEXT, Source
+from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.errors import InvalidRequest
+
+_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
+
+
+class TextCompletion(ClientFields, ChatRequest):
+    """The JSON body."""
+
+    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
+    prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)] = Field(
+        description="What is gone on with, as it is: no template, no roles."
+    )
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+    suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
+        None, description="Empty."
+    )
+    n: Annotated[Literal[1] | None, only(1, "one answer per request here")] = Field(None, description="1.")
+    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
+    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
+        return self
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """See ChatRequest."""
+        return (Turn(role="user", parts=(self.prompt,)),)
+
+    @property
+    def template(self) -> None:
+        """See ChatRequest."""
+        return None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """See ChatRequest: none."""
+        return ()
+
+    @property
+    def dialect(self) -> Dialect:
+        """How to answer; a stream ends with the usage if that is wanted."""
+        return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
+
+    def check_model(self, served: Sequence[str]) -> None:
+        """See ChatRequest."""
+        if self.model not in (None, *served):
+            raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
+
+
+class TextChoice(BaseModel):
+    """The one answer there is, or its next piece."""
+
+    index: int = 0
+    text: str
+    logprobs: None = None
+    finish_reason: str | None = Field(None, description="stop or length.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """What chat calls a message, or its delta, is text here."""
+        said = choice.get("message") or choice.get("delta") or {}
+        return {"text": said.get("content", ""), "finish_reason": choice["finish_reason"]}
+
+
+class CompletionAnswer(Answer):
+    """The whole answer, when `stream` is false."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class CompletionChunk(Answer):
+    """One server-sent event of a stream without usage."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChoice]
+
+
+class CompletionUsageChunk(CompletionChunk):
+    """One event of a stream with usage, which is null in all but the last."""
+
+    usage: Usage | None = None
+
+
+_PLAIN = Dialect("cmpl", CompletionAnswer, CompletionChunk, None, opens=False)
+_WITH_USAGE = Dialect("cmpl", CompletionAnswer, CompletionUsageChunk, CompletionUsageChunk, opens=False)

@@ -1,0 +1,101 @@
+"""What a request may say about the law of its tokens besides temperature and seed; the same in both dialects.
+
+Named and meant as OpenAI's API and vLLM have it; every number has a bound that the engine can take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from vidspec_models.request import GenerationRequest
+from vidspec_service.api.schemas.fields import Count, Strict
+from vidspec_service.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+MAX_BIASED = 300
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD = 256  # characters
+MAX_STOP_TOKENS = 64
+_MAX_ID = 2**31 - 1
+
+
+def _as_list(value: object) -> object:
+    return value if value is None or isinstance(value, list) else [value]
+
+
+TokenId = Annotated[int, Field(ge=0, le=_MAX_ID)]
+BadWord = Annotated[str, StringConstraints(min_length=1, max_length=MAX_BAD_WORD, pattern=r"\S")]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+BadWords = Annotated[
+    Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)],
+    BeforeValidator(_as_list, json_schema_input_type=BadWord | list[BadWord]),
+]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)]
+
+
+class SamplingFields(Strict):
+    """Fields of every request that is answered. Null is the same as not given."""
+
+    max_tokens: Count | None = Field(None, description="Most tokens of the answer; unset: the server's own.")
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+        0.0, description="Only tokens of at least this share of the likeliest one's probability; 0 is off."
+    )
+    presence_penalty: Penalty | None = Field(0.0, description="Taken from a logit if its token is in the answer.")
+    frequency_penalty: Penalty | None = Field(0.0, description="The same for each time it is there.")
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = Field(
+        1.0, description="Divides positive logits of tokens in prompt or answer, multiplies negative ones; 1 is off."
+    )
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASED)] | None = Field(
+        None, description="Token ids and what is added to their logits, -100 to 100. JSON text in a form."
+    )
+    bad_words: BadWords | None = Field(None, description="Up to 64 words that do not come; repeat the part in a form.")
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = Field(
+        0, description="No end token and none of `stop_token_ids` comes before the answer has so many tokens."
+    )
+    ignore_eos: bool | None = Field(False, description="The model's end token does not end the answer.")
+    stop_token_ids: TokenIds | None = Field(
+        None, description="Up to 64 token ids that end the answer and are not in it; repeat the part in a form."
+    )
+    logprobs: bool | None = Field(False, description="Tell each token's log probability.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        None, description="So many of the likeliest tokens in each place, too; only with `logprobs`."
+    )
+
+    @model_validator(mode="after")
+    def _law_agrees(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed with logprobs.", param="top_logprobs")
+        most = self.most_tokens
+        if most is not None and (self.min_tokens or 0) > most:
+            raise InvalidRequest(f"min_tokens is more than the {most} tokens of max_tokens.", param="min_tokens")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How long the answer may get, if the client says so."""
+        return self.max_tokens
+
+    def with_law(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with all that is said here."""
+        sampling = replace(
+            request.sampling,
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=tuple((self.logit_bias or {}).items()),
+            bad_words=tuple(self.bad_words or ()),
+        )
+        return replace(
+            request,
+            sampling=sampling,
+            max_tokens=self.most_tokens,
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )

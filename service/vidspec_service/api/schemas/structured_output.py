@@ -1,0 +1,149 @@
+"""What an answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
+
+Whichever it is, it becomes one grammar, which both models follow while they answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from llguidance import LLMatcher, grammar_from
+from pydantic import Field, StringConstraints, model_validator
+
+from vidspec_service.api.schemas.fields import Strict
+from vidspec_service.errors import InvalidRequest
+
+MAX_GRAMMAR = 64 * 1024  # characters
+MAX_CHOICES = 1024
+_ANY_OBJECT = {"type": "object"}
+
+Schema = dict[str, Any]
+Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR)]
+Choice = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+Choices = Annotated[list[Choice], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class JsonSchema(Strict):
+    """A schema, as OpenAI's clients wrap it."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = Field(description="For the client.")
+    description: Annotated[str, StringConstraints(max_length=4096)] | None = Field(None, description="For the client.")
+    schema_: Schema = Field(alias="schema", description="A JSON schema, draft 2020-12 or older.")
+    strict: bool | None = Field(None, description="Always done: the answer follows the schema.")
+
+
+class ResponseFormat(Strict):
+    """What the answer is, in OpenAI's words."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = Field(None, description="With the type of that name.")
+
+    @model_validator(mode="after")
+    def _type_agrees(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise InvalidRequest(
+                "json_schema goes with the type json_schema, and only with it.", param="response_format.json_schema"
+            )
+        return self
+
+
+class StructuredOutputs(Strict):
+    """What the answer is, in vLLM's words: one of them."""
+
+    json_: Schema | Source | None = Field(None, alias="json", description="A JSON schema, or its text.")
+    regex: Source | None = Field(None, description="A regular expression that the whole answer matches.")
+    choice: Choices | None = Field(None, description="The answer is one of these.")
+    grammar: Source | None = Field(None, description="A grammar: Lark as llguidance reads it, or GBNF.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like, as llguidance reads it, and the field that says so."""
+
+    text: str
+    param: str
+
+
+class StructuredOutput(Strict):
+    """The fields that say what the answer must look like; at most one of them does."""
+
+    response_format: ResponseFormat | None = Field(None, description="Text, any JSON object, or JSON by a schema.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="One of `json`, `regex`, `choice`, `grammar` and `json_object`."
+    )
+    guided_json: Schema | Source | None = Field(None, description="An older name of `structured_outputs.json`.")
+    guided_regex: Source | None = Field(None, description="An older name of `structured_outputs.regex`.")
+    guided_choice: Choices | None = Field(None, description="An older name of `structured_outputs.choice`.")
+    guided_grammar: Source | None = Field(None, description="An older name of `structured_outputs.grammar`.")
+
+    @model_validator(mode="after")
+    def _is_said_once(self) -> Self:
+        _ = self.grammar  # written here, which is in a thread of its own, and kept
+        return self
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """None: plain text. Raises InvalidRequest for more than one, and for what is no schema or grammar at all."""
+        wanted = [*self._by_response_format(), *self._by_structured_outputs(), *self._by_older_names()]
+        if len(wanted) > 1:
+            both = " and ".join(param for param, _, _ in wanted[:2])
+            raise InvalidRequest(f"Only one may say what the answer looks like, not {both}.", param=wanted[1][0])
+        return _written(*wanted[0]) if wanted else None
+
+    def _by_response_format(self) -> list[tuple[str, str, Any]]:
+        """What is wanted: the field, the kind of thing it has, and that."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return []
+        if form.json_schema is None:
+            return [("response_format", "json", _ANY_OBJECT)]
+        return [("response_format.json_schema.schema", "json", form.json_schema.schema_)]
+
+    def _by_structured_outputs(self) -> list[tuple[str, str, Any]]:
+        asked = self.structured_outputs
+        if asked is None:
+            return []
+        kinds = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
+        found = [(f"structured_outputs.{kind}", kind, value) for kind, value in kinds.items() if value is not None]
+        if asked.json_object:
+            found.append(("structured_outputs.json_object", "json", _ANY_OBJECT))
+        if not found:
+            raise InvalidRequest(
+                "structured_outputs must have one of json, regex, choice, grammar and json_object.",
+                param="structured_outputs",
+            )
+        return found
+
+    def _by_older_names(self) -> list[tuple[str, str, Any]]:
+        kinds = ("json", "regex", "choice", "grammar")
+        older = ((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in kinds)
+        return [each for each in older if each[2] is not None]
+
+
+def _written(param: str, kind: str, value: Any) -> Grammar:
+    try:
+        if kind == "json":
+            # As `json.dumps` writes: blanks of the model's choice could go on for ever, and no separator would be forced.
+            text = LLMatcher.grammar_from_json_schema(
+                value, defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+            )
+        elif kind == "choice":
+            text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
+        elif kind == "regex":
+            text = LLMatcher.grammar_from_regex(value)
+        else:
+            text = grammar_from("grammar", value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
+    if len(text) > MAX_GRAMMAR:
+        raise InvalidRequest(f"{param} may have {MAX_GRAMMAR} characters as a grammar.", param=param)
+    return Grammar(text, param)
+
+
+def short(message: str) -> str:
+    """What llguidance says, in one line of bounded length."""
+    return " ".join(message.split())[:300]

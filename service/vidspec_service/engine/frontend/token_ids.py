@@ -1,0 +1,31 @@
+"""What a request says about single tokens, held against the engine's tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tokenizers import Tokenizer
+
+from vidspec_models.request import GenerationRequest
+from vidspec_service.errors import InvalidRequest
+
+
+def names_tokens(request: GenerationRequest) -> bool:
+    """Whether there is anything to hold against it."""
+    return bool(request.stop_token_ids or request.sampling.logit_bias or request.sampling.bad_words)
+
+
+def with_token_ids(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
+    """The request with its bad words as tokens; raises InvalidRequest for an id that the tokenizer does not have."""
+    sampling = request.sampling
+    for param, ids in (
+        ("stop_token_ids", request.stop_token_ids),
+        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+    ):
+        for token in ids:
+            if tokenizer.id_to_token(token) is None:
+                raise InvalidRequest(f"{param}: the model has no token {token}.", param=param)
+    # A word that begins a text, and one that follows another: vLLM excludes both, too.
+    spelt = [f"{space}{word.lstrip()}" for word in sampling.bad_words for space in ("", " ")]
+    ids_of_words = dict.fromkeys(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in spelt)
+    return replace(request, sampling=replace(sampling, bad_word_ids=tuple(ids_of_words)))

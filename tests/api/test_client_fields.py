@@ -1,0 +1,140 @@
+"""What frameworks send beside a question: it passes where it changes nothing, else it is a 400 that says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.chat import ASK, IMAGE_URL, VIDEO, ask, user
+from tests.api.world import World
+from tests.fakes import INFO, FakeEngine
+from vidspec_models.request import ChatTemplate
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+INERT: dict[str, Any] = {
+    "user": "me", "metadata": {"run": "7"}, "store": False, "service_tier": "auto", "reasoning_effort": "low",
+    "modalities": ["text"], "verbosity": "low", "prompt_cache_key": "k", "safety_identifier": "s",
+    "parallel_tool_calls": True, "tools": [], "tool_choice": "none", "functions": [], "function_call": "auto",
+    "logit_bias": {}, "seed": -1, "top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "skip_special_tokens": True,
+    "spaces_between_special_tokens": True, "include_stop_str_in_output": False, "chat_template_kwargs": {},
+    "mm_processor_kwargs": {}, "media_io_kwargs": {}, "add_generation_prompt": True, "continue_final_message": False,
+    "echo": False, "add_special_tokens": False, "best_of": 1, "use_beam_search": False, "length_penalty": 1.0,
+    "priority": 0, "include_reasoning": True, "request_id": "r", "documents": None, "return_token_ids": None,
+    "ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "bad_words": [], "prompt_cache_retention": "24h",
+    "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logprobs": False, "return_tokens_as_token_ids": False,
+}  # fmt: skip
+
+
+async def test_what_changes_nothing_is_taken_all_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert (await ask(world, **INERT)).status_code == 200
+    assert (await ask(world, **dict.fromkeys(INERT))).status_code == 200
+    assert (await ask(world)).status_code == 200
+    first, _, plain = world.engine.requests
+    assert (first.turns, first.stop, first.max_tokens) == (plain.turns, plain.stop, plain.max_tokens)
+    assert first.sampling.top_k == 0
+    assert first.sampling.seed >= 0
+
+
+@pytest.mark.parametrize("name", INERT)
+async def test_each_of_them_is_taken_alone(tmp_path: Path, name: str) -> None:
+    response = await ask(World(tmp_path), **{name: INERT[name]})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"store": True}, "store", "not stored"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "response_format"),
+        ({"tool_choice": "required"}, "tool_choice", "calls no tools"),
+        ({"modalities": ["text", "audio"]}, "modalities", "answers are text"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "never part"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "never part"),
+        ({"best_of": 3}, "best_of", "choose"),
+        ({"use_beam_search": True}, "use_beam_search", "beam search"),
+        ({"priority": 3}, "priority", "rotation"),
+        ({"mm_processor_kwargs": {"fps": 3}}, "mm_processor_kwargs", "num_frames"),
+        ({"media_io_kwargs": {"video": {"num_frames": 3}}}, "media_io_kwargs", "num_frames"),
+        ({"add_special_tokens": True}, "add_special_tokens", "template"),
+        ({"metadata": {"a": 1}}, "metadata", ""),
+        ({"user": "x" * 513}, "user", ""),
+        ({"seed": -2}, "seed", "greater than or equal to 0"),
+        ({"top_k": -2}, "top_k", "greater than or equal to 0"),
+        ({"usr": "me"}, "usr", "Did you mean user?"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "Unknown field"),
+    ],
+)
+async def test_what_would_change_the_answer_is_a_400_that_says_why(
+    tmp_path: Path, fields: dict[str, Any], param: str, words: str
+) -> None:
+    response = await ask(World(tmp_path), **fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert words in response.json()["error"]["message"]
+
+
+async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: Path) -> None:
+    answered: dict[str, Any] = {
+        "role": "assistant", "content": "A red square.", "refusal": None, "annotations": [], "audio": None,
+        "function_call": None, "tool_calls": [], "reasoning": None, "reasoning_content": None,
+        "provider_specific_fields": {"refusal": None},
+    }  # fmt: skip
+    world = World(tmp_path)
+    turns = [{**user(VIDEO, ASK), "name": "me"}, answered, user(ASK)]
+    assert (await ask(world, messages=turns)).status_code == 200
+    assert [turn.role for turn in world.engine.requests[0].turns] == ["user", "assistant", "user"]
+
+
+async def test_what_the_checkpoint_wants_counts_where_the_client_does_not_say(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, default_sampling={"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05})
+    world = World(tmp_path, engine)
+    await ask(world)
+    await ask(world, temperature=0, top_k=-1, repetition_penalty=1)
+    await ask(world, temperature=None)
+    await world.ask(top_k=3)
+    asked = [(each.sampling.temperature, each.sampling.top_k, each.sampling.repetition_penalty)
+             for each in engine.requests]  # fmt: skip
+    assert asked == [(0.7, 20, 1.05), (0.0, 0, 1.0), (0.7, 20, 1.05), (0.7, 3, 1.05)]
+
+
+@pytest.mark.parametrize("detail", ["low", "high", "auto"])
+async def test_an_image_has_one_size_whatever_detail_says(tmp_path: Path, detail: str) -> None:
+    image = {"type": "image_url", "image_url": {"url": IMAGE_URL, "detail": detail}}
+    assert (await ask(World(tmp_path), messages=[user(image, ASK)])).status_code == 200
+
+
+async def test_the_template_is_told_what_the_client_says(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    turns = [user(VIDEO, ASK), {"role": "assistant", "content": "A red"}]
+    assert (await ask(world, messages=turns, add_generation_prompt=False, continue_final_message=True)).is_success
+    assert (await ask(world, chat_template_kwargs={"enable_thinking": False, "add_vision_id": None})).is_success
+    assert (await ask(world)).is_success
+    continued, switched, plain = [request.template for request in world.engine.requests]
+    assert continued == ChatTemplate(add_generation_prompt=False, continue_final_message=True)
+    assert switched == ChatTemplate(switches={"enable_thinking": False})
+    assert plain == ChatTemplate()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True}, "messages.0.role"),
+        ({"messages": [user(VIDEO, ASK), {"role": "assistant", "content": "A red"}]}, "messages.1.role"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
+    ],
+)
+async def test_what_the_template_cannot_be_told_is_refused(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
+    response = await ask(World(tmp_path), **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_our_own_route_stays_strict(tmp_path: Path) -> None:
+    assert (await World(tmp_path).ask(user="me")).status_code == 400
+    assert (await World(tmp_path).ask(seed=-1)).status_code == 400

@@ -1,0 +1,153 @@
+"""A grammar binds both models: the ids are the same in every mode, and every answer is of the grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher
+
+from tests.component.engine.conftest import PAIR
+from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_service.engine.types import FinishReason, TextDelta
+from vidspec_service.errors import GenerationFailed
+
+MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
+AUTO = SpeculationMode.AUTO
+LAWS = (SamplingParams(), SamplingParams(temperature=0.8, seed=7))
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "objects": {
+            "type": "array",
+            "minItems": 2,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "shape": {"enum": ["circle", "square", "triangle"]},
+                    "word": {"type": "string", "maxLength": 12},
+                    "seconds": {"type": "integer", "minimum": 0, "maximum": 60},
+                },
+                "required": ["shape", "word", "seconds"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["objects"],
+    "additionalProperties": False,
+}
+PATTERN = r"(red|blue) [a-z]{3,8}, [0-9]{1,3} s\."
+CHOICE = ("A red square moves left.", "A red square moves right.", "Nothing moves.")
+JSON = LLMatcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False})
+REGEX = LLMatcher.grammar_from_regex(PATTERN)
+ONE_OF = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in CHOICE))
+GRAMMARS: dict[str | None, str] = {"schema": JSON, "regex": REGEX, "choice": ONE_OF}
+
+
+def question(
+    name: str,
+    seed: int,
+    grammar: str | None,
+    law: SamplingParams = LAWS[0],
+    mode: SpeculationMode = SpeculationMode.AUTO,
+) -> GenerationRequest:
+    request = ask(name, "Describe the video.", [scene_video(seed)], sampling=law, speculation=mode, max_tokens=250)
+    return replace(request, grammar=None if grammar is None else GRAMMARS[grammar])
+
+
+def check(grammar: str, text: str) -> None:
+    if grammar == "schema":
+        jsonschema.validate(json.loads(text), SCHEMA)
+    elif grammar == "regex":
+        assert re.fullmatch(PATTERN, text)
+    else:
+        assert text in CHOICE
+
+
+@pytest.mark.parametrize("law", LAWS, ids=["greedy", "temperature"])
+@pytest.mark.parametrize("grammar", ["schema", "regex", "choice"])
+def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
+    engine: EngineHarness, grammar: str, law: SamplingParams
+) -> None:
+    for seed in range(2):
+        found = {mode: engine.answer(question(f"{mode}-{seed}", seed, grammar, law, mode)) for mode in MODES}
+        assert len({answer.ids for answer in found.values()}) == 1, found
+        answer = found[SpeculationMode.PARALLEL]
+        assert answer.finished.finish_reason is FinishReason.STOP
+        check(grammar, answer.text)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=["greedy", "temperature"])
+def test_answers_with_and_without_a_grammar_do_not_disturb_each_other(
+    engine: EngineHarness, law: SamplingParams
+) -> None:
+    kinds = ("schema", None, "regex", None, "choice", "schema", None, "schema")
+    alone = [
+        engine.answer(question(f"a{seed}", seed, kind, law, SpeculationMode.OFF)).ids for seed, kind in enumerate(kinds)
+    ]
+    for shift in range(2):
+        together = engine.answers(
+            [question(f"t{seed}", seed, kind, law, MODES[(seed + shift) % 4]) for seed, kind in enumerate(kinds)]
+        )
+        assert [answer.ids for answer in together] == alone
+
+
+@pytest.fixture
+def fragile() -> Iterator[EngineHarness]:
+    harness = EngineHarness(PAIR)
+    yield harness
+    harness.close()
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_killed_worker_changes_no_token(fragile: EngineHarness, role: str) -> None:
+    kinds = ("schema", "schema", None, "schema")
+    expected = [fragile.answer(question(f"u{seed}", seed, kind, LAWS[1])).ids for seed, kind in enumerate(kinds)]
+
+    async def stream(request: GenerationRequest, begun: asyncio.Event) -> tuple[int, ...]:
+        ids: tuple[int, ...] = ()
+        async for event in fragile.engine.generate(request):
+            if isinstance(event, TextDelta):
+                ids += event.ids
+                if len(ids) >= 8:
+                    begun.set()
+        return ids
+
+    async def disturbed() -> list[tuple[int, ...]]:
+        begun = [asyncio.Event() for _ in kinds]
+        streams = [
+            asyncio.ensure_future(stream(question(f"d{seed}", seed, kind, LAWS[1]), begun[seed]))
+            for seed, kind in enumerate(kinds)
+        ]
+        for event in begun:
+            await event.wait()
+        pid = fragile.engine.worker_pids()[role]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return await asyncio.gather(*streams)
+
+    assert fragile.run(disturbed(), timeout_s=110) == expected
+
+
+def test_forced_tokens_are_proposed_and_come_true(engine: EngineHarness) -> None:
+    """On a pair that knows no JSON: what the grammar says needs no knowledge."""
+    answer = engine.answer(question("forced", 1, "schema", mode=SpeculationMode.PARALLEL))
+    stats = answer.finished.speculation
+    assert stats.num_accepted_tokens > len(answer.ids) / 2
+
+
+def test_a_grammar_that_cannot_be_followed_fails_its_own_request_only(engine: EngineHarness) -> None:
+    plain = engine.answer(ask("plain", "Describe the video.", [noise_video(1)])).ids
+    hopeless = replace(question("hopeless", 1, None), grammar="start: (")
+    with pytest.raises(GenerationFailed, match="grammar"):
+        engine.answer(hopeless)
+    assert engine.answer(ask("after", "Describe the video.", [noise_video(1)])).ids == plain

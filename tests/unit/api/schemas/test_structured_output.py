@@ -1,0 +1,276 @@
+"""What the answer must look like, as clients say it: one grammar, or a refusal that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import jsonschema
+import psutil
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
+from vidspec_models.loading.spec import ModelSpec, model_path
+from vidspec_models.request import SamplingParams
+from vidspec_models.sampling import CoupledSampler
+from vidspec_service.api.grammars.check import GrammarCheck
+from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
+from vidspec_service.errors import InvalidRequest
+
+pytestmark = pytest.mark.anyio
+END = 2
+MOST_TOKENS = 3000
+FORMATS = jsonschema.FormatChecker(["email", "ipv4", "uuid"])
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(model_path(ModelSpec(path="bundled", role="target")))
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(tokenizer(), frozenset({END}), len(tokenizer()))
+
+
+def grammar(**fields: Any) -> Grammar:
+    found = StructuredOutput.model_validate_json(json.dumps(fields), strict=True).grammar
+    assert found is not None
+    return found
+
+
+def by_schema(schema: Any) -> Grammar:
+    return grammar(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+
+
+def babble(mask: GrammarMask, seed: int) -> str:
+    """What a model says that knows no JSON; it likes to close what is open, or it would never end."""
+    generator = torch.Generator().manual_seed(seed)
+    sampler = CoupledSampler(SamplingParams(temperature=1.0, seed=seed), (mask,))
+    closing = [END, *(token for text in ('"', "}", "]", "e", "0") for token in tokenizer().encode(text))]
+    ids = list[int]()
+    while not ids or ids[-1] != END:
+        logits = torch.randn(1, len(tokenizer()), generator=generator)
+        logits[0, closing] += 4.0
+        ids += sampler.choose(logits, ids)
+        mask.check()
+        assert len(ids) < MOST_TOKENS
+    return str(tokenizer().decode(ids, skip_special_tokens=True))
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+SCHEMAS: dict[str, Any] = {
+    "any object": {"type": "object"},
+    "any value": {},
+    "true": {"additionalProperties": True},
+    "enum": {"enum": ["a", 1, None, True, {"b": [2]}]},
+    "const": {"const": {"x": 1}},
+    "types": {"type": ["integer", "null"]},
+    "integer bounds": {"type": "integer", "minimum": -3, "exclusiveMaximum": 12},
+    "number bounds": {"type": "number", "minimum": 0.5, "maximum": 2.25},
+    "multipleOf": {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 100},
+    "boolean": an_object(a={"type": "boolean"}),
+    "lengths": {"type": "string", "minLength": 3, "maxLength": 6},
+    "long": {"type": "string", "maxLength": 2000},
+    "pattern": {"type": "string", "pattern": "^[A-Z]{2}-\\d{3}$"},
+    "pattern inside": {"type": "string", "pattern": "ab+c", "maxLength": 40},
+    "time": {"type": "string", "format": "time"},
+    "email": {"type": "string", "format": "email"},
+    "ipv4": {"type": "string", "format": "ipv4"},
+    "uuid": {"type": "string", "format": "uuid"},
+    "unknown format": {"type": "string", "format": "colour"},
+    "items": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
+    "prefixItems": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": False},
+    "required": an_object(a={"type": "integer"}, b={"type": "string", "maxLength": 4}),
+    "optional": {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}},
+    "more properties": {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"const": 1}},
+    "patternProperties": {"type": "object", "patternProperties": {"^x": {"type": "null"}}},
+    "minProperties": {"type": "object", "minProperties": 2},
+    "propertyNames": {"type": "object", "propertyNames": {"pattern": "^a"}},
+    "anyOf": {"anyOf": [{"type": "null"}, an_object(a={"type": "null"})]},
+    "oneOf": {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]},
+    "oneOf overlapping": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    "allOf": {"allOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]},
+    "not": {"not": {"type": "string"}},
+    "if": {"if": {"type": "integer"}, "then": {"minimum": 0}},
+    "uniqueItems": {"type": "array", "items": {"type": "null"}, "uniqueItems": True},
+    "contains": {"type": "array", "contains": {"const": 1}},
+    "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
+    "$ref": {**an_object(a={"$ref": "#/$defs/b"}), "$defs": {"b": {"type": "boolean"}}},
+    "definitions": {**an_object(a={"$ref": "#/definitions/b"}), "definitions": {"b": {"const": "é"}}},
+    "recursion": {**an_object(next={"anyOf": [{"type": "null"}, {"$ref": "#"}]})},
+    "a tree": {
+        "$ref": "#/$defs/node",
+        "$defs": {"node": an_object(name={"enum": ["a", "b"]}, nodes={"type": "array", "maxItems": 1,
+                                                                       "items": {"$ref": "#/$defs/node"}})},
+    },
+    "annotations": {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "T", "description": "d", "default": 1,
+        "examples": [2], "type": "integer", "deprecated": True,
+    },
+    "draft 7": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer", "minimum": 0},
+    "quotes": {"enum": ['a"b', "c\\d", "e\nf", "g/h", "\u20ac"]},
+    "no such type": {"type": "colour"},
+    "no such place": {"$ref": "#/nowhere"},
+    "elsewhere": {"$ref": "https://example.com/schema.json"},
+    "nothing": {"enum": []},
+    "contradiction": {"type": "string", "minLength": 3, "maxLength": 1},
+    "no regex": {"type": "string", "pattern": "("},
+}  # fmt: skip
+REFUSED = [
+    "unknown format", "not", "if", "uniqueItems", "contains", "dependentRequired", "no such type", "no such place",
+    "elsewhere", "nothing", "contradiction", "no regex", "propertyNames", "oneOf overlapping",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if name not in REFUSED])
+async def test_an_answer_follows_its_schema(name: str) -> None:
+    await GrammarCheck().check(asked := by_schema(SCHEMAS[name]))
+    for seed in range(3):
+        text = babble(grammars().mask(asked.text), seed)
+        jsonschema.validate(json.loads(text), SCHEMAS[name], format_checker=FORMATS)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"response_format.json_schema.schema: .{10}") as refusal:
+        await GrammarCheck().check(by_schema(SCHEMAS[name]))
+    assert refusal.value.param == "response_format.json_schema.schema"
+    assert len(refusal.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+        ({"structured_outputs": {"json_object": True}}, r"\{.*\}"),
+        ({"structured_outputs": {"json": {"const": 5}}}, "5"),
+        ({"structured_outputs": {"json": '{"const": 5}'}}, "5"),
+        ({"structured_outputs": {"regex": r"\d{3}-[xyz]+!"}}, r"\d{3}-[xyz]+!"),
+        ({"structured_outputs": {"choice": ['red "one"', "blue\n", "\u20ac"]}}, 'red "one"|blue\n|\u20ac'),
+        ({"structured_outputs": {"grammar": 'start: "a" B\nB: /x{2}/'}}, "axx"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" ("b" | "c")'}}, "a[bc]"),
+        ({"guided_json": {"const": 5}}, "5"),
+        ({"guided_regex": "a{3}"}, "aaa"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'start: "a"'}, "a"),
+    ],
+)
+async def test_every_way_to_say_it_becomes_a_grammar(fields: dict[str, Any], pattern: str) -> None:
+    asked = grammar(**fields)
+    await GrammarCheck().check(asked)
+    assert re.fullmatch(pattern, babble(grammars().mask(asked.text), 1), re.DOTALL)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": None}, {"response_format": {"type": "text"}}])
+def test_plain_text_needs_no_grammar(fields: dict[str, Any]) -> None:
+    assert StructuredOutput.model_validate(fields).grammar is None
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = an_object(a=schema)
+    return schema
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    return schema
+
+
+def crossed(width: int) -> dict[str, Any]:
+    part = {"properties": {"a": {"anyOf": [{"const": number} for number in range(width)]}}}
+    return {"type": "object", "allOf": [part] * width}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "deep": {"guided_json": deep(60)},
+    "too deep": {"guided_json": deep(90)},
+    "a huge enum": {"guided_json": {"enum": [f"value {number}" for number in range(9000)]}},
+    "many properties": {"guided_json": an_object(**{f"field {n}": {"type": "string"} for n in range(1500)})},
+    "optional properties": {"guided_json": {"properties": {f"field {n}": {"type": "string"} for n in range(1500)}}},
+    "doubled": {"guided_json": doubled(10)},
+    "crossed": {"guided_json": crossed(20)},
+    "itself": {"guided_json": {"$ref": "#"}},
+    "long": {"guided_json": {"type": "string", "maxLength": 10**9}},
+    "many": {"guided_json": {"type": "array", "items": {"type": "integer"}, "minItems": 10**6}},
+    "many patterns": {"guided_json": {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(12)]}},
+    "exponential regex": {"guided_regex": "(a|b)*a(a|b){40}"},
+    "nested repeats": {"guided_regex": "((((a{0,1000}){0,1000}){0,1000}){0,1000})"},
+    "unicode repeats": {"guided_regex": r"\w{1,5000}\d{1,5000}"},
+    "both": {"guided_regex": "(.*a.{20}b.*)(.*c.{20}d.*)(.*e.{20}f.*)"},
+    "many words": {"guided_choice": [f"choice {number}" * 3 for number in range(1000)]},
+    "many rules": {"guided_grammar": "\n".join(["start: r0", *(f'r{n}: r{n + 1} | "x" r0' for n in range(2000))])},
+    "ambiguous": {"guided_grammar": 'start: s\ns: s s | s s s | "a" | ""'},
+    "intersections": {"guided_grammar": "start: A\nA: /(.*a.{20}b.*)/ & /(.*c.{20}d.*)/ & ~/(.*e.{20}f.*)/"},
+    "brackets": {"guided_grammar": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000},
+    "longest": {"guided_regex": "(x|y)" * (MAX_GRAMMAR // 5 - 20)},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_grammar_costs_a_bounded_time(name: str) -> None:
+    """Alone on a core none takes a worker half a second, or a step of it 50 ms; tests share theirs."""
+    try:
+        await GrammarCheck().check(asked := grammar(**HOSTILE[name]))
+    except InvalidRequest:
+        return
+    started = time.process_time()
+    mask, ids = grammars().mask(asked.text), list[int]()
+    used = CoupledSampler(SamplingParams(temperature=1.0, seed=1), (mask,))
+    assert time.process_time() - started < 2
+    slowest = 0.0
+    with suppress(GrammarError):  # a request that ends so is its own problem
+        while len(ids) < 60 and END not in ids:
+            before = time.process_time()
+            ids += used.choose(torch.zeros(1, len(tokenizer())), ids)
+            slowest = max(slowest, time.process_time() - before)
+            mask.check()
+    assert slowest < 0.5
+
+
+async def test_a_grammar_that_takes_minutes_to_compile_is_refused_soon() -> None:
+    """A rule that is missing at the end of many others: llguidance searches them all for what may be meant."""
+    with pytest.raises(InvalidRequest, match="too much time"):
+        await GrammarCheck().check(grammar(**HOSTILE["many rules"]))
+
+
+async def test_what_was_checked_is_known_by_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = GrammarCheck()
+    good, bad = grammar(guided_regex="a+"), grammar(guided_regex="(")
+    await check.check(good)
+    with pytest.raises(InvalidRequest, match="unclosed"):
+        await check.check(bad)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", None)  # no further child
+    await check.check(good)
+    with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
+        await check.check(grammar(structured_outputs={"regex": "("}))
+
+
+async def test_a_request_that_leaves_takes_its_compiler_along() -> None:
+    checking = asyncio.ensure_future(GrammarCheck().check(grammar(**HOSTILE["many rules"])))
+    children = psutil.Process()
+    while not children.children():  # noqa: ASYNC110  # nothing tells of it
+        await asyncio.sleep(0.01)
+    (child,) = children.children()
+    checking.cancel()
+    await asyncio.gather(checking, return_exceptions=True)
+    assert not child.is_running()

@@ -1,0 +1,47 @@
+"""How a conversation becomes a prompt besides the usual way: continued, left open, without a template."""
+
+from __future__ import annotations
+
+import pytest
+
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
+from vidspec_models.video_lm import VideoLM
+
+pytestmark = pytest.mark.unit
+
+ASK = Turn(role="user", parts=("What moves?",))
+BEGUN = Turn(role="assistant", parts=("A red",))
+
+
+@pytest.fixture(scope="module")
+def model() -> VideoLM:
+    return load_model(ModelSpec(path="bundled", role="draft", device="cpu"))
+
+
+def text(model: VideoLM, *turns: Turn, template: ChatTemplate | None) -> str:
+    ids = model.prepare(turns, [], template=template).ids
+    decoded: str = model._processor.tokenizer.decode(ids, skip_special_tokens=False)
+    return decoded
+
+
+def test_the_last_turn_stays_open_if_it_is_continued(model: VideoLM) -> None:
+    opened = text(model, ASK, template=DEFAULT_TEMPLATE)
+    assert text(model, ASK, BEGUN, template=ChatTemplate(continue_final_message=True)) == f"{opened}A red"
+
+
+def test_without_the_words_that_open_an_answer_the_prompt_ends_with_the_question(model: VideoLM) -> None:
+    opened = text(model, ASK, template=DEFAULT_TEMPLATE)
+    closed = text(model, ASK, template=ChatTemplate(add_generation_prompt=False))
+    assert closed == opened.removesuffix("<|im_start|>assistant\n") != opened
+
+
+def test_without_a_template_the_prompt_is_the_text_and_its_placeholders_are_letters(model: VideoLM) -> None:
+    assert text(model, ASK, template=None) == "What moves?"
+    assert "<video>" not in text(model, Turn(role="user", parts=("a <video> b",)), template=None)
+
+
+def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM) -> None:
+    switched = text(model, ASK, template=ChatTemplate(switches={"enable_thinking": False}))
+    assert switched == text(model, ASK, template=DEFAULT_TEMPLATE)
