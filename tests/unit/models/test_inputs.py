@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vidspec_models.inputs import NO_CELL, Prompt, cell_rows, grid_checksum, pruned
+from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import kept_of_prompt
 from vidspec_models.preservation.strategies import STRATEGIES, find_strategy
 
@@ -69,3 +69,10 @@ def test_grids_of_the_same_cells_have_the_same_checksum_whatever_lies_between(pr
     turned = replace(prompt, grid=prompt.grid[:, [0, 2, 1]])
     fewer = replace(prompt, grid=prompt.grid[1:])
     assert len({grid_checksum(each) for each in (prompt, turned, fewer)}) == 3
+
+
+def test_the_checksum_tells_two_videos_from_one_of_as_many_frames(prompt: Prompt) -> None:
+    second = torch.tensor([CLIP_GAP, 0, 0]) * (prompt.grid[:, :1] >= 2)  # of four frames the last two
+    two = replace(prompt, grid=prompt.grid + second)
+    draft = replace(two, grid=two.grid[:-1].clone(), embeddings=two.embeddings[:, :2])  # without the newline
+    assert grid_checksum(two) == grid_checksum(draft) != grid_checksum(prompt)
