@@ -64,18 +64,17 @@ class Penalties:
     def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         """See LogitsProcessor. Touches the columns of tokens that have been there."""
         self._count(prefix)
-        proposed = list(islice(pending, len(logits) - 1))
+        proposed = _columns(islice(pending, len(logits) - 1), logits)
         columns = _columns(dict.fromkeys([*self._counts, *proposed]), logits)
-        places = {token: place for place, token in enumerate(columns)}
-        counts = torch.tensor([self._counts.get(token, 0) for token in columns]).repeat(len(logits), 1)
+        counts = torch.tensor([self._counts.get(token, 0) for token in columns], dtype=torch.float32)
+        counts = counts.repeat(len(logits), 1)
         for row, token in enumerate(proposed, start=1):
-            counts[row:, places[token]] += 1
+            counts[row:, columns.index(token)] += 1
         counts = counts.to(logits.device)
         scores = logits[:, columns]
         if (repetition := self._params.repetition_penalty) != 1.0:
-            has_been = (counts > 0) | torch.tensor(
-                [token in self._in_prompt for token in columns], device=logits.device
-            )
+            in_prompt = [token in self._in_prompt for token in columns]
+            has_been = (counts > 0) | torch.tensor(in_prompt, dtype=torch.bool, device=logits.device)
             scores = torch.where(has_been, torch.where(scores < 0, scores * repetition, scores / repetition), scores)
         scores = scores - self._params.frequency_penalty * counts - self._params.presence_penalty * (counts > 0)
         logits[:, columns] = scores

@@ -103,9 +103,9 @@ class RecordingModel(CountingModel):
             found.append(guesses)
         return found
 
-    def answer(self, prompt: Prompt, num_tokens: int, law: SamplingParams | None = None) -> list[int]:
-        """The reference: what the target says after a prompt, without any cache."""
-        sampler = CoupledSampler(law or SamplingParams())
+    def answer(self, prompt: Prompt, num_tokens: int, sampler: CoupledSampler | None = None) -> list[int]:
+        """The reference: what the target says after a prompt, without any cache; greedy without a sampler."""
+        sampler = sampler or CoupledSampler(SamplingParams())
         state, ids = _folded(0, prompt_rows(prompt)), list[int]()
         for number in range(num_tokens):
             ids += sampler.choose(self._scores(state)[None], ids)

@@ -64,6 +64,13 @@ def test_repetition_penalty_is_transformers_over_prompt_and_answer() -> None:
         assert torch.equal(ours[i : i + 1], theirs)
 
 
+def test_where_nothing_has_been_nothing_is_penalised() -> None:
+    law = SamplingParams(repetition_penalty=1.3, frequency_penalty=1.0)
+    rows = logits(1)
+    request = GenerationRequest(request_id="r", turns=(), sampling=law)
+    assert torch.equal(changed(processors_of(request, [], ENDS), rows, [], []), rows)
+
+
 def test_presence_and_frequency_count_the_answer_alone_as_openai_defines_them() -> None:
     rows = logits(5)
     ours = changed(processors(presence_penalty=0.7, frequency_penalty=-0.4), rows)

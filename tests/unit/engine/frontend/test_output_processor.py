@@ -72,3 +72,10 @@ def test_an_incomplete_character_at_the_end_is_not_lost() -> None:
     detokenizer = Detokenizer(TOKENIZER, ())
     ids = TOKENIZER.encode("é").ids[:1]
     assert detokenizer.push(ids) + detokenizer.finish() == "\ufffd"
+
+
+def test_a_stop_token_is_counted_and_says_nothing() -> None:
+    ids = TOKENIZER.encode("ab").ids
+    detokenizer = Detokenizer(TOKENIZER, (), stop_token_ids=ids[1:])
+    assert detokenizer.push(ids) + detokenizer.finish() == "a"
+    assert detokenizer.num_tokens == 2

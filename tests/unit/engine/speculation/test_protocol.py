@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, takewhile
 from math import ceil
@@ -28,8 +28,9 @@ from tests.unit.engine.recording_model import RecordingModel, answer_rows, promp
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt, grid_checksum
+from vidspec_models.logits_processors import processors_of
 from vidspec_models.preservation.selection import Candidates, Strategy
-from vidspec_models.request import SamplingParams, SpeculationMode, Turn
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_models.sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
@@ -89,16 +90,23 @@ class Scene:
     max_tokens: int = 40
     stop_ids: frozenset[int] = frozenset()
 
-    @property
-    def law(self) -> SamplingParams:
-        return SamplingParams(temperature=self.temperature, seed=self.salt)
+    is_penalised: bool = False  # by what has been said, so that a row's place in the answer counts
+
+    def sampler(self) -> CoupledSampler:
+        """As each worker makes its own."""
+        law = SamplingParams(temperature=self.temperature, seed=self.salt)
+        request = GenerationRequest(request_id="r", turns=(), sampling=law)
+        if self.is_penalised:
+            law = replace(law, frequency_penalty=0.7, repetition_penalty=1.2, bad_word_ids=((1, 2), (3, 0, 4), (5, 5)))
+            request = replace(request, sampling=law, min_tokens=self.max_tokens // 2)
+        return CoupledSampler(law, processors_of(request, prompt().ids, self.stop_ids))
 
     def model(self) -> RecordingModel:
         return RecordingModel(vocabulary=self.vocabulary, agreement=self.agreement, salt=self.salt)
 
     def text(self) -> list[int]:
         """What the target alone would say."""
-        text = self.model().answer(prompt(), self.max_tokens, self.law)
+        text = self.model().answer(prompt(), self.max_tokens, self.sampler())
         ends = [place + 1 for place, token in enumerate(text) if token in self.stop_ids]
         return text[: min(ends, default=self.max_tokens)]
 
@@ -301,7 +309,7 @@ class World:
             request_id=self.name,
             prompt=prompt(),
             cache=new_cache(),
-            sampler=CoupledSampler(self.scene.law),
+            sampler=self.scene.sampler(),
             speculation=Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.8),
             stop_ids=self.scene.stop_ids,
             max_tokens=self.scene.max_tokens,
@@ -323,7 +331,7 @@ class World:
             request_id=self.name,
             view=view,
             cache=new_cache(),
-            sampler=CoupledSampler(self.scene.law),
+            sampler=self.scene.sampler(),
             max_tokens=self.scene.max_tokens,
         )
         self.proposer = Proposer(cast("VideoLM", self.draft_model))
@@ -386,6 +394,7 @@ SCENES = st.builds(
     vocabulary=st.sampled_from((2, 3, 8, 30)),
     salt=st.integers(0, 1000),
     temperature=st.sampled_from((0.0, 0.0, 0.7)),
+    is_penalised=st.booleans(),
     max_tokens=st.sampled_from((1, 7, 40, 70, 70)),
     stop_ids=st.sampled_from((frozenset[int](), frozenset[int](), frozenset({1}))),
 )

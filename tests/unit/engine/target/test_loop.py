@@ -14,6 +14,7 @@ from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
@@ -41,7 +42,7 @@ def request(name: str, *, max_tokens: int = 24, **changes: Any) -> GenerationReq
 
 
 def text_of(name: str, num_tokens: int, law: SamplingParams | None = None) -> list[int]:
-    return RecordingModel().answer(prompt_of(name), num_tokens, law)
+    return RecordingModel().answer(prompt_of(name), num_tokens, None if law is None else CoupledSampler(law))
 
 
 class FixedCosts(CostMeter):

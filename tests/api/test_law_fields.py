@@ -1,0 +1,122 @@
+"""Penalties, bans and log probabilities on the wire: the same fields in both dialects, as JSON and as a form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.chat import ask
+from tests.api.test_stream import events_of
+from tests.api.world import World
+from tests.fakes import ANSWER, FakeEngine
+from vidspec_models.request import GenerationRequest, SamplingParams
+from vidspec_service.engine.types import Logprob, TextDelta, TokenLogprob
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+FIELDS: dict[str, Any] = {
+    "max_tokens": 9, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.2,
+    "logit_bias": {"5": -100, "70": 2.5}, "bad_words": ["red", " blue "], "min_tokens": 3, "ignore_eos": True,
+    "stop_token_ids": [7, 8], "logprobs": True, "top_logprobs": 2,
+}  # fmt: skip
+LAW = SamplingParams(
+    min_p=0.1, presence_penalty=0.5, frequency_penalty=-1.0, repetition_penalty=1.2, seed=3,
+    logit_bias=((5, -100.0), (70, 2.5)), bad_words=("red", " blue "),
+)  # fmt: skip
+SENT = GenerationRequest(
+    request_id="",
+    turns=(),
+    sampling=LAW,
+    max_tokens=9,
+    min_tokens=3,
+    ignore_eos=True,
+    stop_token_ids=(7, 8),
+    logprobs=2,
+)
+
+
+def asked_of(world: World) -> GenerationRequest:
+    request = world.engine.requests[-1]
+    return replace(
+        request, request_id="", turns=(), videos=(), speculation=SENT.speculation, compression=SENT.compression
+    )  # fmt: skip
+
+
+async def test_every_field_reaches_the_engine_in_either_dialect_and_format(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    form = {name: str(value).lower() if isinstance(value, bool) else value for name, value in FIELDS.items()}
+    form |= {"logit_bias": json.dumps(FIELDS["logit_bias"]), "stop_token_ids": ["7", "8"]}
+    for response in (
+        await world.ask(**FIELDS, seed=3),
+        await world.ask_form(**form, seed="3"),
+        await ask(world, **FIELDS, seed=3),
+    ):
+        assert response.status_code == 200, response.text
+        assert asked_of(world) == SENT
+
+
+async def test_null_and_neutral_values_ask_for_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    neutral = {
+        "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {},
+        "bad_words": [], "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "logprobs": False,
+        "top_logprobs": 0,
+    }  # fmt: skip
+    plain = GenerationRequest(request_id="", turns=(), sampling=SamplingParams(seed=3))
+    for fields in (neutral, dict.fromkeys(neutral)):
+        assert (await ask(world, **fields, seed=3)).status_code == 200
+        assert asked_of(world) == plain
+
+
+HALF = TokenLogprob(token=Logprob(b"\xc3", -0.5), top=(Logprob(b"\xc3", -0.5), Logprob(b" A", -2.0)))
+WHOLE = TokenLogprob(token=Logprob(b"\xa4", -0.25), top=())
+SCRIPT = (
+    ANSWER[0],
+    TextDelta(text="", num_tokens=1, ids=(1,), logprobs=(HALF,)),
+    TextDelta(text="ä", num_tokens=1, ids=(2,), logprobs=(WHOLE,)),
+    ANSWER[-1],
+)
+TOLD = [
+    {
+        "token": "�", "logprob": -0.5, "bytes": [0xC3],
+        "top_logprobs": [
+            {"token": "�", "logprob": -0.5, "bytes": [0xC3]},
+            {"token": " A", "logprob": -2.0, "bytes": [32, 65]},
+        ],
+    },
+    {"token": "�", "logprob": -0.25, "bytes": [0xA4], "top_logprobs": []},
+]  # fmt: skip
+
+
+async def both(world: World, **fields: Any) -> list[httpx.Response]:
+    return [await world.ask(**fields), await ask(world, **fields)]
+
+
+async def test_log_probabilities_are_told_in_openais_shape_in_both_dialects(tmp_path: Path) -> None:
+    for response in await both(World(tmp_path, FakeEngine(*SCRIPT)), logprobs=True, top_logprobs=2):
+        (choice,) = response.json()["choices"]
+        assert choice["message"]["content"] == "ä"
+        assert choice["logprobs"] == {"content": TOLD, "refusal": None}
+
+
+async def test_a_stream_tells_each_tokens_with_the_chunk_that_it_is_in(tmp_path: Path) -> None:
+    for response in await both(World(tmp_path, FakeEngine(*SCRIPT)), logprobs=True, top_logprobs=2, stream=True):
+        choices = [choice for event in events_of(response.text)[:-1] for choice in event["choices"]]
+        told = [(choice["delta"].get("content"), choice.get("logprobs")) for choice in choices]
+        assert told == [
+            ("", None),
+            ("", {"content": TOLD[:1], "refusal": None}),
+            ("ä", {"content": TOLD[1:], "refusal": None}),
+            (None, None),
+        ]
+
+
+async def test_whoever_does_not_ask_is_told_none(tmp_path: Path) -> None:
+    ours, openais = await both(World(tmp_path))
+    assert "logprobs" not in ours.json()["choices"][0]
+    assert openais.json()["choices"][0]["logprobs"] is None

@@ -1,0 +1,38 @@
+"""Words become the tokens that may spell them; a token that is none is refused before the engine sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.engine.frontend.test_output_processor import TOKENIZER
+from vidspec_models.request import GenerationRequest, SamplingParams
+from vidspec_service.engine.frontend.token_ids import names_tokens, with_token_ids
+from vidspec_service.errors import InvalidRequest
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text).ids)
+
+
+def test_a_bad_word_is_excluded_with_and_without_a_space_before_it() -> None:
+    request = GenerationRequest(request_id="r", turns=(), sampling=SamplingParams(bad_words=(" ab", "c", "ab")))
+    assert names_tokens(request)
+    found = with_token_ids(request, TOKENIZER).sampling.bad_word_ids
+    assert found == (ids("ab"), ids(" ab"), ids("c"), ids(" c"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (GenerationRequest(request_id="r", turns=(), stop_token_ids=(1, 300)), "stop_token_ids"),
+        (GenerationRequest(request_id="r", turns=(), sampling=SamplingParams(logit_bias=((300, 1.0),))), "logit_bias"),
+    ],
+)
+def test_an_id_beyond_the_tokenizer_is_refused_by_its_fields_name(request_: GenerationRequest, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="the model has no token 300") as caught:
+        with_token_ids(request_, TOKENIZER)
+    assert caught.value.param == param
+
+
+def test_a_plain_request_names_none() -> None:
+    assert not names_tokens(GenerationRequest(request_id="r", turns=()))
