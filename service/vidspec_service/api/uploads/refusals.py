@@ -6,7 +6,7 @@ import difflib
 
 from pydantic import BaseModel, ValidationError
 
-from vidspec_service.api.schemas import chat_completions, chat_parts, client_fields, completions
+from vidspec_service.api.schemas import chat_completions, chat_parts, client_fields, completions, tokens
 from vidspec_service.api.schemas.video_chat import Message, VideoChatForm, VideoChatJson, VideoRef
 from vidspec_service.errors import InvalidRequest
 
@@ -18,6 +18,7 @@ _WORDS = frozenset(
         chat_parts.TextPart, chat_parts.VideoUrlPart, chat_parts.VideoUrl, chat_parts.InputVideoPart,
         chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
         chat_parts.FileRef, client_fields.TemplateSwitches, completions.TextCompletion,
+        tokens.Tokenize, tokens.Detokenize,
     )
     for name in model.model_fields
 )  # fmt: skip
