@@ -14,6 +14,7 @@ from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.tokens import Detokenize, Detokenized, Tokenize, Tokenized
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.engine.frontend.interface import EngineInfo
 
 T = TypeVar("T", Tokenize, Detokenize)
 
@@ -25,7 +26,7 @@ def tokens_router(services: Services) -> APIRouter:
 
     async def read(request: Request, model: type[T]) -> T:
         with services.admission.permit(caller_of(request)) as permit:
-            info = engine.info  # raises EngineDead before a byte is read
+            info: EngineInfo = services.engine.info  # raises EngineDead before a byte is read
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
             if body.model not in (None, *info.model_names):
