@@ -106,7 +106,7 @@ class Rejected(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Tokens(Struct, frozen=True, kw_only=True):
+class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one forward committed, in order, and how many draft tokens it judged and accepted."""
 
     request_id: str
