@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from vidspec_models.request import GenerationRequest, SpeculationMode, Video
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -75,6 +77,10 @@ class FakeEngine:
         if not self.is_ready:
             raise EngineDead("the target worker died with /secret/path in its message")
         return self.known
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(WordLevel({"what": 0, "moves": 1, "?": 2}, unk_token="?"))
 
     def status(self) -> EngineStatus:
         state = WorkerState.READY if self.is_ready else WorkerState.STARTING

@@ -19,9 +19,9 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
-from vidspec_models.loading.sampling_defaults import sampling_defaults
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
+from vidspec_models.sampling_defaults import sampling_defaults
 
 RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
 

@@ -97,6 +97,21 @@ def test_the_clients_own_stream_helper_puts_the_answer_together(client: openai.O
         assert stream.get_final_completion().choices[0].message.content == TEXT
 
 
+def test_a_text_is_gone_on_with(client: openai.OpenAI) -> None:
+    assert client.completions.create(model="fake-target", prompt="Once").choices[0].text == TEXT
+    chunks = list(client.completions.create(model="fake-target", prompt="Once", stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
+
+
+def test_what_frameworks_send_besides_is_taken(client: openai.OpenAI, clip: bytes) -> None:
+    answer = client.chat.completions.create(
+        model="fake-alias", messages=messages(clip), user="me", metadata={"run": "7"}, store=False, tool_choice="none",
+        reasoning_effort="low", parallel_tool_calls=True, service_tier="auto", modalities=["text"], seed=-1,
+        extra_body={"repetition_penalty": 1.0, "skip_special_tokens": True, "chat_template_kwargs": {}},
+    )  # fmt: skip
+    assert (answer.model, answer.choices[0].message.content) == ("fake-target", TEXT)
+
+
 def test_an_uploaded_video_is_asked_about_by_its_id(server: Served, client: openai.OpenAI, clip: bytes) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     kept = httpx.post(f"{server.url}/v1/videos", files={"video": clip}, headers=headers, timeout=30).json()

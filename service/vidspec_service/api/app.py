@@ -20,6 +20,7 @@ from vidspec_service.api.routes.chat import chat_router
 from vidspec_service.api.routes.docs import docs_router
 from vidspec_service.api.routes.health import health_router
 from vidspec_service.api.routes.models import models_router
+from vidspec_service.api.routes.tokens import tokens_router
 from vidspec_service.api.routes.videos import videos_router
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.form import OVERHEAD_BYTES
@@ -52,7 +53,7 @@ def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # to an address made of the client's Host, and of http behind a TLS proxy
     )
-    for make in (chat_router, videos_router, models_router, health_router):
+    for make in (chat_router, videos_router, models_router, tokens_router, health_router):
         app.include_router(make(services))
     app.include_router(docs_router("/openapi.json"))
     # From the inside out. A refused client is still sending: BodyLimit lets it read why, so it is around the keys.

@@ -12,6 +12,7 @@ from vidspec_service.api.openapi import examples
 from vidspec_service.api.schemas.answers import Completion, ErrorBody
 from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
 from vidspec_service.api.schemas.completions import CompletionAnswer, TextCompletion
+from vidspec_service.api.schemas.tokens import Detokenize, Tokenize
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
 
@@ -33,7 +34,14 @@ _NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", 
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
 _FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
-_JSONS: tuple[type[BaseModel], ...] = (VideoChatJson, VideoUploadJson, ChatCompletion, TextCompletion)
+_JSONS: tuple[type[BaseModel], ...] = (
+    VideoChatJson,
+    VideoUploadJson,
+    ChatCompletion,
+    TextCompletion,
+    Tokenize,
+    Detokenize,
+)
 
 
 def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
@@ -57,6 +65,9 @@ VIDEO_CHAT_BODY = _body(
 )
 CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.REQUESTS["chat_completion"]))
 COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, {}))
+TOKENIZE_BODY = _body("As vLLM takes it.", json=(Tokenize, {}))
+DETOKENIZE_BODY = _body("As vLLM takes it.", json=(Detokenize, {}))
+TEXT_STATUSES = (400, 401, 404, 408, 413, 415, 429, 503)
 VIDEO_UPLOAD_BODY = _body(
     "A form with a file part, or JSON with a data URL.",
     form=(VideoUploadForm, {}),

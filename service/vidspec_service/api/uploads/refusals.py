@@ -6,7 +6,14 @@ import difflib
 
 from pydantic import BaseModel, ValidationError
 
-from vidspec_service.api.schemas import chat_completions, chat_parts, client_fields, completions, structured_output
+from vidspec_service.api.schemas import (
+    chat_completions,
+    chat_parts,
+    client_fields,
+    completions,
+    structured_output,
+    tokens,
+)
 from vidspec_service.api.schemas.video_chat import Message, VideoChatForm, VideoChatJson, VideoRef
 from vidspec_service.errors import InvalidRequest
 
@@ -19,6 +26,7 @@ _WORDS = frozenset(
         chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
         chat_parts.FileRef, client_fields.TemplateSwitches, completions.TextCompletion,
         structured_output.ResponseFormat, structured_output.JsonSchema, structured_output.StructuredOutputs,
+        tokens.Tokenize, tokens.Detokenize,
     )
     for name in (field.alias or name for name, field in model.model_fields.items())
 )  # fmt: skip

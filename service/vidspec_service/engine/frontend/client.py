@@ -125,6 +125,13 @@ class EngineClient:
             raise EngineDead("the engine is not ready")
         return self._info
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See `Engine`."""
+        if self._tokenizer is None:
+            raise EngineDead("the engine is not ready")
+        return self._tokenizer
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See `Engine.generate`."""
         if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from tokenizers import Tokenizer
+
 from vidspec_models.request import GenerationRequest
 from vidspec_service.engine.types import GenerationEvent
 
@@ -59,6 +61,11 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo:
         """Facts about the loaded models; raises EngineDead before all workers were ready once."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The models' common one; raises EngineDead before all workers were ready once."""
         ...
 
     def status(self) -> EngineStatus:

@@ -1,0 +1,48 @@
+"""/tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.world import World
+from tests.fakes import FakeEngine
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+
+async def test_a_text_is_counted_and_read_back(tmp_path: Path) -> None:
+    client = World(tmp_path).client
+    told = await client.post("/tokenize", json={"model": "fake-alias", "prompt": "moves"})
+    assert told.json() == {"count": 1, "max_model_len": 1024, "tokens": [1], "token_strs": None}
+    told = await client.post("/tokenize", json={"prompt": "moves", "return_token_strs": True})
+    assert told.json()["token_strs"] == ["moves"]
+    assert (await client.post("/detokenize", json={"tokens": [0, 1]})).json() == {"prompt": "what moves"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": "x" * 200_001}, 400, "prompt"),
+        ("/tokenize", {"messages": []}, 400, "prompt"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens.0"),
+        ("/detokenize", {"tokens": [2**31]}, 400, "tokens.0"),
+        ("/detokenize", {"tokens": [1] * 65_537}, 400, "tokens"),
+    ],
+)
+async def test_a_bad_body_is_refused(tmp_path: Path, path: str, body: dict[str, Any], status: int, param: str) -> None:
+    response = await World(tmp_path).client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+async def test_nothing_is_read_before_the_model_is_loaded_or_while_all_places_are_taken(tmp_path: Path) -> None:
+    body = {"prompt": "moves"}
+    assert (await World(tmp_path, FakeEngine(is_ready=False)).client.post("/tokenize", json=body)).status_code == 503
+    world = World(tmp_path, max_running_requests=1, max_queued_requests=0)
+    with world.admission.permit(""):
+        assert (await world.client.post("/tokenize", json=body)).status_code == 503
+    assert (await world.client.post("/tokenize", json=body)).status_code == 200
