@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import pytest
 from llguidance import LLMatcher
 

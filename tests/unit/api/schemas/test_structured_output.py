@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import psutil
 import pytest
 import torch
