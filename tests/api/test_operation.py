@@ -240,7 +240,7 @@ async def test_the_log_has_the_beginning_of_a_path_that_has_no_end(tmp_path: Pat
 
 async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(tmp_path: Path, log: io.StringIO) -> None:
     world = World(tmp_path)
-    await world.client.post("/v1/video-chat", json={"prompt": "hush-hush"}, headers={"x-request-id": "r-1"})
+    await world.client.post("/v1/video-chat", json={"prompt": "hush-hush", "fps": -1}, headers={"x-request-id": "r-1"})
     await world.ask(prompt="hush-hush")
     lines = log.getvalue().splitlines()
     assert lines
