@@ -46,6 +46,7 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
+        ({"num_frames": 4}, "num_frames", "no videos here"),
         ({"prompt": None}, "prompt", ""),
         ({"prompt": ""}, "prompt", ""),
         ({"prompt": ["a", "b"]}, "prompt", ""),

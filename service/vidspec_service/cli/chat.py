@@ -20,7 +20,7 @@ from vidspec_service.cli.terminal import note, say
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 # Whatever else the command line says is sent as a field of the same name.
-NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s")
+NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s", "field")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
     answer.add_argument("--speculation", choices=("auto", "parallel", "serial", "off"), help="speed only")
     answer.add_argument("--compression", choices=("none", "dycoke"), help="dycoke is lossy: it may change the text")
+    answer.add_argument(
+        "--field",
+        action="append",
+        type=_named,
+        default=[],
+        metavar="NAME=VALUE",
+        help='any other field of the API, structured ones as JSON: --field response_format=\'{"type": "json_object"}\'',
+    )
     frames = parser.add_argument_group("frames")
     frames.add_argument("--fps", type=float, metavar="RATE", help="frames per second of video")
     frames.add_argument("--num-frames", type=int, metavar="N", help="frames spread evenly; not with --fps")
@@ -55,12 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     frames.add_argument("--end-s", type=float, metavar="SECONDS", help="sample up to here")
 
 
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
 def run(args: argparse.Namespace) -> int:
     """Ask once."""
     from vidspec_service.cli.chat_client import ChatClient, ChatFailed
     from vidspec_service.settings import client_key, load_settings
 
     fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
+    fields |= args.field
     key = client_key(load_settings({"api_key_file": args.api_key_file}))
     client = ChatClient(args.url, args.timeout_s, key)
     progress = ChatProgress()

@@ -16,7 +16,7 @@ import pytest
 from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.request import Compression, SpeculationMode
-from vidspec_service.api.schemas.video_chat import VideoChat
+from vidspec_service.api.schemas.video_chat import VideoChatForm
 from vidspec_service.cli import chat
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.types import TextDelta
@@ -93,10 +93,17 @@ def test_every_flag_reaches_the_engine_or_the_decoder(tmp_path: Path) -> None:
     assert (frames.fps, frames.max_frames, frames.start_s, frames.end_s) == (2.5, 6, 1.0, 2.5)
 
 
-def test_there_is_a_flag_for_every_field_of_a_request() -> None:
-    not_flags = {"video", "video_id", "video_url", "prompt", "messages", "stream"}
+def test_every_flag_is_a_field_of_a_request_and_any_other_field_can_be_named(tmp_path: Path) -> None:
     flags = vars(parse(["chat", "a.mp4", "What moves?"])[1])
-    assert flags.keys() - {*chat.NOT_SENT, "prompt"} == set(VideoChat.model_fields) - not_flags
+    assert flags.keys() - set(chat.NOT_SENT) < set(VideoChatForm.model_fields)
+    engine = FakeEngine()
+    with live_api(tmp_path / "up", engine) as url:
+        fields = ("--field", "presence_penalty=0.5", "--field", 'logit_bias={"1": 2}')
+        assert _chat(_clip(tmp_path), url, *fields) == 0
+    sampling = engine.requests[0].sampling
+    assert (sampling.presence_penalty, sampling.logit_bias) == (0.5, ((1, 2.0),))
+    with pytest.raises(UsageError, match="not of the form NAME=VALUE"):
+        parse(["chat", "a.mp4", "b", "--field", "n"])
 
 
 def test_the_name_of_the_file_is_nobodys_business(tmp_path: Path) -> None:

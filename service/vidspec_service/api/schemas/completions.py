@@ -17,6 +17,7 @@ from vidspec_service.api.schemas.fields import MAX_TEXT, Source
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
+_OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
 _NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
 
 
@@ -39,6 +40,8 @@ class TextCompletion(ClientFields, ChatRequest):
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
+        if of_frames := self.model_fields_set & _OF_FRAMES:
+            raise InvalidRequest("There are no videos here to choose frames of.", param=min(of_frames))
         return self
 
     @property
