@@ -23,8 +23,9 @@ def render_foreign(seed: int, num_frames: int) -> Pixels:
     rng = np.random.default_rng([seed, 29])
     draw = _CANVASES[int(rng.integers(len(_CANVASES)))]
     canvas = draw(rng)
+    grain = rng.uniform(0.0, 0.08)
     if rng.random() < 0.5:
-        canvas = canvas + rng.normal(0, rng.uniform(0.0, 0.08), canvas.shape)
+        canvas = canvas + rng.normal(0, grain, canvas.shape).astype(np.float32)
     start, end = rng.integers(0, FRAME_SIZE + 1, (2, 2))
     if rng.random() < 0.3:
         end = start

@@ -44,7 +44,9 @@ def ask_which_video(
     """What only one of two clips shows, and in which it is; None if chance found nothing to ask."""
     index = int(rng.integers(2))
     here, there = (first, second) if index == 0 else (second, first)
-    what = f"the letter {_any(rng, here.signs).letter}" if here.signs and rng.random() < 0.25 else _some_thing(here, rng)
+    what = (
+        f"the letter {_any(rng, here.signs).letter}" if here.signs and rng.random() < 0.25 else _some_thing(here, rng)
+    )
     if what in _all_that_is_there(there):
         return None
     return _question("which_video", ({"what": what}, ("first", "second")[index]), rng, held_out=held_out)
@@ -136,17 +138,15 @@ def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
     shape = _any(rng, (thing.shape, _any(rng, SHAPES)))
     size = _any(rng, SIZES)
     plural = f"{shape}es" if shape.endswith("s") else f"{shape}s"
-    what, is_one = _any(
-        rng,
-        (
-            (f"{colour} objects", lambda one: colour in _colours(one)),
-            (plural, lambda one: one.shape == shape),
-            (f"{size} objects", lambda one: one.size == size),
-            ("moving objects", lambda one: one.start != one.end),
-            ("still objects", lambda one: one.start == one.end),
-        ),
+    counted: tuple[tuple[str, list[bool]], ...] = (
+        (f"{colour} objects", [colour in _colours(one) for one in scene.things]),
+        (plural, [one.shape == shape for one in scene.things]),
+        (f"{size} objects", [one.size == size for one in scene.things]),
+        ("moving objects", [one.start != one.end for one in scene.things]),
+        ("still objects", [one.start == one.end for one in scene.things]),
     )
-    return {"what": what}, NUMBERS[sum(is_one(one) for one in scene.things)]
+    what, marks = _any(rng, counted)
+    return {"what": what}, NUMBERS[sum(marks)]
 
 
 def _letters(scene: Scene, _: np.random.Generator) -> _Asked:
