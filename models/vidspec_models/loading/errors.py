@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.spec import ModelSpec, find_family
+from vidspec_models.loading.spec import ModelSpec, find_family, require_model
 
 _INDEX = "model.safetensors.index.json"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
@@ -22,23 +22,19 @@ _NEEDED = "a checkpoint has config.json, *.safetensors, tokenizer.json, a proces
 
 @contextmanager
 def told(spec: ModelSpec, path: str) -> Iterator[None]:
-    """Whatever goes wrong inside leaves as a ModelLoadError that begins with the model's role and name.
-
-    What can be no model at all is refused at once: the hub's client would try for half a minute.
-    """
-    if what := _no_model(Path(path)):
-        raise ModelLoadError(f"{_name(spec)} {what}")
+    """Whatever goes wrong inside leaves as a ModelLoadError that begins with the model's role and name."""
+    require_model(spec)
     try:
         yield
     except ModelLoadError as error:
-        raise ModelLoadError(f"{_name(spec)}: {error}") from error
+        raise ModelLoadError(f"{spec.name}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise ModelLoadError(
-            f"{_name(spec)} does not fit device {spec.device!r}; free it, choose a smaller model, "
+            f"{spec.name} does not fit device {spec.device!r}; free it, choose a smaller model, "
             "or put a target's layers on several devices (--target-device cuda:0,cuda:1)"
         ) from error
     except Exception as error:  # anybody's files: every library has its own way to fail on them
-        raise ModelLoadError(f"{_name(spec)} {_sentence(Path(path), error)}") from error
+        raise ModelLoadError(f"{spec.name} {_sentence(Path(path), error)}") from error
 
 
 def require_weights(report: Mapping[str, Any]) -> None:
@@ -61,21 +57,6 @@ def require_template(processor: Any) -> None:
     """A conversation cannot be put into words without one, which would be found at the first request only."""
     if getattr(processor, "chat_template", None) is None:
         raise ModelLoadError("no chat template; add the chat_template.jinja of the checkpoint it comes from")
-
-
-def _name(spec: ModelSpec) -> str:
-    return f"{spec.role} model {spec.path!r}"
-
-
-def _no_model(path: Path) -> str | None:
-    """What is neither a folder nor may be a hub id."""
-    if path.is_dir():
-        return None
-    if path.is_file():
-        return "is a file; name the folder that it lies in"
-    if path.is_absolute() or str(path).startswith(("~", "..")) or str(path).count("/") != 1:
-        return f"is no folder (looked for {path.absolute()}), nor a hub id, which looks like owner/name"
-    return None
 
 
 def _sentence(path: Path, error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
@@ -33,12 +34,26 @@ class ModelSpec:
     device: str = "auto"
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
 
+    @property
+    def name(self) -> str:
+        return f"{self.role} model {self.path!r}"
+
 
 def model_path(spec: ModelSpec) -> str:
     """Where the files are: the bundled half for the role, or the path or hub id as given."""
     if spec.path != BUNDLED:
         return spec.path
     return str(BUNDLED_TARGET if spec.role == "target" else BUNDLED_DRAFT)
+
+
+def require_model(spec: ModelSpec) -> None:
+    """Raises ModelLoadError for what is no folder and cannot be a hub id: the hub's client would try half a minute."""
+    path = Path(model_path(spec))
+    if path.is_file():
+        raise ModelLoadError(f"{spec.name} is a file; name the folder that it lies in")
+    if not path.is_dir() and (path.is_absolute() or str(path).startswith(("~", "..")) or str(path).count("/") != 1):
+        where = f"looked for {path.absolute()}"
+        raise ModelLoadError(f"{spec.name} is no folder ({where}), nor a hub id, which looks like owner/name")
 
 
 def find_family(model_type: str) -> Family:

@@ -7,19 +7,22 @@ import contextlib
 import os
 from pathlib import Path
 
+_KEPT = (b"multiprocessing.resource_tracker", b"engine.fork_server")
+
 
 def children(parent: int | None = None) -> list[int]:
     """Process ids of the children of `parent` (this process), zombies included, oldest first.
 
-    But for the one that `multiprocessing` starts beside a spawned process and keeps: other tests may have had one.
+    But for those that are kept when other tests have had them: what `multiprocessing` starts beside a spawned process,
+    and what workers are forked from.
     """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):  # gone meanwhile
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                is_kept = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
-                if int(fields[1]) == (parent or os.getpid()) and not is_kept:
+                command = (entry / "cmdline").read_bytes()
+                if int(fields[1]) == (parent or os.getpid()) and not any(name in command for name in _KEPT):
                     found.append(int(entry.name))
     return sorted(found)
 

@@ -92,12 +92,13 @@ def test_every_kind_of_hostile_file_is_refused_or_read_and_no_child_falls(
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_two_hundred_damaged_clips_are_refused_or_read(seeds: Seeds, tmp_path: Path) -> None:
-    found = decode_all(list(mutations(seeds, 200, seed=1)), tmp_path / "files")
+@pytest.mark.parametrize("count", [80, pytest.param(400, marks=pytest.mark.slow)])
+def test_damaged_clips_are_refused_or_read(seeds: Seeds, tmp_path: Path, count: int) -> None:
+    found = decode_all(list(mutations(seeds, count, seed=1)), tmp_path / "files")
     for outcome in found:
         assert_harmless(outcome, tmp_path)
     clips = [outcome for outcome in found if isinstance(outcome, Clip)]
-    assert 40 < len(clips) < 180  # neither all too mild nor all too harsh
+    assert 0.2 < len(clips) / count < 0.9  # neither all too mild nor all too harsh
     assert any(any("damaged" in w or "stand in" in w for w in clip.warnings) for clip in clips)
 
 

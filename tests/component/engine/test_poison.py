@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
+from tests.component.engine.harness import LAUNCHER, EngineHarness, ask, collect, noise_video, scene_video
 from vidspec_models.request import SamplingParams
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.client import WorkerClient
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
@@ -109,12 +110,15 @@ class Owner:
 
 
 @pytest.mark.parametrize(("excuses", "num_lost"), [(True, 7), (False, 5)])
-def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(excuses: bool, num_lost: int) -> None:
+def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(
+    monkeypatch: pytest.MonkeyPatch, excuses: bool, num_lost: int
+) -> None:
+    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.001)
+    LAUNCHER.start()
     owner = Owner(excuses=excuses)
 
     async def kill_as_it_comes() -> WorkerState:
-        launcher = WorkerLauncher()
-        worker = Worker(configure_messages(PAIR)[0], launcher, owner)
+        worker = Worker(configure_messages(PAIR)[0], LAUNCHER, owner)
         worker.start()
         killed: set[int | None] = set()
         async with asyncio.timeout(60):
@@ -125,7 +129,6 @@ def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(excuses: 
                 await asyncio.sleep(0.01)
         state = worker.state
         await worker.stop()
-        launcher.close()
         return state
 
     state = asyncio.run(kill_as_it_comes())

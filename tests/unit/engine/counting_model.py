@@ -73,7 +73,7 @@ class CountingModel:
 
 def configure(role: str, **engine: Any) -> Configure:
     """What the API would send, for a pair that is never loaded."""
-    pair = EngineConfig(target=WorkerConfig(model="none"), draft=WorkerConfig(model="none"), **engine)
+    pair = EngineConfig(target=WorkerConfig(model="of/none"), draft=WorkerConfig(model="of/none"), **engine)
     return next(each for each in configure_messages(pair) if each.role == role)
 
 

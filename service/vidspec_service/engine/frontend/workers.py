@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.spec import ModelSpec, require_model
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.ipc.messages import Configure, Ready
@@ -26,16 +27,25 @@ def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
 
 
 def configure_messages(config: EngineConfig) -> list[Configure]:
-    """The first message of every worker."""
+    """The first message of every worker; raises ConfigError for a model that cannot be one, before any work."""
     found = worker_configs(config)
     num_cores = len(os.sched_getaffinity(0))
     threads = share_cores(found, num_cores)
+    specs = {
+        role: ModelSpec(
+            path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
+        )
+        for role, worker in found.items()
+    }
+    try:
+        for spec in specs.values():
+            require_model(spec)
+    except ModelLoadError as error:
+        raise ConfigError(str(error)) from error
     return [
         Configure(
             role=role,
-            spec=ModelSpec(
-                path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
-            ),
+            spec=specs[role],
             threads=threads[role],
             prompt_threads=worker.threads or (num_cores if role == "target" else threads[role]),
             engine=config,

@@ -95,10 +95,11 @@ def test_bombs_are_refused_or_harmless_and_no_child_falls(tmp_path: Path, caplog
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-def test_two_hundred_damaged_images_are_refused_or_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_damaged_images_are_refused_or_read(tmp_path: Path, count: int) -> None:
     seeds = [still(kind, orientation=6) for kind in KINDS]
     cut = [seed[:length] for seed in seeds for length in (1, 8, 12, 16, 20, 24, 40, 100)]
-    found = decode_all([*cut, *mutated(seeds, 200, seed=3)], tmp_path / "files", STILL)
+    found = decode_all([*cut, *mutated(seeds, count, seed=3)], tmp_path / "files", STILL)
     for outcome in found:
         assert_harmless(outcome, tmp_path)
-    assert 20 < sum(isinstance(outcome, RequestError) for outcome in found) < 180
+    assert 0.1 < sum(isinstance(outcome, RequestError) for outcome in found) / len(found) < 0.9

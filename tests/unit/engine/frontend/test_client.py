@@ -48,8 +48,8 @@ from vidspec_service.telemetry import Metrics
 pytestmark = [pytest.mark.unit, pytest.mark.anyio]
 
 AUTO, PARALLEL, SERIAL, OFF = SpeculationMode
-ALONE = EngineConfig(target=WorkerConfig(model="none"))
-PAIR = EngineConfig(target=WorkerConfig(model="none"), draft=WorkerConfig(model="none"))
+ALONE = EngineConfig(target=WorkerConfig(model="of/none"))
+PAIR = EngineConfig(target=WorkerConfig(model="of/none"), draft=WorkerConfig(model="of/none"))
 WORDS = [f"w{number}" for number in range(50)]
 M = TypeVar("M")
 
