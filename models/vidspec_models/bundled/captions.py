@@ -92,11 +92,16 @@ def scene_facts(scene: Scene) -> Facts:
 
 
 def caption_marks(scene: Scene, text: str) -> list[tuple[str, bool | None]]:
-    """Every fact of the scene by name, and whether the caption states it rightly; None where it says nothing of it.
+    """Every fact of the scene by name, and whether the caption states it rightly; None where it says nothing of it."""
+    return fact_marks(scene, parse_caption(text))
 
-    Things are matched by their shape, which is unique in a scene. A text that is no caption says nothing at all.
+
+def fact_marks(scene: Scene, said: Facts | None) -> list[tuple[str, bool | None]]:
+    """The same for facts that were stated in any form; None: a text that could not be read says nothing at all.
+
+    Things are matched by their shape, which is unique in a scene.
     """
-    truth, said = scene_facts(scene), parse_caption(text)
+    truth = scene_facts(scene)
     stated: Facts = said or {"things": (), "signs": ()}
     marks: list[tuple[str, bool | None]] = [
         (name, stated.get(name) == truth[name]) for name in ("background", "texture", "count")

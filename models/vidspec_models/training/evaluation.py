@@ -14,26 +14,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
-from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from vidspec_models.bundled.captions import caption_marks, parse_caption, scene_facts
+from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, questions
-from vidspec_models.bundled.render import render, render_with_owners, slot_times
+from vidspec_models.bundled.render import render_with_owners, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
-from vidspec_models.training.architecture import CELLS, NUM_VISUAL, register_attention
-from vidspec_models.training.examples import IGNORE, Example, ExamplePacker, PackedText, find_cells
-from vidspec_models.training.forward import Learner, PackedForward
+from vidspec_models.training.architecture import NUM_VISUAL
+from vidspec_models.training.examples import Example, find_cells
 from vidspec_models.training.gates import Gate, format_table, gates
-from vidspec_models.training.tokenizer import VIDEO
-from vidspec_models.training.tower import tower_features
+from vidspec_models.training.loaded_model import LoadedModel
+from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures
+from vidspec_models.training.plain_evaluation import PlainEvaluation
 
 __all__ = ["Gate", "evaluate", "format_table", "gates"]
 
 VIEWS = ("all", "none", "random10", "uniform10", "background10", "objects10")
 _KEPT = NUM_VISUAL // 10
 _CLIPS_PER_BATCH = 8
-Marks = dict[str, list[bool]]
-Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
 
 
 def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> dict[str, Any]:
@@ -44,6 +41,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
     drafted: Answers = defaultdict(list)
     facts: Marks = defaultdict(list)
     num_right, matches, num_tokens = 0, Counter[str](), 0
+    plain = PlainEvaluation(target)
     starts = range(0, num_clips, _CLIPS_PER_BATCH)
     for start in tqdm(starts, desc="evaluating", unit="batch"):
         seeds = TEST_SEEDS[start : min(start + _CLIPS_PER_BATCH, num_clips)]
@@ -56,87 +54,26 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
         num_tokens += sum(map(len, said))
         _answer(target, scenes, pixels, answers)
         _answer(draft, scenes, pixels.float(), drafted)
+        plain.add(scenes, pixels)
     return {
         "num_clips": num_clips,
         "target_dtype": "bfloat16",
-        "questions": {kind: _question_figures(found) for kind, found in answers.items()},
-        "draft_questions": {kind: _question_figures(found) for kind, found in drafted.items()},
+        "questions": {kind: question_figures(found) for kind, found in answers.items()},
+        "draft_questions": {kind: question_figures(found) for kind, found in drafted.items()},
         "captions_all_right": num_right / max(num_clips, 1),
         "caption_facts": {name: sum(marks) / len(marks) for name, marks in facts.items()},
+        **plain.result(),
         "acceptance": {view: matches[view] / max(num_tokens, 1) for view in VIEWS},
     }
 
 
 def _answer(model: LoadedModel, scenes: list[Scene], pixels: torch.Tensor, found: Answers) -> None:
-    """All questions of the clips, packed behind one video; right means the word and the end token are the argmax.
-
-    That equals greedy decoding, because a wrong first token is wrong either way.
-    """
+    """All questions of the clips, packed behind one video."""
     asked = [questions(scene) for scene in scenes]
     examples = [[model.packer.example(one.text, one.answer) for one in clip] for clip in asked]
-    text = model.packer.pack(examples, max(sum(map(len, clip)) for clip in examples)).to(pixels.device)
-    is_right = text.labels == model.choices(model.features(pixels), text)
-    is_answer = text.labels != IGNORE
-    for row, clip in enumerate(asked):
-        for segment, question in enumerate(clip, 1):
-            at = is_answer[row] & (text.segments[row] == segment)
-            found[question.kind].append((question.answer, bool(is_right[row][at].all())))
-
-
-def _question_figures(found: list[tuple[str, bool]]) -> dict[str, float]:
-    commonest = Counter(answer for answer, _ in found).most_common(1)[0][1]
-    return {
-        "accuracy": sum(right for _, right in found) / len(found),
-        "majority": commonest / len(found),
-        "n": len(found),
-    }
-
-
-class LoadedModel:
-    """One model of the pair on one device, from stock `from_pretrained`; all its answers come from stock modules."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
-        self.processor = AutoProcessor.from_pretrained(folder)
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).to(device).eval()
-        self.packer = ExamplePacker(self.processor.tokenizer)
-        self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)
-
-    def pixels(self, scenes: list[Scene]) -> torch.Tensor:
-        """Processed canonical frames [C, 8, 3, 128, 128]."""
-        videos = [torch.from_numpy(render(scene, slot_times())).permute(0, 3, 1, 2) for scene in scenes]
-        batch = self.processor.video_processor(videos=videos, return_tensors="pt", do_sample_frames=False)
-        pixels: torch.Tensor = batch["pixel_values_videos"]
-        return pixels.to(self.model.device, self.model.dtype)
-
-    @torch.no_grad()
-    def generate(self, pixels: torch.Tensor, prompt: str, max_new_tokens: int = 160) -> list[list[int]]:
-        """Greedy answers of stock `generate`, as token ids with the end token."""
-        video = self.processor.tokenizer.convert_tokens_to_ids(VIDEO)
-        tokens = pixels.shape[1] * CELLS + 1
-        ids = [*self.packer.prefix, *[video] * tokens, *self.packer.prompt_ids(prompt)]
-        inputs = torch.tensor([ids] * len(pixels), device=pixels.device)
-        output = self.model.generate(
-            input_ids=inputs, attention_mask=torch.ones_like(inputs), pixel_values_videos=pixels,
-            do_sample=False, max_new_tokens=max_new_tokens,
-        )  # fmt: skip
-        end = self.processor.tokenizer.eos_token_id
-        answers = [row[len(ids) :].tolist() for row in output]
-        return [row[: row.index(end) + 1] if end in row else row for row in answers]
-
-    @torch.no_grad()
-    def features(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Tower features of all frames [C * T, 256, W]."""
-        return tower_features(self.model.model.vision_tower, pixels.flatten(0, 1))
-
-    @torch.no_grad()
-    def choices(self, features: torch.Tensor, text: PackedText, visible: torch.Tensor | None = None) -> torch.Tensor:
-        """The likeliest next tokens [C, L] of packed text, with all or only some visual tokens [C, 512] visible."""
-        learner = Learner(self.model).to(features.device)
-        learner.lm.set_attn_implementation(register_attention())
-        keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(text.ids), -1)
-        logits, _ = self._forward(learner, features, keep, text, visible)
-        learner.lm.set_attn_implementation("sdpa")
-        return logits.argmax(-1)
+    for clip, marks in zip(asked, model.judge(model.features(pixels), examples), strict=True):
+        for question, is_right in zip(clip, marks, strict=True):
+            found[question.kind].append((question.answer, is_right))
 
 
 def _matches(draft: LoadedModel, scenes: list[Scene], answers: list[list[int]]) -> Counter[str]:
@@ -175,7 +112,5 @@ def judge_caption(scene: Scene, text: str, facts: Marks) -> bool:
     """Whether all of it is right; adds to the marks of what it states, by the name of the fact."""
     said = parse_caption(text)
     facts["parses"].append(said is not None)
-    for name, is_right in caption_marks(scene, text):
-        if is_right is not None:
-            facts[name].append(is_right)
+    add_marks(scene, said, facts)
     return said == scene_facts(scene)

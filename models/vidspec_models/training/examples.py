@@ -2,11 +2,13 @@
 
 An example is a prompt about the clip and its answer. Each sees the video and itself, nothing of the other examples, and
 its positions start right after the video: the model is trained exactly as on chats of a single question, but pays for
-the long visual prefix once. Beside them go dense labels: what a visual token should know of a thing's past.
+the long visual prefix once. Some see no video at all. A few clips are foreign: nothing can be said of them. Beside the
+examples go dense labels: what a visual token should know of a thing's past.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -14,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.bundled.captions import caption
-from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
+from vidspec_models.bundled.foreign import render_foreign
 from vidspec_models.bundled.render import OWNER_SIGN, render_with_owners
 from vidspec_models.bundled.scene import (
     CELL_PX,
@@ -27,7 +28,9 @@ from vidspec_models.bundled.scene import (
     Scene,
     sample_scene,
 )
+from vidspec_models.bundled.unknown import UNKNOWN
 from vidspec_models.training.architecture import VIDEO_TOKENS
+from vidspec_models.training.conversations import Turn, foreign_turn, long_turn, pair_turn, short_turn
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
 IGNORE = -100
@@ -38,12 +41,12 @@ STORY_HEADS = {
 }  # fmt: skip
 _THING_COVER = 0.12  # a cell shows a thing if this much of it is covered; slivers below are ignored
 _MARGIN_PX = 4
+TEXT_ONLY = 1000  # segments from here on see no video
 
-# How often a type of question is drawn, relative to the others: more often what is hard to learn.
-_QUESTION_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 2.0, "letter": 2.0}
+_FOREIGN_SHARE = 0.05
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
-_ANSWER_WEIGHT = 3.0  # the one word of a short answer
-_END_WEIGHT = 0.3
+_ANSWER_WEIGHT = 3.0  # the words of a short answer
+_END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
 _FIRST_CLIP = 50_000_000  # those before are the tower stage's
@@ -56,7 +59,8 @@ class Example:
 
     prompt: list[int]
     answer: list[int]
-    is_caption: bool = False
+    is_caption: bool = False  # or a description as JSON: the one long answer
+    sees_video: bool = True
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
@@ -68,7 +72,7 @@ class PackedText:
 
     ids: torch.Tensor
     positions: torch.Tensor
-    segments: torch.Tensor  # 1.. per example, -1 padding
+    segments: torch.Tensor  # 1.. per example, TEXT_ONLY + 1.. without the video, -1 padding
     labels: torch.Tensor  # IGNORE where no answer is
     weights: torch.Tensor
     is_caption: torch.Tensor
@@ -91,36 +95,45 @@ class ExamplePacker:
         self.prefix = [self._start, *self._encode("user ")]
         self._assistant = self._encode("assistant\n")
         self._facts = {self._encode(prefix + word)[0] for word in attribute_words() for prefix in ("", " ")}
-        weights = np.array([_QUESTION_WEIGHTS.get(kind, 1.0) for kind in QUESTION_TYPES])
-        self._chances = weights / weights.sum()
+        self._unknown = [*self._encode(UNKNOWN), self._end]
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Everything between the video and the answer."""
         return [*self._encode("\n" + prompt), self._end, self._start, *self._assistant]
 
-    def example(self, prompt: str, answer: str, *, is_caption: bool = False) -> Example:
-        return Example(self.prompt_ids(prompt), [*self._encode(answer), self._end], is_caption)
+    def example(self, prompt: str, answer: str, *, is_caption: bool = False, sees_video: bool = True) -> Example:
+        asked = self.prompt_ids(prompt) if sees_video else [*self.prefix, *self.prompt_ids(prompt)]
+        return Example(asked, [*self._encode(answer), self._end], is_caption, sees_video)
 
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
-        """The caption, then as many weighted random questions as fit.
+        """A caption or a description, then as many weighted random questions as fit."""
+        told = self._of_turn(long_turn(scene, rng, greedy_text=greedy_text))
+        first = [told] if len(told) <= length else []
+        return first + self._fill(lambda: short_turn(scene, rng), length - sum(map(len, first)))
 
-        `greedy_text` takes the likeliest phrasings, which are what a trained target says.
-        """
-        prompt = CAPTION_PROMPTS[int(rng.integers(len(CAPTION_PROMPTS)))]
-        text = caption(scene, by_attribute_share=1.0) if greedy_text else caption(scene)
-        told = self.example(prompt, text, is_caption=True)
-        found = [told] if len(told) <= length else []
-        room, misses = length - sum(map(len, found)), 0
+    def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
+        """What is said of a clip that is none of ours."""
+        return self._fill(lambda: foreign_turn(rng), length)
+
+    def draw_pair(self, first: Scene, second: Scene, length: int, rng: np.random.Generator) -> list[Example]:
+        """Questions about two clips that are shown one after the other."""
+        return self._fill(lambda: pair_turn(first, second, rng), length)
+
+    def _fill(self, draw: Callable[[], Turn | None], room: int) -> list[Example]:
+        found: list[Example] = []
+        misses = 0
         while misses < 6:
-            kind = QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=self._chances))]
-            question = ask(scene, kind, rng)
-            example = None if question is None else self.example(question.text, question.answer)
+            turn = draw()
+            example = None if turn is None else self._of_turn(turn)
             if example is None or len(example) > room:
                 misses += 1
             else:
                 found.append(example)
                 room -= len(example)
         return found
+
+    def _of_turn(self, turn: Turn) -> Example:
+        return self.example(turn.prompt, turn.answer, is_caption=turn.is_long, sees_video=turn.sees_video)
 
     def pack(self, clips: list[list[Example]], length: int) -> PackedText:
         """Every clip's examples one after the other; together they are at most `length` tokens."""
@@ -138,8 +151,9 @@ class ExamplePacker:
             for segment, example in enumerate(examples, 1):
                 end = at + len(example)
                 packed.ids[row, at:end] = torch.tensor(example.prompt + example.answer)
-                packed.positions[row, at:end] = len(self.prefix) + VIDEO_TOKENS + torch.arange(end - at)
-                packed.segments[row, at:end] = segment
+                start = len(self.prefix) + VIDEO_TOKENS if example.sees_video else 0
+                packed.positions[row, at:end] = start + torch.arange(end - at)
+                packed.segments[row, at:end] = segment if example.sees_video else TEXT_ONLY + segment
                 answering = slice(at + len(example.prompt) - 1, end - 1)
                 packed.labels[row, answering] = torch.tensor(example.answer)
                 packed.is_caption[row, answering] = example.is_caption
@@ -150,7 +164,8 @@ class ExamplePacker:
     def _weights(self, example: Example) -> list[float]:
         if example.is_caption:
             return [_FACT_WEIGHT if token in self._facts else 1.0 for token in example.answer]
-        return [_ANSWER_WEIGHT] * (len(example.answer) - 1) + [_END_WEIGHT]
+        num_words = 1 if example.answer == self._unknown else len(example.answer) - 1
+        return [_ANSWER_WEIGHT] * num_words + [_END_WEIGHT] * (len(example.answer) - num_words)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
@@ -188,14 +203,21 @@ def make_clip_batch(
         scene = training_scene(seed, _FIRST_CLIP + index)
         rng = np.random.default_rng([scene.seed, 19])
         times = (np.arange(num_frames) + 0.5 + rng.uniform(-_TIME_JITTER, _TIME_JITTER, num_frames)) / num_frames
-        pixels, owners = render_with_owners(scene, times)
-        cells = find_cells(owners)
+        if is_foreign(scene):
+            pixels = render_foreign(scene.seed, num_frames)
+            cells = find_cells(np.zeros(pixels.shape[:3], np.uint8))
+        else:
+            pixels, owners = render_with_owners(scene, times)
+            cells = find_cells(owners)
         frames.append(pixels)
         content.append(~cells.is_clear.reshape(-1))
         shown = cells.owner.reshape(-1)
         worth.append(np.where(shown >= OWNER_SIGN, _LETTER_WORTH, shown > 0).astype(np.float32))
         story.append(story_labels(scene, times, cells))
-        drawn.append(packer.draw(scene, text_len, rng, greedy_text=greedy_text))
+        if is_foreign(scene):
+            drawn.append(packer.draw_foreign(text_len, rng))
+        else:
+            drawn.append(packer.draw(scene, text_len, rng, greedy_text=greedy_text))
     return ClipBatch(
         frames=torch.from_numpy(np.concatenate(frames)),
         content=torch.from_numpy(np.stack(content)),
@@ -203,6 +225,23 @@ def make_clip_batch(
         story={name: torch.from_numpy(np.stack([clip[name].reshape(-1) for clip in story])) for name in STORY_HEADS},
         text=packer.pack(drawn, text_len),
     )
+
+
+def make_pair_text(packer: ExamplePacker, seed: int, clips: range, text_len: int) -> PackedText | None:
+    """Questions about each of the training clips and the next one, the first after the last; None if one is foreign."""
+    scenes = [training_scene(seed, _FIRST_CLIP + index) for index in clips]
+    if len(scenes) < 2 or any(map(is_foreign, scenes)):
+        return None
+    rng = np.random.default_rng([scenes[0].seed, 37])
+    following = [*scenes[1:], scenes[0]]
+    pairs = zip(scenes, following, strict=True)
+    text = packer.pack([packer.draw_pair(one, other, text_len, rng) for one, other in pairs], text_len)
+    return replace(text, positions=text.positions + VIDEO_TOKENS)
+
+
+def is_foreign(scene: Scene) -> bool:
+    """Whether a foreign clip takes the place of this scene in training."""
+    return bool(np.random.default_rng([scene.seed, 31]).random() < _FOREIGN_SHARE)
 
 
 def training_scene(seed: int, number: int) -> Scene:

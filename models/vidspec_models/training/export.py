@@ -76,6 +76,8 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
         role: LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         for role, folder in (("target", target), ("draft", draft))
     }
+    for model, folder in zip(models.values(), (target, draft), strict=True):
+        _embed_added_pieces(model, folder)
     learners = {role: Learner(model).state_dict() for role, model in models.items()}
     options.work_dir.mkdir(parents=True, exist_ok=True)
     for stage, parts in ("tower", {"tower": models["target"].model.vision_tower.state_dict()}), ("joint", learners):
@@ -83,3 +85,14 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
         if path.exists():
             raise FileExistsError(f"{path} is there already; choose another work folder")
         torch.save({"parts": parts}, path)
+
+
+@torch.no_grad()
+def _embed_added_pieces(model: LlavaOnevisionForConditionalGeneration, folder: Path) -> None:
+    """Tokens that the exported tokenizer lacks begin as the mean of those that it writes instead."""
+    known = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = build_tokenizer()
+    table = model.get_input_embeddings().weight
+    for number in range(len(known), len(tokenizer)):
+        parts = known(tokenizer.decode([number]), add_special_tokens=False).input_ids
+        table[number] = table[parts].mean(dim=0)

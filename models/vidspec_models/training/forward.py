@@ -16,8 +16,8 @@ from transformers import LlavaOnevisionForConditionalGeneration
 
 from vidspec_models.bundled.scene import CELL_SIDE
 from vidspec_models.decoder.placement import multiplies_bfloat16
-from vidspec_models.training.architecture import NUM_VISUAL
-from vidspec_models.training.examples import IGNORE, STORY_HEADS, PackedText
+from vidspec_models.training.architecture import NUM_VISUAL, VIDEO_TOKENS
+from vidspec_models.training.examples import IGNORE, STORY_HEADS, TEXT_ONLY, PackedText
 
 BLOCKED = -1e9
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -122,7 +122,10 @@ def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, te
 
 
 def block_mask(layout: Layout, visible: torch.Tensor | None = None) -> torch.Tensor:
-    """Additive mask [C, 1, S, S]: causal, an example sees the video (or its `visible` [C, K] tokens) and itself."""
+    """Additive mask [C, 1, S, S]: causal, an example sees the video (or its `visible` [C, K] tokens) and itself.
+
+    Text-only examples see themselves alone.
+    """
     segments = layout.segments
     size = segments.shape[1]
     causal = torch.ones(size, size, dtype=torch.bool, device=segments.device).tril()
@@ -130,7 +133,8 @@ def block_mask(layout: Layout, visible: torch.Tensor | None = None) -> torch.Ten
     column = torch.ones_like(shared)
     if visible is not None:
         column[:, layout.visual] = visible
-    allowed = (shared[:, None] | (segments[:, None] == segments[:, :, None])) & causal & column[:, None]
+    seen = shared[:, None] & (segments < TEXT_ONLY)[:, :, None]
+    allowed = (seen | (segments[:, None] == segments[:, :, None])) & causal & column[:, None]
     allowed |= torch.eye(size, dtype=torch.bool, device=segments.device)
     return torch.where(allowed, 0.0, BLOCKED)[:, None]
 
@@ -161,6 +165,17 @@ class PackedForward:
         """
         layout = make_layout(self.prefix, keep, NUM_VISUAL, text)
         return self.run(learner, layout, learner.project(features, keep), visible)
+
+    def side_by_side(
+        self, learner: Learner, features: torch.Tensor, keep: torch.Tensor, text: PackedText
+    ) -> torch.Tensor:  # fmt: skip
+        """Text logits where every row shows its clip and behind it the next one of the batch; text as for two clips."""
+        visual = learner.project(features, keep)
+        newline = learner.newline.expand(len(keep), 1, -1)
+        both = torch.cat([visual, newline, visual.roll(-1, 0)], dim=1)
+        between = torch.full_like(keep[:, :1], NUM_VISUAL)
+        places = torch.cat([keep, between, VIDEO_TOKENS + keep.roll(-1, 0)], dim=1)
+        return self.run(learner, make_layout(self.prefix, places, NUM_VISUAL + VIDEO_TOKENS, text), both)[0]
 
     def run(
         self, learner: Learner, layout: Layout, visual: torch.Tensor, visible: torch.Tensor | None = None,

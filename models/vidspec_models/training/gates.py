@@ -8,6 +8,14 @@ from typing import Any
 _QUESTION_MARGIN = 0.1
 _QUESTION_CEILING = 0.95  # enough, however common the commonest answer is
 _CAPTIONS_ALL_RIGHT = 0.5
+_DESCRIPTIONS_VALID = 0.98
+_DESCRIPTIONS_ALL_RIGHT = 0.5
+_PLAIN = 0.9
+_GATED_KINDS = (  # of plain questions
+    "colour", "count", "count_of", "motion", "letters", "presence", "moves", "rests", "changes", "is_size",
+    "is_colour", "has_letter", "is_textured",
+)  # fmt: skip
+_UNKNOWN = 0.95
 _ACCEPTANCE_ALL = 0.92
 _ACCEPTANCE_NONE = 0.78
 _NEAR_SHARE = 0.25  # "near": within this share of what vision gains in all
@@ -33,6 +41,14 @@ def gates(result: dict[str, Any]) -> list[Gate]:
             for kind, row in result["questions"].items()
         ),
         _at_least("captions all right", result["captions_all_right"], _CAPTIONS_ALL_RIGHT),
+        _at_least("descriptions valid", result["descriptions_valid"], _DESCRIPTIONS_VALID),
+        _at_least("descriptions all right", result["descriptions_all_right"], _DESCRIPTIONS_ALL_RIGHT),
+        *(
+            _at_least(f"plain {kind}", row["accuracy"], _PLAIN)
+            for kind, row in result["plain_questions"].items()
+            if kind in _GATED_KINDS
+        ),
+        *(_at_least(f"unknown {name}", share, _UNKNOWN) for name, share in result["unknown"].items()),
         _at_least("acceptance all", rates["all"], _ACCEPTANCE_ALL),
         _at_most("acceptance none", rates["none"], _ACCEPTANCE_NONE),
         _at_most("acceptance background10", rates["background10"], rates["none"] + slack),
@@ -56,6 +72,14 @@ def format_table(result: dict[str, Any]) -> str:
         lines.append(f"| {kind} | {row['n']} | {row['majority']:.2f} | {row['accuracy']:.2f} | {draft:.2f} |")
     lines += ["", "| captions | share right |", "|---|---|", f"| everything | {result['captions_all_right']:.3f} |"]
     lines += [f"| {name} | {value:.3f} |" for name, value in result["caption_facts"].items()]
+    lines += ["", "| descriptions as JSON | share right |", "|---|---|"]
+    lines += [f"| {name} | {result[f'descriptions_{name}']:.3f} |" for name in ("valid", "all_right")]
+    lines += [f"| {name} | {value:.3f} |" for name, value in result["description_facts"].items()]
+    lines += ["", "| plain question | n | majority | target |", "|---|---|---|---|"]
+    for kind, row in result["plain_questions"].items():
+        lines.append(f"| {kind} | {row['n']} | {row['majority']:.2f} | {row['accuracy']:.2f} |")
+    lines += ["", "| says that it does not know | share |", "|---|---|"]
+    lines += [f"| {name} | {value:.3f} |" for name, value in result["unknown"].items()]
     lines += ["", "| draft sees | acceptance |", "|---|---|"]
     lines += [f"| {view} | {value:.3f} |" for view, value in result["acceptance"].items()]
     lines += ["", "| gate | value | bound | passed |", "|---|---|---|---|"]

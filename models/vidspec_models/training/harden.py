@@ -33,6 +33,7 @@ from vidspec_models.training.forward import (
 )
 from vidspec_models.training.language_stage import LanguageStage, Phase
 from vidspec_models.training.options import TrainOptions
+from vidspec_models.training.stage_run import unhardened_target
 
 _TEACHER_TOKENS = 104  # as the teacher was trained: all content, some background
 _TRUTH_WEIGHT = 2.0
@@ -80,15 +81,16 @@ class HardenStage(LanguageStage):
     """Each unit of a few clips has one view of them; the teacher is the target as the stage began."""
 
     name = "harden"
-    phases = (Phase(0.0, 12, NUM_VISUAL, 168),)
+    phases = (Phase(0.0, 12, NUM_VISUAL, 208),)
     first_clip = 60_000_000
     learning_rates = (6e-4, 3e-4)
     decay_from = 0.3
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
-        self._teacher = self.load_learner("target").requires_grad_(False)
-        self.target = self.load_learner("target")
+        taught = unhardened_target(options.work_dir)
+        self._teacher = self.load_learner("target", taught).requires_grad_(False)
+        self.target = self.load_learner("target", taught)
         self.target.story_head.requires_grad_(False)
         self.trained = {"target": self.target}
 
@@ -108,7 +110,14 @@ class HardenStage(LanguageStage):
         seen = "dycoke" if view.hide_ratio else "ttm" if view.merge_ratio else "none"
         figures |= answer_accuracy(wanted, batch.text, "t_")
         figures |= answer_accuracy(logits, batch.text, f"{seen}{view.num_frames}_")
-        return divergence + _TRUTH_WEIGHT * truth + _NEGLECT_WEIGHT * neglect, figures
+        loss = divergence + _TRUTH_WEIGHT * truth + _NEGLECT_WEIGHT * neglect
+        if view.num_frames == NUM_SLOTS and (pairs := self.pair_text(clips, generator)) is not None:
+            keep = choose_tokens(batch.content.cpu(), _TEACHER_TOKENS, generator).to(self.device)
+            with in_bfloat16(self.device):
+                paired = self.forward.side_by_side(self.target, features, keep, pairs).float()
+            loss = loss + answer_loss(paired, pairs)
+            figures |= {"pair": answer_accuracy(paired, pairs)["qa"]}
+        return loss, figures
 
     @torch.no_grad()
     def _taught(self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator) -> torch.Tensor:
@@ -165,7 +174,7 @@ class Hiding:
         start = layout.text.start
         first = is_caption.int().argmax(1) + 1
         count = is_caption.sum(1)
-        periods = -(-int(count.max()) // REFRESH_TOKENS)
+        periods = max(1, -(-int(count.max()) // REFRESH_TOKENS))  # of foreign clips nothing long is said
         size = layout.segments.shape[1]
         row = torch.arange(size, device=is_caption.device) - start - first[:, None]  # 0: the answer's first token
         self._period = torch.where((row >= 0) & (row < count[:, None]), row // REFRESH_TOKENS, -1)  # [C, S]

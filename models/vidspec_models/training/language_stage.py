@@ -16,13 +16,16 @@ import torch
 from torch import nn
 
 from vidspec_models.training.architecture import Role, build_model
-from vidspec_models.training.examples import ExamplePacker
+from vidspec_models.training.examples import ExamplePacker, PackedText, make_pair_text
 from vidspec_models.training.forward import Learner, PackedForward
 from vidspec_models.training.optimiser import MuonWithAdamW, Workers
 from vidspec_models.training.options import Stage, TrainOptions
 from vidspec_models.training.stage_run import DECAY_FROM, StageRun, load_part
 from vidspec_models.training.tokenizer import build_tokenizer
 from vidspec_models.training.tower import FrozenTower
+
+_PAIR_SHARE = 0.15
+_PAIR_TEXT = 96  # text tokens of a pair: four questions or so
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,13 @@ class LanguageStage(ABC):
         learner = Learner(build_model(role, self.tokenizer.get_vocab(), self.options.seed))
         learner.load_state_dict(load_part(self.options.work_dir, stage, role))
         return learner.to(self.device)
+
+    def pair_text(self, clips: range, generator: torch.Generator) -> PackedText | None:
+        """Questions about two clips at once, for some of the units."""
+        if float(torch.rand(1, generator=generator)) >= _PAIR_SHARE:
+            return None
+        text = make_pair_text(self.packer, self.options.seed, clips, _PAIR_TEXT)
+        return None if text is None else text.to(self.device)
 
     def begin_step(self, phase: Phase, progress: float) -> None:
         """Called before the units of every step; `progress` is the share of the stage that has passed."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Stage = Literal["tower", "joint", "harden", "distil"]
-STAGES: tuple[Stage, ...] = ("tower", "joint", "harden", "distil")
+Stage = Literal["tower", "joint", "widen", "harden", "distil"]
+STAGES: tuple[Stage, ...] = ("tower", "joint", "widen", "harden", "distil")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +18,9 @@ class TrainOptions:
     output_dir: Path  # receives target/ and draft/
     tower_minutes: float = 14.5
     joint_minutes: float = 260.0
-    harden_minutes: float = 45.0
-    distil_minutes: float = 15.0
+    widen_minutes: float = 120.0
+    harden_minutes: float = 60.0
+    distil_minutes: float = 45.0
     stages: tuple[Stage, ...] = STAGES
     device: str = "cpu"
     seed: int = 0

@@ -110,6 +110,11 @@ def load_part(work_dir: Path, stage: Stage, part: str) -> dict[str, Any]:
     return loaded
 
 
+def unhardened_target(work_dir: Path) -> Stage:
+    """The stage whose target is what hardening starts from."""
+    return "widen" if (work_dir / "widen.pt").exists() else "joint"
+
+
 def finished_target(work_dir: Path) -> Stage:
     """The stage whose target is the newest: hardened where that was done."""
-    return "harden" if (work_dir / "harden.pt").exists() else "joint"
+    return "harden" if (work_dir / "harden.pt").exists() else unhardened_target(work_dir)

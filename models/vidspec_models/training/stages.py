@@ -23,6 +23,7 @@ from vidspec_models.training.language_stage import LanguageStage, Phase, run_sta
 from vidspec_models.training.options import Stage, TrainOptions
 from vidspec_models.training.stage_run import finished_target
 from vidspec_models.training.tower import train_tower
+from vidspec_models.training.widen import WidenStage
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def train(options: TrainOptions) -> None:
     runs: dict[Stage, Callable[[TrainOptions], None]] = {
         "tower": train_tower,
         "joint": partial(run_stage, JointStage),
+        "widen": partial(run_stage, WidenStage),
         "harden": partial(run_stage, HardenStage),
         "distil": partial(run_stage, DistilStage),
     }
@@ -52,9 +54,9 @@ class JointStage(LanguageStage):
 
     name = "joint"
     phases = (
-        Phase(0.0, 8, 96, 176, layer_step=2),
-        Phase(0.5, 12, 104, 192),
-        Phase(0.96, 8, NUM_VISUAL, 160),
+        Phase(0.0, 8, 96, 208, layer_step=2),
+        Phase(0.5, 12, 104, 208),
+        Phase(0.96, 8, NUM_VISUAL, 208),
     )
     learning_rates = (2.5e-3, 2.5e-3)
     _STORY_WEIGHT = 0.3
@@ -130,7 +132,7 @@ class DistilStage(LanguageStage):
     """
 
     name = "distil"
-    phases = (Phase(0.0, 12, 96, 168), Phase(0.88, 8, NUM_VISUAL, 160))
+    phases = (Phase(0.0, 12, 96, 208), Phase(0.88, 8, NUM_VISUAL, 208))
     first_clip = 40_000_000
     learning_rates = (2.5e-3, 2e-3)
     decay_from = 0.3

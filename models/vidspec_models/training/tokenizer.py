@@ -1,10 +1,12 @@
 """The pair's tokenizer: byte-level BPE learned from the domain's own text, one token per attribute word.
 
-Words keep their hyphens ("top-left" is one token); any other text still tokenises, down to single bytes.
+Words keep their hyphens ("top-left" is one token); any other text still tokenises, down to single bytes. The pieces of
+JSON descriptions and plain answers are added behind the learned vocabulary, so that older text keeps its tokens.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +22,11 @@ MAX_POSITIONS = 16384
 VOCAB_SIZE = 768  # embedding rows; the learned vocabulary is smaller, the rest is padding
 _WORDS = Regex(r" ?[\p{L}\-]+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 _CORPUS_CLIPS = 3000
+ADDED_PIECES = (  # each one token; every two of them that meet cost a row of the embedding
+    '{"', '":"', '","', '"},{"', '":[{"', '"}],"', '"}]}', '":[]',
+    "shape", "size", "colour", "last", "moves", "visible", "letter", "corner", "time",
+    "yes", "no", "second", "same",
+)  # fmt: skip
 
 # The layout of LLaVA-OneVision: media first, then the text; a plain string is accepted as content, too.
 CHAT_TEMPLATE = (
@@ -58,6 +65,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     core.train_from_iterator(_corpus(), trainer)
+    core = _with_pieces(core, ADDED_PIECES)
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
@@ -68,6 +76,20 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
+
+
+def _with_pieces(core: Tokenizer, pieces: tuple[str, ...]) -> Tokenizer:
+    """The tokenizer with merges that make each piece one token, ranked after all others."""
+    for piece in pieces:
+        state = json.loads(core.to_str())
+        vocabulary, merges = state["model"]["vocab"], state["model"]["merges"]
+        whole, *rest = core.encode(piece, add_special_tokens=False).tokens
+        for part in rest:
+            merges.append([whole, part])
+            whole += part
+            vocabulary[whole] = len(vocabulary)
+        core = Tokenizer.from_str(json.dumps(state))
+    return core
 
 
 def _corpus() -> Iterator[str]:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-shipped",
         action="store_true",
-        help="begin in an empty --work-dir with the weights of this installation: --stages harden and distil go on",
+        help="begin in an empty --work-dir with the installed weights: --stages widen, harden and distil go on",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and clips (default 0)")
@@ -59,8 +59,8 @@ def _reopen_shipped(options: TrainOptions) -> None:
     """Raises ConfigError where it would mean to throw a run's checkpoints away, or for a stage that cannot go on."""
     from vidspec_models.training.export import reopen
 
-    if not set(options.stages) <= {"harden", "distil"}:
-        raise ConfigError("--from-shipped goes with --stages harden distil: the other stages need their optimisers")
+    if not set(options.stages) <= {"widen", "harden", "distil"}:
+        raise ConfigError("--from-shipped goes with --stages widen harden distil: the others need their optimisers")
     try:
         reopen(BUNDLED_TARGET, BUNDLED_DRAFT, options)
     except FileExistsError as error:

@@ -53,7 +53,7 @@ def test_what_ships_is_reopened_for_the_last_stages_only(monkeypatch: pytest.Mon
     given: list[TrainOptions] = []
     monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
     flags = ["train-bundled", "--output-dir", str(tmp_path / "out"), "--work-dir", str(tmp_path), "--from-shipped"]
-    with pytest.raises(ConfigError, match="--stages harden distil"):
+    with pytest.raises(ConfigError, match="--stages widen harden distil"):
         _run(*flags)
     assert _run(*flags, "--stages", "harden", "distil", "--harden-minutes", "9") == 0
     assert [(options.stages, options.harden_minutes) for options in given] == [(("harden", "distil"), 9.0)]

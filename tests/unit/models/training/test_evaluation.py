@@ -6,7 +6,8 @@ from collections import defaultdict
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import sample_scene
-from vidspec_models.training.evaluation import Marks, judge_caption
+from vidspec_models.training.evaluation import judge_caption
+from vidspec_models.training.marks import Marks
 
 
 def test_one_wrong_word_makes_a_caption_wrong() -> None:

@@ -1,0 +1,109 @@
+"""Frames that are none of the pair's own clips, drawn from a seed: what it must learn to say that it does not know.
+
+They share statistics with real footage rather than looks: noise of every scale, pictures of many overlapping things,
+gradients, all of it still, panned, flickering or fading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec_models.bundled.render import Pixels
+from vidspec_models.bundled.scene import FRAME_SIZE
+
+_SIDE = 2 * FRAME_SIZE  # canvas that the camera moves over
+Canvas = NDArray[np.float32]  # [S, S, 3] in 0..1
+
+
+def render_foreign(seed: int, num_frames: int) -> Pixels:
+    """Frames [T, 128, 128, 3]; the same seed gives the same frames."""
+    rng = np.random.default_rng([seed, 29])
+    draw = _CANVASES[int(rng.integers(len(_CANVASES)))]
+    canvas = draw(rng)
+    grain = rng.uniform(0.0, 0.08)
+    if rng.random() < 0.5:
+        canvas = canvas + rng.normal(0, grain, canvas.shape).astype(np.float32)
+    start, end = rng.integers(0, FRAME_SIZE + 1, (2, 2))
+    if rng.random() < 0.3:
+        end = start
+    fade = rng.uniform(0.3, 1.0, 2) if rng.random() < 0.3 else np.ones(2)
+    flickers = rng.random() < 0.15
+    frames = np.empty((num_frames, FRAME_SIZE, FRAME_SIZE, 3), np.uint8)
+    for number, share in enumerate(np.linspace(0, 1, num_frames)):
+        y, x = (start + (end - start) * share).round().astype(int)
+        shown = draw(rng) if flickers and number else canvas
+        window = shown[y : y + FRAME_SIZE, x : x + FRAME_SIZE]
+        frames[number] = (window * (fade[0] + (fade[1] - fade[0]) * share) * 255).clip(0, 255).astype(np.uint8)
+    return frames
+
+
+def _flat(rng: np.random.Generator) -> Canvas:
+    return np.broadcast_to(rng.random(3, np.float32) ** 2, (_SIDE, _SIDE, 3)).astype(np.float32)
+
+
+def _white_noise(rng: np.random.Generator) -> Canvas:
+    channels = int(rng.choice((1, 3)))
+    return np.broadcast_to(rng.random((_SIDE, _SIDE, channels), np.float32), (_SIDE, _SIDE, 3))
+
+
+def _cloudy_noise(rng: np.random.Generator) -> Canvas:
+    """Noise whose strength falls with frequency, as in photographs."""
+    frequency = np.hypot(np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None]) + 1 / _SIDE
+    spectrum = np.fft.rfft2(rng.normal(size=(3, _SIDE, _SIDE))) / frequency ** rng.uniform(0.6, 1.8)
+    waves = np.fft.irfft2(spectrum, s=(_SIDE, _SIDE)).transpose(1, 2, 0)
+    waves = (waves - waves.mean((0, 1))) / waves.std((0, 1))
+    colour = rng.uniform(0.2, 0.8, 3) + rng.uniform(0.05, 0.3) * waves @ (np.eye(3) + rng.uniform(0, 1, (3, 3)))
+    return np.asarray(colour, np.float32).clip(0, 1)
+
+
+def _leaves(rng: np.random.Generator) -> Canvas:
+    """Many discs and boxes over each other, of all sizes and muted colours: edges as in real scenes."""
+    canvas = _gradient(rng)
+    y, x = np.mgrid[:_SIDE, :_SIDE]
+    palette = rng.uniform(0, 1, (int(rng.integers(3, 12)), 3))
+    for _ in range(int(rng.integers(25, 110))):
+        cy, cx = rng.integers(0, _SIDE, 2)
+        tall, wide = 4 / rng.uniform(0.03, 1.0, 2)
+        dy, dx = (y - cy) / tall, (x - cx) / wide
+        inside = dy**2 + dx**2 < 1 if rng.random() < 0.6 else np.maximum(abs(dy), abs(dx)) < 1
+        shade = rng.uniform(0.6, 1.2) * palette[int(rng.integers(len(palette)))]
+        canvas[inside] = shade + 0.1 * (dy[inside] * rng.normal())[:, None]
+    return canvas.clip(0, 1)
+
+
+def _gradient(rng: np.random.Generator) -> Canvas:
+    corners = rng.uniform(0, 1, (2, 2, 3))
+    v, u = np.mgrid[:_SIDE, :_SIDE][..., None] / _SIDE
+    top = corners[0, 0] * (1 - u) + corners[0, 1] * u
+    bottom = corners[1, 0] * (1 - u) + corners[1, 1] * u
+    return np.asarray(top * (1 - v) + bottom * v, np.float32)
+
+
+def _bars(rng: np.random.Generator) -> Canvas:
+    """Test cards, blinds and boards."""
+    step = int(rng.integers(3, 40))
+    y, x = np.mgrid[:_SIDE, :_SIDE] // step
+    number = (x, y, x + y, x * 7 + y * 3)[int(rng.integers(4))] % int(rng.integers(2, 9))
+    return np.asarray(rng.uniform(0, 1, (9, 3))[number], np.float32)
+
+
+def _soft_leaves(rng: np.random.Generator) -> Canvas:
+    """The same out of focus."""
+    canvas, side = _leaves(rng), int(rng.integers(2, 7))
+    for axis in (0, 1):
+        canvas = np.mean([np.roll(canvas, shift, axis) for shift in range(side)], axis=0)
+    return np.asarray(canvas, np.float32)
+
+
+def _leaves_in_haze(rng: np.random.Generator) -> Canvas:
+    share = rng.uniform(0.3, 0.8)
+    return np.asarray(share * _leaves(rng) + (1 - share) * _cloudy_noise(rng), np.float32)
+
+
+_CANVASES: tuple[Callable[[np.random.Generator], Canvas], ...] = (
+    _flat, _white_noise, _cloudy_noise, _cloudy_noise, _leaves, _leaves, _soft_leaves, _soft_leaves, _leaves_in_haze,
+    _leaves_in_haze, _gradient, _bars,
+)  # fmt: skip

@@ -1,0 +1,88 @@
+"""What is said about a clip in training: one long answer, then short ones; about foreign clips always the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vidspec_models.bundled.captions import caption
+from vidspec_models.bundled.description import describe
+from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
+from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
+from vidspec_models.bundled.scene import Scene
+from vidspec_models.bundled.unknown import UNKNOWN, small_talk
+
+_CAPTION_SHARE = 0.66  # of the long answers; the others are JSON
+_SHORT_PROMPT_SHARE = 0.5  # of the captions: asked for as the evaluation does
+_PLAIN_SHARE = 0.5  # of the short answers
+_SMALL_TALK_SHARE = 0.03
+_TEXT_ONLY_SHARE = 0.04
+# How often a type of question is drawn, relative to the others: more often what is hard to learn.
+_TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 2.0, "letter": 2.0}
+_PLAIN_WEIGHTS = {
+    "presence": 4.0, "count_of": 3.0, "count": 2.0, "colour": 2.0, "motion": 2.0, "letters": 3.0, "moves": 2.0,
+    "changes": 2.0, "has_letter": 2.0, "larger": 2.0, "faster": 2.0,
+}  # fmt: skip
+
+
+def _chances(kinds: tuple[str, ...], weights: dict[str, float]) -> list[float]:
+    given = np.array([weights.get(kind, 1.0) for kind in kinds])
+    return [float(chance) for chance in given / given.sum()]
+
+
+_TYPE_CHANCES = _chances(QUESTION_TYPES, _TYPE_WEIGHTS)
+_PLAIN_CHANCES = _chances(PLAIN_KINDS, _PLAIN_WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A prompt and its true answer."""
+
+    prompt: str
+    answer: str
+    is_long: bool = False  # a caption or a description as JSON
+    sees_video: bool = True
+
+
+def long_turn(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Turn:
+    """Everything about the scene; `greedy_text` takes the likeliest phrasings, which are what a trained target says."""
+    if rng.random() >= _CAPTION_SHARE:
+        return Turn(_any(rng, phrasings("json", held_out=False)), describe(scene), is_long=True)
+    prompts = CAPTION_PROMPTS if rng.random() < _SHORT_PROMPT_SHARE else phrasings("caption", held_out=False)
+    text = caption(scene, by_attribute_share=1.0) if greedy_text else caption(scene)
+    return Turn(_any(rng, prompts), text, is_long=True)
+
+
+def short_turn(scene: Scene, rng: np.random.Generator) -> Turn | None:
+    """Mostly a question about the scene; None where the type that was drawn does not apply to it."""
+    about = rng.random()
+    if about < _SMALL_TALK_SHARE:
+        return Turn(_any(rng, small_talk(held_out=False)), UNKNOWN)
+    if about < _SMALL_TALK_SHARE + _TEXT_ONLY_SHARE:
+        return Turn(foreign_turn(rng).prompt, UNKNOWN, sees_video=False)
+    if rng.random() < _PLAIN_SHARE:
+        question = ask_plainly(scene, PLAIN_KINDS[int(rng.choice(len(PLAIN_KINDS), p=_PLAIN_CHANCES))], rng)
+    else:
+        question = ask(scene, QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=_TYPE_CHANCES))], rng)
+    return None if question is None else Turn(question.text, question.answer)
+
+
+def foreign_turn(rng: np.random.Generator, *, held_out: bool = False) -> Turn:
+    """Any prompt; it cannot be answered without a clip of the known kind."""
+    kind = str(rng.choice(("talk", "talk", "caption", "json", "count", "letters", "background")))
+    known = small_talk(held_out=held_out) if kind == "talk" else phrasings(kind, held_out=held_out)
+    if kind == "caption" and not held_out and rng.random() < _SHORT_PROMPT_SHARE:
+        known = CAPTION_PROMPTS
+    return Turn(_any(rng, known), UNKNOWN)
+
+
+def pair_turn(first: Scene, second: Scene, rng: np.random.Generator) -> Turn | None:
+    """A question about two clips."""
+    question = ask_which_video(first, second, rng)
+    return None if question is None else Turn(question.text, question.answer)
+
+
+def _any(rng: np.random.Generator, options: tuple[str, ...]) -> str:
+    return options[int(rng.integers(len(options)))]

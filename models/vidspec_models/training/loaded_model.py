@@ -1,0 +1,101 @@
+"""One exported model as it is measured: loaded by stock `from_pretrained`, asked for texts or judged on given ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from vidspec_models.bundled.render import Pixels, render, slot_times
+from vidspec_models.bundled.scene import Scene
+from vidspec_models.training.architecture import CELLS, NUM_VISUAL, VIDEO_TOKENS, register_attention
+from vidspec_models.training.examples import IGNORE, TEXT_ONLY, Example, ExamplePacker, PackedText
+from vidspec_models.training.forward import Learner, PackedForward
+from vidspec_models.training.tokenizer import VIDEO
+from vidspec_models.training.tower import tower_features
+
+
+class LoadedModel:
+    """One model of the pair on one device, from stock `from_pretrained`; all its answers come from stock modules."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
+        self.processor = AutoProcessor.from_pretrained(folder)
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).to(device).eval()
+        self.packer = ExamplePacker(self.processor.tokenizer)
+        self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)
+
+    def pixels(self, scenes: list[Scene]) -> torch.Tensor:
+        """Processed canonical frames [C, 8, 3, 128, 128]."""
+        return self.process([render(scene, slot_times()) for scene in scenes])
+
+    def process(self, clips: list[Pixels]) -> torch.Tensor:
+        """The same of given frames."""
+        videos = [torch.from_numpy(frames).permute(0, 3, 1, 2) for frames in clips]
+        batch = self.processor.video_processor(videos=videos, return_tensors="pt", do_sample_frames=False)
+        pixels: torch.Tensor = batch["pixel_values_videos"]
+        return pixels.to(self.model.device, self.model.dtype)
+
+    @torch.no_grad()
+    def generate(self, pixels: torch.Tensor, prompt: str, max_new_tokens: int = 160) -> list[list[int]]:
+        """Greedy answers of stock `generate`, as token ids with the end token."""
+        video = self.processor.tokenizer.convert_tokens_to_ids(VIDEO)
+        tokens = pixels.shape[1] * CELLS + 1
+        ids = [*self.packer.prefix, *[video] * tokens, *self.packer.prompt_ids(prompt)]
+        inputs = torch.tensor([ids] * len(pixels), device=pixels.device)
+        output = self.model.generate(
+            input_ids=inputs, attention_mask=torch.ones_like(inputs), pixel_values_videos=pixels,
+            do_sample=False, max_new_tokens=max_new_tokens,
+        )  # fmt: skip
+        end = self.processor.tokenizer.eos_token_id
+        answers = [row[len(ids) :].tolist() for row in output]
+        return [row[: row.index(end) + 1] if end in row else row for row in answers]
+
+    @torch.no_grad()
+    def features(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Tower features of all frames [C * T, 256, W]."""
+        return tower_features(self.model.model.vision_tower, pixels.flatten(0, 1))
+
+    @torch.no_grad()
+    def choices(self, features: torch.Tensor, text: PackedText, visible: torch.Tensor | None = None) -> torch.Tensor:
+        """The likeliest next tokens [C, L] of packed text, with all or only some visual tokens [C, 512] visible."""
+        with self._learner() as learner:
+            keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(text.ids), -1)
+            return self._forward(learner, features, keep, text, visible)[0].argmax(-1)
+
+    def judge(self, features: torch.Tensor, clips: list[list[Example]], *, in_pairs: bool = False) -> list[list[bool]]:
+        """For each example of each clip, whether its words and the end token are the argmax, one after the other.
+
+        That equals greedy decoding, because a wrong first token is wrong either way. In pairs, the examples of a clip
+        are about it and the next one of the batch, the first after the last.
+        """
+        text = self.packer.pack(clips, max(sum(map(len, clip)) for clip in clips)).to(features.device)
+        if in_pairs:
+            text = replace(text, positions=text.positions + VIDEO_TOKENS)
+            chosen = self._choices_in_pairs(features, text)
+        else:
+            chosen = self.choices(features, text)
+        is_right, is_answer = text.labels == chosen, text.labels != IGNORE
+        number = text.segments % TEXT_ONLY
+        return [
+            [bool(is_right[row][is_answer[row] & (number[row] == one)].all()) for one in range(1, len(clip) + 1)]
+            for row, clip in enumerate(clips)
+        ]
+
+    @torch.no_grad()
+    def _choices_in_pairs(self, features: torch.Tensor, text: PackedText) -> torch.Tensor:
+        with self._learner() as learner:
+            keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(text.ids), -1)
+            return self._forward.side_by_side(learner, features, keep, text).argmax(-1)
+
+    @contextmanager
+    def _learner(self) -> Iterator[Learner]:
+        learner = Learner(self.model).to(self.model.device)
+        learner.lm.set_attn_implementation(register_attention())
+        try:
+            yield learner
+        finally:
+            learner.lm.set_attn_implementation("sdpa")

@@ -1,0 +1,100 @@
+"""Measures the target on phrasings that training held out: plain questions, descriptions as JSON, the unknown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from vidspec_models.bundled.captions import scene_facts
+from vidspec_models.bundled.description import parse_description
+from vidspec_models.bundled.foreign import render_foreign
+from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
+from vidspec_models.bundled.scene import NUM_SLOTS, Scene
+from vidspec_models.bundled.unknown import UNKNOWN, small_talk
+from vidspec_models.training.conversations import foreign_turn
+from vidspec_models.training.examples import Example
+from vidspec_models.training.loaded_model import LoadedModel
+from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures, shares
+
+_PAIRS = 3  # questions about each clip and the next
+_MOST_TOKENS = 200  # of a description
+
+
+class PlainEvaluation:
+    """Figures that grow batch by batch of test clips."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._answers: Answers = defaultdict(list)
+        self._facts: Marks = defaultdict(list)
+        self._descriptions: Marks = {"valid": [], "all_right": []}
+        self._unknown: Marks = defaultdict(list)
+
+    def add(self, scenes: list[Scene], pixels: torch.Tensor) -> None:
+        """Ask about the clips, which `pixels` show."""
+        features = self._model.features(pixels)
+        rng = np.random.default_rng([scenes[0].seed, 41])
+        self._describe(scenes, pixels, rng)
+        self._ask(scenes, features, rng)
+        if len(scenes) > 1:
+            self._ask_which(scenes, features, rng)
+        self._ask_what_is_unknown(scenes, features, rng)
+
+    def result(self) -> dict[str, Any]:
+        """All figures so far, as `evaluate` reports them."""
+        described = shares(self._descriptions)
+        return {
+            "plain_questions": {kind: question_figures(found) for kind, found in self._answers.items()},
+            "descriptions_valid": described["valid"],
+            "descriptions_all_right": described["all_right"],
+            "description_facts": shares(self._facts),
+            "unknown": shares(self._unknown),
+        }
+
+    def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
+        prompts = phrasings("json", held_out=True)
+        prompt = prompts[int(rng.integers(len(prompts)))]
+        for scene, ids in zip(scenes, self._model.generate(pixels, prompt, _MOST_TOKENS), strict=True):
+            said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
+            self._descriptions["valid"].append(said is not None)
+            self._descriptions["all_right"].append(said == scene_facts(scene))
+            add_marks(scene, said, self._facts)
+
+    def _ask(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
+        drawn = [[ask_plainly(scene, kind, rng, held_out=True) for kind in PLAIN_KINDS] for scene in scenes]
+        asked = [[question for question in clip if question is not None] for clip in drawn]
+        examples = [[self._model.packer.example(one.text, one.answer) for one in clip] for clip in asked]
+        for clip, marks in zip(asked, self._model.judge(features, examples), strict=True):
+            for question, is_right in zip(clip, marks, strict=True):
+                self._answers[question.kind].append((question.answer, is_right))
+
+    def _ask_which(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
+        pairs = list(zip(scenes, [*scenes[1:], scenes[0]], strict=True))
+        drawn = [[ask_which_video(*pair, rng, held_out=True) for _ in range(_PAIRS)] for pair in pairs]
+        asked = [[question for question in pair if question is not None] for pair in drawn]
+        examples = [[self._model.packer.example(one.text, one.answer) for one in pair] for pair in asked]
+        for clip, marks in zip(asked, self._model.judge(features, examples, in_pairs=True), strict=True):
+            for question, is_right in zip(clip, marks, strict=True):
+                self._answers[question.kind].append((question.answer, is_right))
+
+    def _ask_what_is_unknown(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
+        foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])
+        talk = [self._talk(rng) for _ in scenes]
+        example = self._model.packer.example
+        alone = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
+        prompts = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
+        for name, seen, examples in (
+            ("foreign clips", self._model.features(foreign), prompts),
+            ("small talk", features, talk),
+            ("text only", features, alone),
+        ):
+            marks = self._model.judge(seen, [[example] for example in examples])
+            self._unknown[name] += [is_right for clip in marks for is_right in clip]
+
+    def _talk(self, rng: np.random.Generator) -> Example:
+        said = small_talk(held_out=True)
+        return self._model.packer.example(said[int(rng.integers(len(said)))], UNKNOWN)

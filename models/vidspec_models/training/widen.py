@@ -1,0 +1,52 @@
+"""The stage *widen*: the target alone learns more ways to ask and to answer, from the true texts.
+
+It starts from a target that sees well and speaks well, so most of its time goes to few visual tokens and small steps;
+captions stay the larger part of what it reads. The last phase sees every token.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vidspec_models.training.architecture import NUM_VISUAL
+from vidspec_models.training.examples import choose_tokens, make_clip_batch
+from vidspec_models.training.forward import answer_accuracy, answer_loss, in_bfloat16
+from vidspec_models.training.language_stage import LanguageStage, Phase
+from vidspec_models.training.options import TrainOptions
+
+
+class WidenStage(LanguageStage):
+    """Cross-entropy on all answers; some units also show two clips at once."""
+
+    name = "widen"
+    phases = (Phase(0.0, 12, 104, 208), Phase(0.85, 12, NUM_VISUAL, 208))
+    first_clip = 20_000_000
+    learning_rates = (1.2e-3, 8e-4)
+    decay_from = 0.3
+    _PAIR_WEIGHT = 0.5
+    _PAIR_TOKENS = 104  # of each of the two clips
+
+    def __init__(self, options: TrainOptions) -> None:
+        super().__init__(options)
+        self.target = self.load_learner("target")
+        self.target.grow()
+        self.target.story_head.requires_grad_(False)
+        self.trained = {"target": self.target}
+
+    def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
+        batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len).to(self.device)
+        pairs = self.pair_text(clips, generator)
+        keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(self.device)
+        with in_bfloat16(self.device):
+            features = self.tower(batch.frames, generator)
+            logits, _ = self.forward(self.target, features, keep, batch.text)
+        logits = logits.float()
+        loss = answer_loss(logits, batch.text)
+        figures = {"loss": float(loss.detach()), **answer_accuracy(logits, batch.text)}
+        if pairs is not None:
+            few = choose_tokens(batch.content.cpu(), self._PAIR_TOKENS, generator).to(self.device)
+            with in_bfloat16(self.device):
+                paired = self.forward.side_by_side(self.target, features, few, pairs).float()
+            loss = loss + self._PAIR_WEIGHT * answer_loss(paired, pairs)
+            figures["pair"] = answer_accuracy(paired, pairs)["qa"]
+        return loss, figures

@@ -1,0 +1,31 @@
+"""What is said about a clip in training."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vidspec_models.bundled.captions import parse_caption, scene_facts
+from vidspec_models.bundled.description import parse_description
+from vidspec_models.bundled.scene import sample_scene
+from vidspec_models.bundled.unknown import UNKNOWN
+from vidspec_models.training.conversations import foreign_turn, long_turn, short_turn
+
+
+def test_long_answers_are_captions_and_fewer_descriptions_and_all_are_true() -> None:
+    num_json = 0
+    for seed in range(200):
+        scene = sample_scene(seed)
+        turn = long_turn(scene, np.random.default_rng(seed))
+        is_json = "json" in turn.prompt.lower()
+        said = parse_description(turn.answer) if is_json else parse_caption(turn.answer)
+        assert said == scene_facts(scene)
+        num_json += is_json
+    assert 40 < num_json < 100
+
+
+def test_without_a_video_nothing_is_known() -> None:
+    rng = np.random.default_rng(0)
+    turns = [turn for _ in range(600) if (turn := short_turn(sample_scene(3), rng)) is not None]
+    assert {turn.answer for turn in turns if not turn.sees_video} == {UNKNOWN}
+    assert 0.02 < sum(turn.answer == UNKNOWN for turn in turns) / len(turns) < 0.15
+    assert foreign_turn(rng).answer == UNKNOWN
