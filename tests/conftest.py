@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A test says what holds, not how fast this machine is at the moment.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _TESTS = Path(__file__).parent
 _TIERS = ("unit", "component", "api", "gpu")
