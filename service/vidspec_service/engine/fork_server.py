@@ -20,6 +20,8 @@ from pathlib import Path
 
 from vidspec_service.engine import worker_main
 
+logger = logging.getLogger(__name__)
+
 
 def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
@@ -31,7 +33,12 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers here: the kernel buries them
     with socket.socket(fileno=fd) as requests:
         while fds := socket.recv_fds(requests, 1, 1)[1]:
-            if os.fork() == 0:
+            try:
+                is_worker = os.fork() == 0
+            except OSError as error:  # the supervisor sees the closed channel and asks again, later
+                logger.error("cannot start a worker: %s", error)
+                is_worker = False
+            if is_worker:
                 requests.close()
                 return _become_worker(fds[0])
             os.close(fds[0])

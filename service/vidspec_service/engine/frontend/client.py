@@ -11,6 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -89,14 +90,15 @@ class WorkerClient(ABC):
         """It has failed if nothing sets a later alarm in time."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_later(seconds, self._fail, f"{what} {seconds:g} s")
+        fail = partial(self._fail, f"{what} {seconds:g} s", hangs=True)
+        self._alarm = asyncio.get_running_loop().call_later(seconds, fail)
 
     @abstractmethod
     def _come_up(self, message: Started | Ready | LoadFailed, fds: Sequence[int]) -> None:
         """Its process is there, is ready, or never will be."""
 
     @abstractmethod
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str, *, hangs: bool = False) -> None:
         """Its process is of no use any more."""
 
 

@@ -86,12 +86,14 @@ class Worker(WorkerClient):
                 self._set_alarm(self._silence_s, "was silent for")
                 self._owner.worker_ready(self, message)
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str, *, hangs: bool = False) -> None:
         if self.state is WorkerState.DEAD or self._channel is None:
             return
         logger.error("%s worker %s", self.role, what)
         was_stable = self.state is WorkerState.READY and time.monotonic() - self._since > _STABLE_S
         self._disconnect()
+        if hangs and self._process is None:  # what starts workers does; other workers end with it, so only then
+            self._launcher.restart()
         self._enter(WorkerState.STARTING)
         is_excused = self._owner.worker_lost(self)
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
@@ -106,8 +108,6 @@ class Worker(WorkerClient):
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(process.end, 0.0)
-        else:  # it was never there: what starts workers hangs
-            self._launcher.restart()
         await asyncio.sleep(pause_s)
         self.start()
 

@@ -91,6 +91,21 @@ async def test_only_deaths_soon_after_being_ready_count(
     launcher.channels[-1].close()
 
 
+async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
+    owner, launcher = Owner(), Launcher()
+    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
+    worker.start()
+    launcher.channels[0].close()
+    async with asyncio.timeout(10):
+        assert await owner.told.get() == "lost"
+        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
+            await asyncio.sleep(0.001)
+    assert launcher.num_restarts == 0  # all workers would end with what starts them
+    await worker.stop()
+    launcher.channels[1].close()
+
+
 async def test_where_no_process_ever_came_what_starts_them_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
     started = configure("draft")
