@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,12 @@ class ModelNotFound(NotFound):
     """Another model than the one that is served."""
 
     code = "model_not_found"
+
+
+def check_served(model: str | None, served: Sequence[str]) -> None:
+    """Raises ModelNotFound for a name that is none of the served model's; None names none."""
+    if model not in (None, *served):
+        raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
 
 
 class VideoNotFetched(VideoError):

@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter
 
 from vidspec_service import __version__
-from vidspec_service.api.errors import ModelNotFound
+from vidspec_service.api.errors import check_served
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.answers import ModelCard, ModelList, Version
 from vidspec_service.api.services import Services
@@ -33,9 +33,8 @@ def models_router(services: Services) -> APIRouter:
     @router.get("/v1/models/{model:path}", summary="Look at the model", responses=documents.problems(401, 404, 503))
     async def one(model: str) -> ModelCard:
         """The target model by one of its names, which may have slashes; 503 until it is loaded."""
-        if (card := cards().get(model)) is None:
-            raise ModelNotFound(f"The model that is served here is {services.engine.info.model!r}.", param="model")
-        return card
+        check_served(model, services.engine.info.model_names)
+        return cards()[model]
 
     @router.get("/version", summary="The server's version", responses=documents.problems(401))
     async def version() -> Version:

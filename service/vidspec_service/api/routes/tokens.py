@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Request
 
-from vidspec_service.api.errors import ModelNotFound
+from vidspec_service.api.errors import check_served
 from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.tokens import Detokenize, Detokenized, Tokenize, Tokenized
@@ -29,8 +29,7 @@ def tokens_router(services: Services) -> APIRouter:
             info: EngineInfo = services.engine.info  # raises EngineDead before a byte is read
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
-            if body.model not in (None, *info.model_names):
-                raise ModelNotFound(f"The model that is served here is {info.model!r}.", param="model")
+            check_served(body.model, info.model_names)
             return body
 
     @router.post(

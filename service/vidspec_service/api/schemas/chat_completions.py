@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from vidspec_models.request import VIDEO, Turn
-from vidspec_service.api.errors import ModelNotFound
+from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
 from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
 from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, TurnFields
@@ -116,8 +116,7 @@ class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
 
     def check_model(self, served: Sequence[str]) -> None:
         """See ChatRequest."""
-        if self.model not in (None, *served):
-            raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
+        check_served(self.model, served)
 
     @property
     def most_tokens(self) -> int | None:

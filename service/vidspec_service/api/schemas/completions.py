@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
-from vidspec_service.api.errors import ModelNotFound
+from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.answers import Answer, Dialect, Usage
 from vidspec_service.api.schemas.chat_completions import StreamOptions
 from vidspec_service.api.schemas.chat_parts import only
@@ -66,8 +66,7 @@ class TextCompletion(ClientFields, ChatRequest):
 
     def check_model(self, served: Sequence[str]) -> None:
         """See ChatRequest."""
-        if self.model not in (None, *served):
-            raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
+        check_served(self.model, served)
 
 
 class TextChoice(BaseModel):
