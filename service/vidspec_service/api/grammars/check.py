@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
+from concurrent.futures import ThreadPoolExecutor
 
 from cachetools import LRUCache
 
@@ -27,7 +28,9 @@ class GrammarCheck:
     """One child for each grammar; what was checked lately is known. For one event loop."""
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(_MOST_AT_ONCE)
+        # A thread waits for a child: asyncio's own children never end if a loop is left while one starts. A request
+        # that leaves gives up its place in the line, and a child that runs has its own limits.
+        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="grammar")
         self._faults: LRUCache[bytes, str] = LRUCache(_MOST_REMEMBERED)  # by digest; an empty one is none
 
     async def check(self, grammar: Grammar) -> None:
@@ -35,22 +38,16 @@ class GrammarCheck:
         digest = hashlib.sha256(grammar.text.encode()).digest()
         fault = self._faults.get(digest)
         if fault is None:
-            async with self._places:
-                fault = await _fault(grammar.text)
+            fault = await asyncio.get_running_loop().run_in_executor(self._threads, _fault, grammar.text)
             self._faults[digest] = fault
         if fault:
             raise InvalidRequest(f"{grammar.param}: {fault}", param=grammar.param)
 
 
-async def _fault(text: str) -> str:
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", _CHILD, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+def _fault(text: str) -> str:
+    command = [sys.executable, "-m", _CHILD]
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            said, _ = await child.communicate(text.encode())
-    except TimeoutError:
+        child = subprocess.run(command, input=text.encode(), capture_output=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
         raise CapacityError("The server had no time to compile the grammar; try again.") from None
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    return _TOO_COMPLEX if child.returncode else short(said.decode(errors="replace"))
+    return _TOO_COMPLEX if child.returncode else short(child.stdout.decode(errors="replace"))

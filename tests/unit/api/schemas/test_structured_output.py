@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import threading
 import time
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import jsonschema
-import psutil
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -259,18 +260,26 @@ async def test_what_was_checked_is_known_by_its_text(monkeypatch: pytest.MonkeyP
     await check.check(good)
     with pytest.raises(InvalidRequest, match="unclosed"):
         await check.check(bad)
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", None)  # no further child
+    monkeypatch.setattr(subprocess, "run", None)  # no further child
     await check.check(good)
     with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
         await check.check(grammar(structured_outputs={"regex": "("}))
 
 
-async def test_a_request_that_leaves_takes_its_compiler_along() -> None:
-    checking = asyncio.ensure_future(GrammarCheck().check(grammar(**HOSTILE["many rules"])))
-    children = psutil.Process()
-    while not children.children():  # noqa: ASYNC110  # nothing tells of it
+async def test_requests_that_leave_free_their_place_in_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, run, may_end, started = GrammarCheck(), subprocess.run, threading.Event(), list[Any]()
+
+    def held(*command: Any, **options: Any) -> Any:
+        started.append(command)
+        assert may_end.wait(10)
+        return run(*command, **options)
+
+    monkeypatch.setattr(subprocess, "run", held)
+    waiting = [asyncio.ensure_future(check.check(grammar(guided_regex=f"a{{{n}}}"))) for n in range(12)]
+    while not started:  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.01)
-    (child,) = children.children()
-    checking.cancel()
-    await asyncio.gather(checking, return_exceptions=True)
-    assert not child.is_running()
+    for task in waiting:
+        task.cancel()
+    may_end.set()
+    await check.check(grammar(guided_regex="b"))
+    assert len(started) <= 3, "two at once, and the last"
