@@ -1,6 +1,7 @@
 """The true description of a scene as JSON, its published schema, and the way back to the facts.
 
-Keys always stand in the schema's order, without whitespace: for one scene there is one text.
+Keys always stand in the schema's order, without whitespace: for one scene there is one text. The schema tells llguidance
+so in a keyword of its own, which validators ignore.
 """
 
 from __future__ import annotations
@@ -24,40 +25,43 @@ def _one_of(words: tuple[str, ...]) -> JsonValue:
     return {"type": "string", "enum": list(words)}
 
 
-DESCRIPTION_SCHEMA: JsonValue = _object_of(
-    {
-        "background": _one_of(WORDS["background"]),
-        "texture": _one_of(WORDS["texture"]),
-        "objects": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 3,
-            "items": _object_of(
-                {
-                    "shape": _one_of(WORDS["shape"]),
-                    "size": _one_of(WORDS["size"]),
-                    "colour": _one_of(WORDS["colour"]),
-                    "last_colour": _one_of(WORDS["colour"]),
-                    "moves": _one_of(WORDS["direction"]),
-                    "start": _one_of(WORDS["region"]),
-                    "end": _one_of(WORDS["region"]),
-                    "visible": _one_of(WORDS["timing"]),
-                }
-            ),
-        },
-        "letters": {
-            "type": "array",
-            "maxItems": 3,
-            "items": _object_of(
-                {
-                    "letter": _one_of(WORDS["letter"]),
-                    "corner": _one_of(CORNERS),
-                    "time": _one_of(WORDS["window"]),
-                }
-            ),
-        },
-    }
-)
+DESCRIPTION_SCHEMA: JsonValue = {
+    "x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    **_object_of(
+        {
+            "background": _one_of(WORDS["background"]),
+            "texture": _one_of(WORDS["texture"]),
+            "objects": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 3,
+                "items": _object_of(
+                    {
+                        "shape": _one_of(WORDS["shape"]),
+                        "size": _one_of(WORDS["size"]),
+                        "colour": _one_of(WORDS["colour"]),
+                        "last_colour": _one_of(WORDS["colour"]),
+                        "moves": _one_of(WORDS["direction"]),
+                        "start": _one_of(WORDS["region"]),
+                        "end": _one_of(WORDS["region"]),
+                        "visible": _one_of(WORDS["timing"]),
+                    }
+                ),
+            },
+            "letters": {
+                "type": "array",
+                "maxItems": 3,
+                "items": _object_of(
+                    {
+                        "letter": _one_of(WORDS["letter"]),
+                        "corner": _one_of(CORNERS),
+                        "time": _one_of(WORDS["window"]),
+                    }
+                ),
+            },
+        }
+    ),
+}
 
 
 def describe(scene: Scene) -> str:

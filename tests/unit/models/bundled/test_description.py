@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from vidspec_models.bundled.captions import scene_facts
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, describe, parse_description
@@ -23,6 +24,16 @@ def test_a_description_is_compact_and_in_the_schemas_order() -> None:
     said = json.loads(text)
     assert list(said) == list(DESCRIPTION_SCHEMA["properties"])
     assert list(said["objects"][0]) == list(DESCRIPTION_SCHEMA["properties"]["objects"]["items"]["properties"])
+
+
+def test_a_description_can_be_said_under_its_own_schema() -> None:
+    grammar = LLMatcher.grammar_from_json_schema(
+        json.dumps(DESCRIPTION_SCHEMA), defaults={"item_separator": ", ", "key_separator": ": "}
+    )
+    for seed in range(50):
+        matcher, said = LLMatcher(LLTokenizer("byte"), grammar), describe(sample_scene(seed)).encode()
+        assert matcher.try_consume_tokens(list(said)) == len(said)
+        assert matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
