@@ -1,7 +1,7 @@
 """The true description of a scene as JSON, its published schema, and the way back to the facts.
 
-Keys always stand in the schema's order, without whitespace: for one scene there is one text. The schema tells llguidance
-so in a keyword of its own, which validators ignore.
+Keys always stand in the schema's order, without whitespace: for one scene there is one text. The schema tells
+llguidance so in a keyword of its own, which validators ignore.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT_EVERY_S = 180.0
 _LOG_EVERY_S = 30.0
 _WARM_UP_STEPS = 20
+_LONGEST_STEP_S = 60.0  # what a step took beyond it, the process was stopped or the machine asleep
 DECAY_FROM = 0.6  # share of a stage's time
 
 
@@ -61,7 +62,7 @@ class StageRun:
                 yield self.step
                 self.step += 1
                 now = time.monotonic()
-                self._elapsed_s += now - last
+                self._elapsed_s += min(now - last, _LONGEST_STEP_S)
                 last = now
                 bar.n = min(round(self._elapsed_s), bar.total)
                 bar.set_postfix_str(self._summary(), refresh=True)
