@@ -47,7 +47,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         family = find_family(config.model_type)
         require_plain_weights(config)
         # transformers reads it off the whole's, and some checkpoints have it in the part's only
-        config.tie_word_embeddings = config.tie_word_embeddings or config.get_text_config().tie_word_embeddings
+        config.tie_word_embeddings |= getattr(config.get_text_config(), "tie_word_embeddings", False)
         processor = load_processor(path, spec.revision)
         tokenizer_file(spec)
         model, report = AutoModelForImageTextToText.from_pretrained(
