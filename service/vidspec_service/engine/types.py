@@ -37,7 +37,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The prompt fits its context; always the first event. `queue_s` ran until the target took it up."""
+    """The prompt fits its context; always the first event of an answer. `queue_s` ran until the target took it up."""
 
     request_id: str
     prompt_tokens: int
@@ -53,6 +53,7 @@ class TextDelta:
 
     text: str
     num_tokens: int
+    choice: int = 0  # which of the request's answers
     ids: tuple[int, ...] = ()  # the tokens themselves
     logprobs: tuple[TokenLogprob, ...] = ()  # theirs, if they were asked for
 
@@ -86,8 +87,9 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Always the last event of a generation that did not fail."""
+    """Always the last event of an answer that did not fail."""
 
+    choice: int = 0
     finish_reason: FinishReason
     completion_tokens: int
     speculation: SpeculationStats
