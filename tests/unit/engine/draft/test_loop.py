@@ -9,12 +9,15 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from torch import Tensor
 
 from tests.unit.engine.counting_model import Running, configure, submit
 from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
@@ -236,17 +239,21 @@ def test_several_requests_are_advanced_together_and_not_mixed_up(stack: ExitStac
     assert {name: joined(draft.of(name)) for name in names} == {name: text_of(name)[1:13] for name in names}
 
 
-def test_of_several_answers_the_draft_reads_the_prompt_once(stack: ExitStack) -> None:
-    draft, num_rows = Draft(stack), list[int]()
-    prefill = draft.model.prefill
-    draft.model.prefill = lambda *given: (num_rows.append(given[2]), prefill(*given))[1]  # type: ignore[method-assign]
-    asked = request("what", n=3, sampling=SamplingParams())
+def test_of_several_answers_the_draft_reads_the_prompt_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, prefill, num_rows = Draft(stack), RecordingModel.prefill, list[int]()
+
+    def counted(model: RecordingModel, prompt: Prompt, cache: KVCache, num: int, *rest: Any) -> Tensor | None:
+        num_rows.append(num)
+        return prefill(model, prompt, cache, num, *rest)
+
+    monkeypatch.setattr(RecordingModel, "prefill", counted)
+    asked = request("what", n=3)
     submit(draft.api.channel, asked)
     names = [asked.choice(index).request_id for index in range(3)]
     for name in names:
         draft.target.channel.send(Follow(request_id=name))
-    for name in names:
         draft.tell(name, 0, text_of("what")[:1], max_lead=4)
-    for name in names:
-        assert [token for proposal in draft.chain(name, 4) for token in proposal.ids][:4] == text_of("what")[1:5]
+    while any(sum(len(proposal.ids) for proposal in draft.of(name)) < 4 for name in names):
+        draft.target.next(Proposal)
+    assert [joined(draft.of(name)) for name in names] == [text_of("what")[1:5]] * 3
     assert sum(num_rows) == draft.loop._active[names[0]].prompt.num_tokens
