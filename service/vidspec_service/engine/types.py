@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,6 +74,18 @@ class SpeculationStats:
     num_accepted_tokens: int = 0
     num_verifications: int = 0  # target forwards that committed tokens of this request
     draft_video_tokens: int = 0  # visual tokens the draft saw
+
+    @classmethod
+    def of_all(cls, answers: Sequence[SpeculationStats]) -> SpeculationStats:
+        """Of all answers to one prompt together; there is at least one."""
+        return cls(
+            mode=next((each.mode for each in answers if each.mode is not SpeculationMode.OFF), SpeculationMode.OFF),
+            num_drafts=sum(each.num_drafts for each in answers),
+            num_draft_tokens=sum(each.num_draft_tokens for each in answers),
+            num_accepted_tokens=sum(each.num_accepted_tokens for each in answers),
+            num_verifications=sum(each.num_verifications for each in answers),
+            draft_video_tokens=max(each.draft_video_tokens for each in answers),
+        )
 
     @property
     def acceptance_rate(self) -> float:
