@@ -17,6 +17,7 @@ from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.schemas.answers import Dialect
 from vidspec_service.api.schemas.logprobs import logprobs_of
+from vidspec_service.engine.types import Finished
 from vidspec_service.errors import ServiceError
 
 LAST_WORDS_S = 2.0  # a client that does not read must not hold its permit beyond its deadline
@@ -77,20 +78,27 @@ class EventStream(Response):
     async def _write_events(self) -> None:
         generation = self._generation
         if self._dialect.opens:
-            await self._write_chunk({"role": "assistant", "content": ""})
+            for index in range(generation.n):
+                await self._write_chunk(index, {"role": "assistant", "content": ""})
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
+                if isinstance(piece, Finished):
+                    await self._write_chunk(piece.choice, {}, piece.finish_reason.value)
+                    continue
                 logprobs = logprobs_of(piece.logprobs) if generation.tells_logprobs else None
-                await self._write_chunk({"content": piece.text}, logprobs=logprobs)
-        await self._write_chunk({}, generation.finish_reason)
+                await self._write_chunk(piece.choice, {"content": piece.text}, logprobs=logprobs)
         if self._dialect.final is not None:
             final = {**generation.head, "choices": [], **generation.facts()}
             await self._write(_event(self._dialect.final.model_validate(final).model_dump_json()))
 
     async def _write_chunk(
-        self, delta: dict[str, str], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+        self,
+        index: int,
+        delta: dict[str, str],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
     ) -> None:
-        choice = {"delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = self._dialect.chunk.model_validate({**self._generation.head, "choices": [choice]})
         await self._write(_event(chunk.model_dump_json()))
 

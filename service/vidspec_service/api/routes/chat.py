@@ -23,6 +23,9 @@ from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, V
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
 from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.engine.types import Finished, TextDelta
+from vidspec_service.errors import InvalidRequest
+from vidspec_service.settings import Settings
 
 
 def chat_router(services: Services) -> APIRouter:
@@ -73,6 +76,8 @@ async def _answer(
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
         body.check_model(info.model_names)
+        _check_n(body.n or 1, settings)
+        permit.hold_places(body.n or 1)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
         if (grammar := body.grammar) is not None:
             await deadline.run(services.grammars.check(grammar))
@@ -86,14 +91,38 @@ async def _answer(
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        choice = await generation.run(_choice(generation))
-        whole = dialect.whole.model_validate({**generation.head, "choices": [choice], **generation.facts()})
+        choices = await generation.run(_choices(generation))
+        whole = dialect.whole.model_validate({**generation.head, "choices": choices, **generation.facts()})
         return Response(whole.model_dump_json(), media_type="application/json")
 
 
-async def _choice(generation: Generation) -> dict[str, Any]:
-    async with aclosing(generation.pieces()) as found:
-        pieces = [piece async for piece in found]
-    logprobs = logprobs_of(each for piece in pieces for each in piece.logprobs) if generation.tells_logprobs else None
-    message = {"content": "".join(piece.text for piece in pieces)}
-    return {"message": message, "logprobs": logprobs, "finish_reason": generation.finish_reason}
+def _check_n(n: int, settings: Settings) -> None:
+    """Raises InvalidRequest for more answers than the operator lets be generated at a time."""
+    limits = {"VIDSPEC_MAX_RUNNING_REQUESTS": settings.max_running_requests}
+    if settings.max_requests_per_key is not None:
+        limits["VIDSPEC_MAX_REQUESTS_PER_KEY"] = settings.max_requests_per_key
+    name = min(limits, key=lambda each: limits[each])
+    if n > limits[name]:
+        raise InvalidRequest(f"n is {n}, and at most {limits[name]} answers may be under way ({name}).", param="n")
+
+
+async def _choices(generation: Generation) -> list[dict[str, Any]]:
+    said: list[list[TextDelta]] = [[] for _ in range(generation.n)]
+    reasons: dict[int, str] = {}
+    async with aclosing(generation.pieces()) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Finished):
+                reasons[piece.choice] = piece.finish_reason.value
+            else:
+                said[piece.choice].append(piece)
+    return [
+        {
+            "index": index,
+            "message": {"content": "".join(piece.text for piece in pieces)},
+            "logprobs": logprobs_of(each for piece in pieces for each in piece.logprobs)
+            if generation.tells_logprobs
+            else None,
+            "finish_reason": reasons[index],
+        }
+        for index, pieces in enumerate(said)
+    ]

@@ -29,7 +29,7 @@ class AnswerMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """The one answer there is."""
+    """One answer; there are `n`."""
 
     index: int = 0
     message: AnswerMessage
@@ -127,7 +127,7 @@ class Delta(TypedDict, total=False):
 
 
 class ChunkChoice(BaseModel):
-    """The one answer's next piece."""
+    """An answer's next piece."""
 
     index: int = 0
     delta: Delta
