@@ -6,7 +6,7 @@ Life: open -> draining (nothing new, running requests go on) -> closing (running
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -154,11 +154,15 @@ class CallerLimits:
 class FairQueue:
     """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second.
 
-    Waiting has no bound of its own: whoever waits has a permit, which `Admission` counts, and a deadline.
+    With `are_shared`, none takes all of them: as of the permits, one may have thrice as many as are free, so that who
+    comes alone finds a slot, and waits for nobody's answer. Waiting has no bound of its own: whoever waits has a
+    permit, which `Admission` counts, and a deadline.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, are_shared: bool = False) -> None:
         self._num_free = limit
+        self._are_shared = are_shared
+        self._taken: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order they are served
 
     @property
@@ -168,8 +172,8 @@ class FairQueue:
 
     async def acquire(self, caller: str) -> None:
         """Wait for a slot; every `acquire` that returns is followed by one `release`."""
-        if self._num_free > 0:  # then nobody waits
-            self._num_free -= 1
+        if caller not in self._waiting and self._may_take(caller):
+            self._take(caller)
             return
         mine = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(mine)
@@ -177,19 +181,34 @@ class FairQueue:
             await mine
         except asyncio.CancelledError:
             if not mine.cancelled():  # it came, and nobody is left to use it
-                self.release()
+                self.release(caller)
+            elif all(each.done() for each in self._waiting.get(caller, ())):
+                self._waiting.pop(caller, None)  # or the caller's next would wait behind nobody
             raise
 
-    def release(self) -> None:
-        """Hand the slot to the next in rotation, past those who have left; it is free if nobody waits."""
-        while self._waiting:
-            caller, queue = next(iter(self._waiting.items()))
-            mine = queue.popleft()
-            if not queue:
-                del self._waiting[caller]
-            if not mine.done():
-                mine.set_result(None)
-                if queue:
-                    self._waiting.move_to_end(caller)
-                return
+    def release(self, caller: str) -> None:
+        """Hand the slot to the next in rotation who may have it; it is free if nobody does."""
         self._num_free += 1
+        self._taken -= Counter({caller: 1})
+        for waiting in list(self._waiting):
+            if self._may_take(waiting) and (mine := self._next_of(waiting)) is not None:
+                self._take(waiting)
+                mine.set_result(None)
+                return
+
+    def _next_of(self, caller: str) -> asyncio.Future[None] | None:
+        """A caller's first that has not left; then it is the others' turn."""
+        queue = self._waiting.pop(caller)
+        mine = None
+        while queue and (mine is None or mine.done()):
+            mine = queue.popleft()
+        if queue:
+            self._waiting[caller] = queue
+        return None if mine is None or mine.done() else mine
+
+    def _may_take(self, caller: str) -> bool:
+        return self._taken[caller] < _SHARE * self._num_free if self._are_shared else self._num_free > 0
+
+    def _take(self, caller: str) -> None:
+        self._num_free -= 1
+        self._taken[caller] += 1
