@@ -19,6 +19,7 @@ from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.completions import TextCompletion
 from vidspec_service.api.schemas.logprobs import logprobs_of
+from vidspec_service.api.schemas.tellings import details_of
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
@@ -87,13 +88,19 @@ async def _answer(
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         choice = await generation.run(_choice(generation))
-        whole = dialect.whole.model_validate({**generation.head, "choices": [choice], **generation.facts()})
+        whole = dialect.whole.model_validate(
+            {**generation.head, "choices": [choice], **generation.facts(), **generation.news()}
+        )
         return Response(whole.model_dump_json(), media_type="application/json")
 
 
 async def _choice(generation: Generation) -> dict[str, Any]:
     async with aclosing(generation.pieces()) as found:
         pieces = [piece async for piece in found]
-    logprobs = logprobs_of(each for piece in pieces for each in piece.logprobs) if generation.tells_logprobs else None
     message = {"content": "".join(piece.text for piece in pieces)}
-    return {"message": message, "logprobs": logprobs, "finish_reason": generation.finish_reason}
+    choice: dict[str, Any] = {"message": message, "finish_reason": generation.finish_reason}
+    if generation.tells_logprobs:
+        choice["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
+    if generation.tells_details:
+        choice["token_details"] = details_of(each for piece in pieces for each in piece.details)
+    return choice

@@ -82,7 +82,7 @@ class TextChoice(BaseModel):
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
         """What chat calls a message, or its delta, is text here."""
         said = choice.get("message") or choice.get("delta") or {}
-        return {"text": said.get("content", ""), "finish_reason": choice["finish_reason"]}
+        return {"text": said.get("content", ""), "finish_reason": choice.get("finish_reason")}
 
 
 class CompletionAnswer(Answer):
