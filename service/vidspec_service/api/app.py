@@ -57,7 +57,7 @@ def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
     )
     for make in (chat_router, videos_router, models_router, tokens_router, health_router):
         app.include_router(make(services))
-    app.include_router(docs_router("/openapi.json"))
+    app.include_router(docs_router(lambda: app.openapi()))
     page = page_files()
     app.include_router(page_router(services, page))
     # From the inside out. A refused client is still sending: BodyLimit lets it read why, so it is around the keys.

@@ -40,8 +40,8 @@ class TextCompletion(ClientFields, ChatRequest):
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
-        if of_frames := self.model_fields_set & _OF_FRAMES:
-            raise InvalidRequest("There are no videos here to choose frames of.", param=min(of_frames))
+        if of_frames := [name for name in sorted(_OF_FRAMES) if self._says(name)]:
+            raise InvalidRequest("There are no videos here to choose frames of.", param=of_frames[0])
         return self
 
     @property

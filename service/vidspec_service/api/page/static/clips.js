@@ -113,15 +113,17 @@ function card(clip) {
   clip.strip = el("div", { class: "strip", role: "group", "aria-label": `Frames of ${clip.name}`, hidden: true });
   clip.card = el("li", { class: "clip" },
     clip.player,
-    el("div", { class: "row" },
-      el("span", { class: "name" }, clip.name), clip.note,
-      el("button", { type: "button", class: "quiet", "aria-label": `Remove ${clip.name}`, onclick: () => remove(clip) },
-        "Remove")),
+    title(clip),
+    clip.note,
     clip.bar,
     clip.caption ? el("details", {}, el("summary", {}, "What it truly shows"), el("p", {}, clip.caption)) : null,
     clip.strip);
   return clip.card;
 }
+
+const title = (clip) => el("div", { class: "title" }, el("span", { class: "name" }, clip.name),
+  el("button", { type: "button", class: "quiet", "aria-label": `Remove ${clip.name}`, onclick: () => remove(clip) },
+    "Remove"));
 
 function remove(clip) {
   clip.abort.abort();
@@ -141,10 +143,8 @@ export function recall(kept) {
   for (const { name, source } of kept) {
     const strip = el("div", { hidden: true });
     const entry = { name, source, ready: Promise.resolve(source), strip, url: "", abort: new AbortController() };
-    entry.card = el("li", { class: "clip" }, el("div", { class: "row" },
-      el("span", { class: "name" }, name), el("span", { class: "note" }, "kept by the server for an hour"),
-      el("button", { type: "button", class: "quiet", "aria-label": `Remove ${name}`, onclick: () => remove(entry) },
-        "Remove")));
+    entry.card = el("li", { class: "clip" }, title(entry),
+      el("span", { class: "note" }, "as long as the server keeps it: an hour after the last question"));
     clips.push(entry);
     byId("clip-list").append(entry.card);
   }

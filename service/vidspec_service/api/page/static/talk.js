@@ -35,7 +35,7 @@ export function clear() {
 }
 
 // What was said so far and the new question, as the API takes it; turns that failed are left out.
-function messages(prompt, before = turns) {
+function messages(prompt, before) {
   const said = before.filter((turn) => turn.answer.finish && turn.answer.text.trim());
   return [
     ...said.flatMap((turn) => [
@@ -45,10 +45,10 @@ function messages(prompt, before = turns) {
   ];
 }
 
-async function question() {
+async function question(before = turns) {
   const prompt = byId("prompt").value.trim();
   if (!prompt || !areValid()) return null;
-  const body = { messages: messages(prompt), ...fields() };
+  const body = { messages: messages(prompt, before), ...fields() };
   const { shown, videos } = await clips.sources();
   if (videos.length) body.videos = videos;
   return { prompt, body, names: shown.map((clip) => clip.name) };
@@ -138,7 +138,7 @@ function showFrames(turn) {
 
 function race() {
   return exclusively(async (signal) => {
-    const turn = await question();
+    const turn = await question([]); // alone: what is compared is the same for both, whatever was said before
     if (!turn) return;
     byId("hint").hidden = true;
     const track = new Race(turn, (again) => exclusively(again));
