@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -130,6 +130,24 @@ class GenerationRequest:
     include: frozenset[Include] = frozenset()
     grammar: str | None = None  # what the answer must look like, in llguidance's words
     committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
+    n: int = 1  # answers to the prompt
+    prompt_of: str | None = None  # of one answer among several: the request for all of them
+
+    def choice(self, index: int) -> GenerationRequest:
+        """Answer `index` < n, from 0, as a request of its own: its seed is the request's plus `index`, modulo 2^64.
+
+        So it is the text that the same request gets with that seed and n = 1, and the first is the one without `n`.
+        """
+        if self.n == 1:
+            return self
+        return replace(
+            self,
+            request_id=f"{self.request_id}-{index}",
+            sampling=replace(self.sampling, seed=(self.sampling.seed + index) % 2**64),
+            n=1,
+            prompt_of=self.request_id,
+            include=self.include if index == 0 else self.include & {Include.TOKEN_DETAILS},
+        )
 
     def end_ids(self, model_end_ids: frozenset[int]) -> frozenset[int]:
         """Ids that end the answer; `model_end_ids` are the model's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -92,7 +93,7 @@ class DraftView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The prompt fits its context; always the first event. `queue_s` ran until the target took it up."""
+    """The prompt fits its context; always the first event of an answer. `queue_s` ran until the target took it up."""
 
     request_id: str
     prompt_tokens: int
@@ -108,6 +109,7 @@ class TextDelta:
 
     text: str
     num_tokens: int
+    choice: int = 0  # which of the request's answers
     ids: tuple[int, ...] = ()  # the tokens themselves
     logprobs: tuple[TokenLogprob, ...] = ()  # theirs, if they were asked for
     details: tuple[TokenDetail, ...] = ()  # likewise
@@ -129,6 +131,18 @@ class SpeculationStats:
     num_verifications: int = 0  # target forwards that committed tokens of this request
     draft_video_tokens: int = 0  # visual tokens the draft saw
 
+    @classmethod
+    def of_all(cls, answers: Sequence[SpeculationStats]) -> SpeculationStats:
+        """Of all answers to one prompt together; there is at least one."""
+        return cls(
+            mode=next((each.mode for each in answers if each.mode is not SpeculationMode.OFF), SpeculationMode.OFF),
+            num_drafts=sum(each.num_drafts for each in answers),
+            num_draft_tokens=sum(each.num_draft_tokens for each in answers),
+            num_accepted_tokens=sum(each.num_accepted_tokens for each in answers),
+            num_verifications=sum(each.num_verifications for each in answers),
+            draft_video_tokens=max(each.draft_video_tokens for each in answers),
+        )
+
     @property
     def acceptance_rate(self) -> float:
         """Accepted over judged draft tokens."""
@@ -142,8 +156,9 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Always the last event of a generation that did not fail."""
+    """Always the last event of an answer that did not fail."""
 
+    choice: int = 0
     finish_reason: FinishReason
     completion_tokens: int
     speculation: SpeculationStats

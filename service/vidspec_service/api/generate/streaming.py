@@ -18,7 +18,7 @@ from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.schemas.answers import Dialect
 from vidspec_service.api.schemas.logprobs import logprobs_of
 from vidspec_service.api.schemas.tellings import details_of
-from vidspec_service.engine.types import TextDelta
+from vidspec_service.engine.types import Finished, TextDelta
 from vidspec_service.errors import ServiceError
 
 LAST_WORDS_S = 2.0  # a client that does not read must not hold its permit beyond its deadline
@@ -79,11 +79,16 @@ class EventStream(Response):
     async def _write_events(self) -> None:
         generation = self._generation
         if self._dialect.opens:
-            await self._write_chunk({"delta": {"role": "assistant", "content": ""}})
+            for index in range(generation.n):
+                await self._write_chunk({"index": index, "delta": {"role": "assistant", "content": ""}})
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
-                await self._write_chunk({"delta": {"content": piece.text}, **self._about(piece)})
-        await self._write_chunk({"delta": {}, "finish_reason": generation.finish_reason})
+                if isinstance(piece, Finished):
+                    reason = piece.finish_reason.value
+                    await self._write_chunk({"index": piece.choice, "delta": {}, "finish_reason": reason})
+                else:
+                    said = {"delta": {"content": piece.text}, **self._about(piece)}
+                    await self._write_chunk({"index": piece.choice, **said})
         if self._dialect.final is not None:
             final = {**generation.head, "choices": [], **generation.facts(), **generation.news()}
             await self._write(_event(self._dialect.final.model_validate(final).model_dump_json()))

@@ -28,8 +28,8 @@ def caller_of(request: Request) -> str:
 
 
 class Admission:
-    """Counts the requests inside: `capacity` bounds uploads, decodes and queues together, `max_bytes` what their
-    bodies hold on disk and in memory; `limits` what one caller may take of both."""
+    """Counts the answers that requests inside ask for, one for most: `capacity` bounds uploads, decodes and queues
+    together, `max_bytes` what their bodies hold on disk and in memory; `limits` what one caller may take of both."""
 
     def __init__(self, capacity: int, max_bytes: int, metrics: Metrics, limits: CallerLimits) -> None:
         self._capacity = capacity
@@ -44,8 +44,8 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        """Requests inside."""
-        return len(self._inside)
+        """Answers that the requests inside ask for."""
+        return sum(permit.num_places for permit in self._inside)
 
     @property
     def num_bytes(self) -> int:
@@ -58,10 +58,8 @@ class Admission:
         with self._counting_refusals():
             if self.is_draining:
                 raise Draining("The server is shutting down; ask another one.")
-            if self.num_admitted >= self._capacity:
-                raise QueueFull(f"All {self._capacity} places are taken; try again.")
-            num_inside = sum(permit.caller == caller for permit in self._inside)
-            self._limits.check_request(caller, num_inside, self._capacity - self.num_admitted)
+            self._check_places(caller, 1)
+            self._limits.check_rate(caller)
         permit = Permit(self, caller)
         self._inside.add(permit)
         self.idle.clear()
@@ -80,6 +78,20 @@ class Admission:
         """End the requests that still run; each client gets an error."""
         self.is_draining = True
         self.closing.set()
+
+    def check_places(self, permit: Permit, wanted: int) -> None:
+        """For `Permit`: `wanted` more."""
+        with self._counting_refusals():
+            self._check_places(permit.caller, wanted)
+
+    def _check_places(self, caller: str, wanted: int) -> None:
+        """Raises QueueFull or TooManyRequests unless the caller may have so many more; the last is as the others."""
+        num_free = self._capacity - self.num_admitted
+        if num_free < wanted:
+            taken = f"{self.num_admitted} of " if num_free else "All "
+            raise QueueFull(f"{taken}{self._capacity} places are taken; try again.")
+        num_inside = sum(permit.num_places for permit in self._inside if permit.caller == caller)
+        self._limits.check_request(num_inside + wanted - 1, num_free - wanted + 1)
 
     def check_bytes(self, permit: Permit, wanted: int) -> None:
         """For `Permit`. Whoever is alone may have what the limits of a single body allow."""
@@ -102,13 +114,20 @@ class Admission:
 
 
 class Permit:
-    """One request's right to be inside, and the bytes of its body."""
+    """One request's right to be inside, with so many answers, and the bytes of its body."""
 
     def __init__(self, admission: Admission, caller: str) -> None:
         self.caller = caller
         self.closing = admission.closing
         self._admission = admission
         self.num_bytes = 0
+        self.num_places = 1
+
+    def hold_places(self, total: int) -> None:
+        """From now on it asks for `total` answers, if that is more than before; raises QueueFull or TooManyRequests."""
+        if total > self.num_places:
+            self._admission.check_places(self, total - self.num_places)
+            self.num_places = total
 
     def hold_bytes(self, total: int) -> None:
         """From now on the body holds `total` bytes, if that is more than before; raises QueueFull."""
@@ -129,7 +148,7 @@ class CallerLimits:
         self._max_requests = max_requests
         self._rate = rate
 
-    def check_request(self, caller: str, num_inside: int, num_free: int) -> None:
+    def check_request(self, num_inside: int, num_free: int) -> None:
         """One more request beside `num_inside` of the caller's; raises TooManyRequests."""
         if self._max_requests is not None and num_inside >= self._max_requests:
             raise TooManyRequests(
@@ -139,6 +158,9 @@ class CallerLimits:
             raise TooManyRequests(
                 f"You have {num_inside} requests under way; the {num_free} places left are for other keys."
             )
+
+    def check_rate(self, caller: str) -> None:
+        """One more request now; raises TooManyRequests."""
         if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
             raise TooManyRequests(
                 f"You may send {self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY).",
@@ -152,44 +174,53 @@ class CallerLimits:
 
 
 class FairQueue:
-    """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second.
+    """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second. Who
+    wants several, of which there are never so many, waits until they are all there, and nobody passes.
 
     Waiting has no bound of its own: whoever waits has a permit, which `Admission` counts, and a deadline.
     """
 
     def __init__(self, limit: int) -> None:
         self._num_free = limit
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order they are served
+        # In the order they are served; each with the slots that it wants.
+        self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
     @property
     def num_waiting(self) -> int:
         """How many want a slot and have none."""
-        return sum(not each.done() for queue in self._waiting.values() for each in queue)
+        return sum(not each.done() for queue in self._waiting.values() for each, _ in queue)
 
-    async def acquire(self, caller: str) -> None:
-        """Wait for a slot; every `acquire` that returns is followed by one `release`."""
-        if self._num_free > 0:  # then nobody waits
-            self._num_free -= 1
-            return
+    async def acquire(self, caller: str, num: int = 1) -> None:
+        """Wait for `num` slots; every `acquire` that returns is followed by one `release` of as many."""
         mine = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(mine)
+        self._waiting.setdefault(caller, deque()).append((mine, num))
+        self._serve()
         try:
             await mine
         except asyncio.CancelledError:
-            if not mine.cancelled():  # it came, and nobody is left to use it
-                self.release()
+            if mine.cancelled():
+                self._serve()  # those behind may want fewer
+            else:
+                self.release(num)  # they came, and nobody is left to use them
             raise
 
-    def release(self) -> None:
-        """Hand the slot to the next in rotation, past those who have left; it is free if nobody waits."""
+    def release(self, num: int = 1) -> None:
+        """Hand the slots to the next in rotation; they are free if nobody waits."""
+        self._num_free += num
+        self._serve()
+
+    def _serve(self) -> None:
+        """Whoever is next, past those who have left, for as long as there are enough slots."""
         while self._waiting:
             caller, queue = next(iter(self._waiting.items()))
-            mine = queue.popleft()
+            mine, num = queue[0]
+            if not mine.done() and num > self._num_free:
+                return
+            queue.popleft()
             if not queue:
                 del self._waiting[caller]
             if not mine.done():
+                self._num_free -= num
                 mine.set_result(None)
                 if queue:
                     self._waiting.move_to_end(caller)
-                return
-        self._num_free += 1

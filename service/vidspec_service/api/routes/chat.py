@@ -6,6 +6,7 @@ All go one way: admit, read, decode, submit; then stream the answer, or send it 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -24,6 +25,9 @@ from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, V
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
 from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.engine.types import Finished, TextDelta
+from vidspec_service.errors import InvalidRequest
+from vidspec_service.settings import Settings
 
 
 def chat_router(services: Services) -> APIRouter:
@@ -74,6 +78,8 @@ async def _answer(
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
         body.check_model(info.model_names)
+        _check_n(body.n or 1, settings)
+        permit.hold_places(body.n or 1)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
         if (grammar := body.grammar) is not None:
             await deadline.run(services.grammars.check(grammar))
@@ -87,18 +93,39 @@ async def _answer(
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        choice = await generation.run(_choice(generation))
-        whole = dialect.whole.model_validate(
-            {**generation.head, "choices": [choice], **generation.facts(), **generation.news()}
-        )
+        choices = await generation.run(_choices(generation))
+        told = {"choices": choices, **generation.facts(), **generation.news()}
+        whole = dialect.whole.model_validate({**generation.head, **told})
         return Response(whole.model_dump_json(), media_type="application/json")
 
 
-async def _choice(generation: Generation) -> dict[str, Any]:
-    async with aclosing(generation.pieces()) as found:
-        pieces = [piece async for piece in found]
-    message = {"content": "".join(piece.text for piece in pieces)}
-    choice: dict[str, Any] = {"message": message, "finish_reason": generation.finish_reason}
+def _check_n(n: int, settings: Settings) -> None:
+    """Raises InvalidRequest for more answers than the operator lets be generated at a time."""
+    limits = {"VIDSPEC_MAX_RUNNING_REQUESTS": settings.max_running_requests}
+    if settings.max_requests_per_key is not None:
+        limits["VIDSPEC_MAX_REQUESTS_PER_KEY"] = settings.max_requests_per_key
+    name = min(limits, key=lambda each: limits[each])
+    if n > limits[name]:
+        raise InvalidRequest(f"n is {n}, and at most {limits[name]} answers may be under way ({name}).", param="n")
+
+
+async def _choices(generation: Generation) -> list[dict[str, Any]]:
+    said: list[list[TextDelta]] = [[] for _ in range(generation.n)]
+    reasons: dict[int, str] = {}
+    async with aclosing(generation.pieces()) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Finished):
+                reasons[piece.choice] = piece.finish_reason.value
+            else:
+                said[piece.choice].append(piece)
+    return [
+        {"index": index, **_said(generation, said[index]), "finish_reason": reasons[index]} for index in sorted(reasons)
+    ]
+
+
+def _said(generation: Generation, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+    """One answer's text, and what was asked for about its tokens."""
+    choice: dict[str, Any] = {"message": {"content": "".join(piece.text for piece in pieces)}}
     if generation.tells_logprobs:
         choice["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
     if generation.tells_details:

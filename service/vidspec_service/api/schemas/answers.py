@@ -22,7 +22,7 @@ class AnswerMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """The one answer there is."""
+    """One answer; there are `n`."""
 
     index: int = 0
     message: AnswerMessage
@@ -123,7 +123,7 @@ class Delta(TypedDict, total=False):
 
 
 class ChunkChoice(BaseModel):
-    """The one answer's next piece."""
+    """An answer's next piece."""
 
     index: int = 0
     delta: Delta

@@ -82,7 +82,6 @@ class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
-    n: Annotated[Literal[1] | None, only(1, "this server gives one answer per request")] = Field(None, description="1.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -135,7 +134,7 @@ class OpenAIMessage(AnswerMessage):
 
 
 class OpenAIChoice(BaseModel):
-    """The one answer there is."""
+    """One answer."""
 
     index: int = 0
     message: OpenAIMessage
@@ -152,7 +151,7 @@ class ChatCompletionAnswer(Answer):
 
 
 class OpenAIChunkChoice(BaseModel):
-    """The one answer's next piece."""
+    """An answer's next piece."""
 
     index: int = 0
     delta: Delta

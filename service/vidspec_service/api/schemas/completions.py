@@ -32,7 +32,6 @@ class TextCompletion(ClientFields, ChatRequest):
     suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
         None, description="Empty."
     )
-    n: Annotated[Literal[1] | None, only(1, "one answer per request here")] = Field(None, description="1.")
     logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
     top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
 
@@ -70,7 +69,7 @@ class TextCompletion(ClientFields, ChatRequest):
 
 
 class TextChoice(BaseModel):
-    """The one answer there is, or its next piece."""
+    """One answer, or its next piece."""
 
     index: int = 0
     text: str
@@ -82,7 +81,8 @@ class TextChoice(BaseModel):
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
         """What chat calls a message, or its delta, is text here."""
         said = choice.get("message") or choice.get("delta") or {}
-        return {"text": said.get("content", ""), "finish_reason": choice.get("finish_reason")}
+        text = said.get("content", "")
+        return {"index": choice["index"], "text": text, "finish_reason": choice.get("finish_reason")}
 
 
 class CompletionAnswer(Answer):

@@ -47,6 +47,7 @@ from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.errors import InvalidRequest
 
+MAX_N = 8
 MAX_VIDEOS = 1000  # of a body; how many a request may have is the operator's setting
 _VIDEO_ID = "Id of a video that was uploaded to /v1/videos."
 _VIDEO_URL = "https address of a video, if the operator allows its host."
@@ -67,6 +68,9 @@ class ChatRequest(SamplingFields, StructuredOutput):
     )
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Same request and seed, same text. Random if not given."
+    )
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
+        1, description="Answers to the one prompt, 1 to 8; number i, from 0, has the seed `seed` + i."
     )
     stop: Stops | None = Field(
         None,
@@ -161,6 +165,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
             preservation=self.preservation,
             prune_ratio=self.prune_ratio,
             include=self.included,
+            n=self.n or 1,
         )
         request = self.with_law(request)
         defaults: dict[str, Any] = {

@@ -172,15 +172,30 @@ class DraftLoop(WorkerLoop):
         request = next((item for item in self._active.values() if not item.is_prefilled), None)
         if request is None:
             return False
+        others = [item for item in self._active.values() if item.is_prefilled and item.view.is_like(request.view)]
+        if others:  # answers to the same prompt
+            self._borrow_prompt(request, others[0])
+            return True
         num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
         if self._allocate(request, num_rows):
-            if request.cache.length == 0 and Include.DRAFT_VIEW in request.include:
-                self._api.send(request.view.told(request.request_id))
+            self._tell_view(request)
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
             self._teller.worked(request.request_id, request.include, Phase.PREFILL, started, num_rows)
         return True
+
+    def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
+        num_rows = request.prompt.num_tokens
+        if self._allocate(request, num_rows - request.cache.length) and lender.is_prefilled:
+            request.cache.truncate(0)
+            self._tell_view(request)
+            request.cache.copy_rows(lender.cache, num_rows)
+
+    def _tell_view(self, request: DraftRequest) -> None:
+        """A view is read from its first row on once it is chosen, and whenever it is chosen anew."""
+        if request.cache.length == 0 and Include.DRAFT_VIEW in request.include:
+            self._api.send(request.view.told(request.request_id))
 
     def _propose(self) -> bool:
         """The next tokens of every request with room, in one forward."""

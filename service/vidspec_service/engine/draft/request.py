@@ -46,6 +46,10 @@ class PrunedView:
             videos=seen_cells(self._whole.grid, self._kept),
         )
 
+    def is_like(self, other: PrunedView) -> bool:
+        """Whether it shows the same rows of the very same prompt."""
+        return self._whole is other._whole and torch.equal(self._kept, other._kept)
+
     def refine(self, scores: CellScores) -> bool:
         """Choose again, knowing the target's attention; True if the choice is another.
 

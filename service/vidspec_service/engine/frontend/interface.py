@@ -73,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield Accepted, then TextDelta events, then Finished.
+        """Yield Accepted, then TextDelta events, then Finished; of all `request.n` answers, as they come.
 
         Closing the generator early cancels the request on every worker. Raises, before or instead of
         Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have), GenerationFailed,

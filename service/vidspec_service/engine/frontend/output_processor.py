@@ -23,7 +23,7 @@ from vidspec_service.engine.types import (
     Telling,
     TextDelta,
 )
-from vidspec_service.errors import ContextLengthExceeded, EngineError, GenerationFailed
+from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
 
 
 class Detokenizer:
@@ -84,9 +84,11 @@ class Detokenizer:
 
 
 class OutputProcessor:
-    """One request's messages from the target as the events its caller reads: detokenised, counted, ended once."""
+    """One answer's messages from the target as the events its caller reads: detokenised, counted, ended once."""
 
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, choice: int = 0) -> None:
+        """`choice` says which of several answers it is."""
+        self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
         is_detailed = Include.TOKEN_DETAILS in request.include
@@ -100,8 +102,8 @@ class OutputProcessor:
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # what each of them committed
 
-    def process(self, message: Accepted | Rejected | Tokens | Ended | Telling | EngineError) -> list[GenerationEvent]:
-        """What the caller is told; raises what the target or the engine refused it with. Finished comes last."""
+    def process(self, message: Accepted | Rejected | Tokens | Ended | Telling) -> list[GenerationEvent]:
+        """What the caller is told; raises what the target refused it with. Finished comes last."""
         match message:
             case Accepted():
                 self._accepted, self._accepted_at = message, time.monotonic()
@@ -119,9 +121,8 @@ class OutputProcessor:
                 rest = self._text.finish()
                 # The rest may hold a stop string that only the last tokens completed.
                 reason = FinishReason.STOP if self._text.is_stopped else FinishReason(message.finish_reason)
-                return [*([TextDelta(text=rest, num_tokens=0)] if rest else []), self._finished(reason)]
-            case EngineError():
-                raise message
+                last = [TextDelta(text=rest, num_tokens=0, choice=self._choice)] if rest else []
+                return [*last, self._finished(reason)]
 
     def _tokens(self, message: Tokens) -> list[GenerationEvent]:
         if not self._forwards:  # the first ends the prefill
@@ -134,7 +135,9 @@ class OutputProcessor:
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
         details = self._detailer.details(ids, message) if self._detailer is not None else ()
-        delta = TextDelta(text=text, num_tokens=num_tokens, ids=ids, logprobs=logprobs, details=details)
+        delta = TextDelta(
+            text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
+        )
         return [delta, self._finished(FinishReason.STOP)] if self._text.is_stopped else [delta]
 
     def _finished(self, reason: FinishReason) -> Finished:
@@ -142,6 +145,7 @@ class OutputProcessor:
         num_drafts = sum(forward.num_judged > 0 for forward in self._forwards)
         used = SpeculationMode.PARALLEL if num_drafts else SpeculationMode.OFF
         return Finished(
+            choice=self._choice,
             finish_reason=reason,
             completion_tokens=self._text.num_tokens - self._num_before,
             speculation=SpeculationStats(

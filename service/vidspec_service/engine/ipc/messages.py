@@ -49,6 +49,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     """A request; all of it lies in the shared memory sent with this message, as it was submitted."""
 
     request_id: str
+    choice: int = 0  # which answer of those that the request asks for: see `GenerationRequest.choice`
     committed: tuple[int, ...] = ()  # what clients have seen already, when a new target takes over
 
 

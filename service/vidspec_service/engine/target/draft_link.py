@@ -9,6 +9,7 @@ which is put at what the target's own preparation took. The modes that force spe
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
@@ -160,6 +161,12 @@ class RelevanceSource:
             values=(values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16),
         )
         self.tell(request)
+
+    def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
+        """What was measured of another answer to the same prompt holds for this one."""
+        if lender.relevance is not None:
+            request.relevance = replace(lender.relevance, request_id=request.request_id)
+            self.tell(request)
 
     def tell(self, request: TargetRequest) -> None:
         """What was measured, if anything: also for a draft that came later."""

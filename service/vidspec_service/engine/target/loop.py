@@ -130,6 +130,7 @@ class TargetLoop(WorkerLoop):
             include=request.include,
             relevance_law=self._relevance.law_of(request),
             prepare_s=item.prepare_s,
+            prompt_of=request.prompt_of,
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
@@ -171,6 +172,9 @@ class TargetLoop(WorkerLoop):
         request = self._scheduler.next_prefill()
         if request is None:
             return
+        if (lender := self._scheduler.lender(request)) is not None:
+            self._borrow_prompt(request, lender)
+            return
         num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
         if not self._scheduler.allocate(request, num_rows):
             return
@@ -182,17 +186,34 @@ class TargetLoop(WorkerLoop):
             self._teller.worked(request.request_id, request.include, Phase.PREFILL, started, num_rows)
             if logits is None:
                 return
-            if request.finish_reason is not None:  # the last target died between the last token and the end
-                self._scheduler.begin_decoding(request)
-                self._end(request)
-                return
-            if request.committed:
-                self._replay(request)
-            else:
-                self._scheduler.begin_decoding(request)
-                first = request.commit(request.sampler.choose(logits[None], []))
-                self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
+            self._begin_decoding(request, logits)
             self._relevance.measure(request)
+
+    def _borrow_prompt(self, request: TargetRequest, lender: TargetRequest) -> None:
+        """Another answer to the very same prompt has prefilled it: a copy of its rows has the bits of a prefill."""
+        num_rows = request.prompt.num_tokens
+        if not self._scheduler.allocate(request, num_rows - request.cache.length) or not lender.can_lend:
+            return  # no room for both of them now
+        assert lender.first_logits is not None
+        with self._confined_to(request.request_id):
+            request.cache.truncate(0)
+            request.cache.copy_rows(lender.cache, num_rows)
+            self._begin_decoding(request, lender.first_logits)
+            self._relevance.borrow(request, lender)
+
+    def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
+        """Its prompt is in the cache, and `logits` [V] come after it: the first token, or those that it had already."""
+        if request.prompt_of is not None:
+            request.first_logits = logits
+        if request.finish_reason is not None:  # the last target died between the last token and the end
+            self._scheduler.begin_decoding(request)
+            self._end(request)
+        elif request.committed:
+            self._replay(request)
+        else:
+            self._scheduler.begin_decoding(request)
+            first = request.commit(request.sampler.choose(logits[None], []))
+            self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
         """Bring back the rows of a request that was preempted, or whose target died, as verification made them."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
@@ -43,6 +45,8 @@ class TargetRequest:
     grammar: GrammarMask | None = None  # in the sampler, too
     pruner: KVPruner | None = None  # of requests that are compressed
     prepare_s: float = 0.0  # what its prompt took
+    prompt_of: str | None = None  # see GenerationRequest; who has the same may have this one's rows
+    first_logits: Tensor | None = None  # of such a request, after its prompt: [V]
     ticket: int = 0  # order of admission
     relevance_law: RelevanceLaw | None = None  # how the draft wants it measured; None: it does not
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
@@ -61,6 +65,12 @@ class TargetRequest:
     def num_left(self) -> int:
         """Tokens that may still be committed."""
         return self.max_tokens - len(self.committed)
+
+    @property
+    def can_lend(self) -> bool:
+        """All rows of the prompt are here, in their places, and the logits after them."""
+        is_whole = self.cache.hidden is None and self.cache.length >= self.prompt.num_tokens
+        return is_whole and self.first_logits is not None
 
     @property
     def has_enough(self) -> bool:

@@ -30,10 +30,11 @@ class Scheduler:
         self._max_running = max_running_requests
         self._num_added = 0
         self.waiting: deque[Input] = deque()
-        self._preparing: set[str] = set()
+        self._preparing: dict[str, Input] = {}
         self.preempted: deque[TargetRequest] = deque()
         self.prefilling: deque[TargetRequest] = deque()
         self.decoding: dict[str, TargetRequest] = {}
+        self._lenders: list[TargetRequest] = []  # ended, before all answers to the same prompt had its rows
 
     @property
     def entered(self) -> list[TargetRequest]:
@@ -66,14 +67,12 @@ class Scheduler:
         if not self.can_admit:
             return None
         item = self.waiting.popleft()
-        self._preparing.add(item.request_id)
+        self._preparing[item.request_id] = item
         return item
 
     def end_preparing(self, request_id: str) -> bool:
         """Its prompt is there; False if it was cancelled meanwhile."""
-        is_wanted = request_id in self._preparing
-        self._preparing.discard(request_id)
-        return is_wanted
+        return self._preparing.pop(request_id, None) is not None
 
     def add(self, request: TargetRequest) -> int:
         """Prepared: it wants to be prefilled. Returns how many of its rows an earlier prompt has left here."""
@@ -88,19 +87,27 @@ class Scheduler:
             if self._pool.fits(self.preempted[0].num_rows_to_resume):
                 self.prefilling.appendleft(self.preempted.popleft())
                 break
-            if not self._prefixes.evict():
+            if not self._evict():
                 break
         return self.prefilling[0] if self.prefilling else None
+
+    def lender(self, request: TargetRequest) -> TargetRequest | None:
+        """Another answer to the same prompt, which has its rows and the logits after it."""
+        if request.prompt_of is None:
+            return None
+        others = [*self.decoding.values(), *self._lenders]
+        return next((other for other in others if other.prompt_of == request.prompt_of and other.can_lend), None)
 
     def begin_decoding(self, request: TargetRequest) -> None:
         """Its prompt is in the cache."""
         self.prefilling.remove(request)
         self.decoding[request.request_id] = request
+        self._dismiss_lenders()
 
     def allocate(self, request: TargetRequest, num_rows: int) -> bool:
         """Room for more rows of a request, at the cost of younger ones; False if it was itself preempted."""
         while not self._pool.grow(request.cache, request.cache.length + num_rows):
-            if self._prefixes.evict():
+            if self._evict():
                 continue
             youngest = max([*self.prefilling, *self.decoding.values()], key=lambda other: other.ticket)
             self._preempt(youngest)
@@ -110,12 +117,12 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """It has ended: its place is free, and its room, but for what a question about the same video can use."""
-        request = self.decoding.pop(request_id)
-        self._prefixes.keep(request.prompt, request.cache)
+        self._lenders.append(self.decoding.pop(request_id))
+        self._dismiss_lenders()
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is."""
-        self._preparing.discard(request_id)
+        self._preparing.pop(request_id, None)
         request = self.decoding.pop(request_id, None)
         for queue in (self.prefilling, self.preempted):
             for item in [item for item in queue if item.request_id == request_id]:
@@ -124,12 +131,34 @@ class Scheduler:
         if request is not None:
             self._pool.release(request.cache)
         self.waiting = deque(item for item in self.waiting if item.request_id != request_id)
+        self._dismiss_lenders()
 
     def _preempt(self, request: TargetRequest) -> None:
         if self.decoding.pop(request.request_id, None) is None:
             self.prefilling.remove(request)
         self._pool.release(request.cache)
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
+
+    def _dismiss_lenders(self) -> None:
+        """Those that nobody will borrow from any more."""
+        if not self._lenders:
+            return
+        coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
+        coming |= {request.prompt_of for request in (*self.prefilling, *self.preempted)}
+        coming.discard(None)
+        for lender in self._lenders:
+            if lender.prompt_of not in coming:
+                self._prefixes.keep(lender.prompt, lender.cache)
+        self._lenders = [lender for lender in self._lenders if lender.prompt_of in coming]
+
+    def _evict(self) -> bool:
+        """Make room at nobody's cost who is here; False if there is none to be had."""
+        if self._prefixes.evict():
+            return True
+        if self._lenders:
+            self._pool.release(self._lenders.pop(0).cache)
+            return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
