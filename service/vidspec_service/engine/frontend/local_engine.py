@@ -54,7 +54,7 @@ class LocalEngine(EngineClient):
                 raise
             limit = self._config.start_timeout_s
             raise ConfigError(
-                f"the workers were not ready within {limit:g} s; slow devices and downloads need more: --start-timeout-s"
+                f"workers were not ready within {limit:g} s; slow devices and downloads need more: --start-timeout-s"
             ) from None
         return self
 
