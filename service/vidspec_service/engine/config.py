@@ -63,7 +63,7 @@ class EngineConfig:
     start_timeout_s: float = 300.0
     log_level: str = "info"  # of the workers, which write to the same stderr
     log_format: str = "text"  # "json": one object a line, as the API's
-    silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung
+    silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung, unless it computes
 
     @property
     def model_names(self) -> tuple[str, ...]:

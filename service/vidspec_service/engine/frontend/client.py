@@ -11,7 +11,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -83,19 +82,22 @@ class WorkerClient(ABC):
             self._come_up(message, fds)
             return
         if isinstance(message, Heartbeat):
-            self._set_alarm(self._silence_s, "was silent for")
+            self._set_alarm(self._silence_s, self._fall_silent)
         self._on_message(message)
 
-    def _set_alarm(self, seconds: float, what: str) -> None:
-        """It has failed if nothing sets a later alarm in time."""
+    def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do this unless a later alarm is set in time."""
         if self._alarm is not None:
             self._alarm.cancel()
-        fail = partial(self._fail, f"{what} {seconds:g} s", hangs=True)
-        self._alarm = asyncio.get_running_loop().call_later(seconds, fail)
+        self._alarm = asyncio.get_running_loop().call_later(seconds, action)
 
     @abstractmethod
     def _come_up(self, message: Started | Ready | LoadFailed, fds: Sequence[int]) -> None:
         """Its process is there, is ready, or never will be."""
+
+    @abstractmethod
+    def _fall_silent(self) -> None:
+        """It has not been heard for `silence_s`."""
 
     @abstractmethod
     def _fail(self, what: str, *, hangs: bool = False) -> None:
