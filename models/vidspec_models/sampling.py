@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vidspec_models.drawing import NOISE_ROWS, Noise, restricted_log_probabilities
+from vidspec_models.drawing import LEAST_TEMPERATURE, NOISE_ROWS, Noise, restricted_log_probabilities
 from vidspec_models.request import SamplingParams
 
 _MOST_MARGIN = 50.0
@@ -118,7 +118,7 @@ class CoupledSampler:
 
     @property
     def sharpness(self) -> float:
-        return 1.0 / (self._params.temperature or 1.0)
+        return 1.0 / max(self._params.temperature or 1.0, LEAST_TEMPERATURE)
 
     def noise(self, first_position: int, count: int, like: Tensor) -> Tensor:
         """float32 [count, V] as [V] `like` has it; zeros for the greedy."""
