@@ -47,7 +47,7 @@ class GrammarCheck:
     async def _tried(self, text: str, caller: str) -> str:
         await self._queue.acquire(caller)
         trying = asyncio.get_running_loop().run_in_executor(self._threads, _fault, text)
-        trying.add_done_callback(lambda _: self._queue.release())
+        trying.add_done_callback(lambda _: self._queue.release(caller))
         return await asyncio.shield(trying)  # whoever leaves, the child has its place until it ends, within its limits
 
 
