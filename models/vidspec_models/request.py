@@ -25,6 +25,28 @@ class Compression(StrEnum):
     DYCOKE = "dycoke"
 
 
+class Preservation(StrEnum):
+    """Which of a video's tokens the draft sees (docs/methods.md); speed only."""
+
+    HIPPO = "hippo"
+    SPECVLM = "specvlm"
+    ATTENTION = "attention"
+    UNBIASED = "unbiased"
+    UNIFORM = "uniform"
+    RANDOM = "random"
+    TTM = "ttm"
+    NONE = "none"
+    BLIND = "blind"
+
+
+class Include(StrEnum):
+    """What is told of how an answer came about, if it is asked for; it changes nothing about the answer."""
+
+    TOKEN_DETAILS = "token_details"
+    DRAFT_VIEW = "draft_view"
+    TIMELINE = "timeline"
+
+
 VIDEO = None  # among a turn's parts: the next of the request's videos
 
 
@@ -104,6 +126,9 @@ class GenerationRequest:
     logprobs: int | None = None  # so many alternatives are told with each token's log probability; None: not even that
     speculation: SpeculationMode = SpeculationMode.AUTO
     compression: Compression = Compression.NONE
+    preservation: Preservation | None = None  # None: the server's
+    prune_ratio: float | None = None  # in [0, 0.99]; None: the server's
+    include: frozenset[Include] = frozenset()
     grammar: str | None = None  # what the answer must look like, in llguidance's words
     committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
     n: int = 1  # answers to the prompt
@@ -122,6 +147,7 @@ class GenerationRequest:
             sampling=replace(self.sampling, seed=(self.sampling.seed + index) % 2**64),
             n=1,
             prompt_of=self.request_id,
+            include=self.include if index == 0 else self.include & {Include.TOKEN_DETAILS},
         )
 
     def end_ids(self, model_end_ids: frozenset[int]) -> frozenset[int]:

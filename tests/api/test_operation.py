@@ -93,7 +93,9 @@ async def test_behind_the_path_of_a_proxy_everything_is_found(tmp_path: Path, pr
     document = (await world.client.get(f"{prefix}/openapi.json", headers=headers)).json()
     assert document["servers"] == [{"url": "/video"}]
     page = (await world.client.get(f"{prefix}/docs", headers=headers)).text
-    assert all(f"/video/{name}" in page for name in ("openapi.json", "docs/swagger-ui.css", "docs/swagger-ui-bundle"))
+    assert all(
+        f"/video/{name}" in page for name in ("docs/openapi.json", "docs/swagger-ui.css", "docs/swagger-ui-bundle")
+    )
 
 
 async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) -> None:

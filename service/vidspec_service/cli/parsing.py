@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "bench speed": "compare the ways to decode, next to stock transformers",
     "bench pruning": "compare the ways to choose which video tokens the draft sees",
     "bench compression": "measure lossy compression on the target: accuracy, time, memory",
+    "bench structured": "compare answers with and without a grammar: speed, and what is true of them",
     "bench decode": "compare video decoding with other libraries",
     "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",
 }

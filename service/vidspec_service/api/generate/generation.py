@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from vidspec_models.request import GenerationRequest
+from vidspec_models.request import GenerationRequest, Include
 from vidspec_service.api.generate.clock import AnswerClock
 from vidspec_service.api.generate.frames import decode_all
+from vidspec_service.api.generate.tellings import Tellings
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
@@ -52,6 +53,7 @@ class Generation:
         self._outcome = "abort"
         self._began = time.monotonic()
         self._answers = [AnswerClock(services.metrics, self._began) for _ in range(request.n)]
+        self._tellings = Tellings(request.include, self._began)
         self._queue_s = self._decode_s = 0.0
 
     @property
@@ -108,20 +110,31 @@ class Generation:
         """Whether log probabilities were asked for."""
         return self._request.logprobs is not None
 
+    @property
+    def tells_details(self) -> bool:
+        """Whether it was asked who wrote each token."""
+        return Include.TOKEN_DETAILS in self._request.include
+
+    def news(self) -> dict[str, Any]:
+        """What else was asked for and has not been told yet; a Told is made of it."""
+        return self._tellings.take([video["timestamps_s"] for video in self._videos]) if self._request.include else {}
+
     async def pieces(self) -> AsyncGenerator[TextDelta | Finished, None]:
-        """Each answer's text, and log probabilities if asked for, as it is committed, and its end; no empty piece."""
+        """Each answer's text, and what is asked for of its tokens, as it is committed, and its end; no empty piece."""
         if self._events is None:
             raise RuntimeError("start() comes first")
         async for event in self._events:
             if isinstance(event, TextDelta):
                 self._answers[event.choice].count(event.num_tokens)
-                if event.text or event.logprobs:
+                if event.text or event.logprobs or event.details:
                     yield event
             elif isinstance(event, Finished):
                 self._answers[event.choice].end(event, self._queue_s)
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
+            elif not isinstance(event, Accepted):
+                self._tellings.add(event)
         if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")
 

@@ -17,7 +17,8 @@ from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.schemas.answers import Dialect
 from vidspec_service.api.schemas.logprobs import logprobs_of
-from vidspec_service.engine.types import Finished
+from vidspec_service.api.schemas.tellings import details_of
+from vidspec_service.engine.types import Finished, TextDelta
 from vidspec_service.errors import ServiceError
 
 LAST_WORDS_S = 2.0  # a client that does not read must not hold its permit beyond its deadline
@@ -79,27 +80,31 @@ class EventStream(Response):
         generation = self._generation
         if self._dialect.opens:
             for index in range(generation.n):
-                await self._write_chunk(index, {"role": "assistant", "content": ""})
+                await self._write_chunk({"index": index, "delta": {"role": "assistant", "content": ""}})
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Finished):
-                    await self._write_chunk(piece.choice, {}, piece.finish_reason.value)
-                    continue
-                logprobs = logprobs_of(piece.logprobs) if generation.tells_logprobs else None
-                await self._write_chunk(piece.choice, {"content": piece.text}, logprobs=logprobs)
+                    reason = piece.finish_reason.value
+                    await self._write_chunk({"index": piece.choice, "delta": {}, "finish_reason": reason})
+                else:
+                    said = {"delta": {"content": piece.text}, **self._about(piece)}
+                    await self._write_chunk({"index": piece.choice, **said})
         if self._dialect.final is not None:
-            final = {**generation.head, "choices": [], **generation.facts()}
+            final = {**generation.head, "choices": [], **generation.facts(), **generation.news()}
             await self._write(_event(self._dialect.final.model_validate(final).model_dump_json()))
 
-    async def _write_chunk(
-        self,
-        index: int,
-        delta: dict[str, str],
-        finish_reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> None:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        chunk = self._dialect.chunk.model_validate({**self._generation.head, "choices": [choice]})
+    def _about(self, piece: TextDelta) -> dict[str, Any]:
+        """What was asked for about its tokens."""
+        about: dict[str, Any] = {}
+        if self._generation.tells_logprobs:
+            about["logprobs"] = logprobs_of(piece.logprobs)
+        if self._generation.tells_details:
+            about["token_details"] = details_of(piece.details)
+        return about
+
+    async def _write_chunk(self, choice: dict[str, Any]) -> None:
+        news = self._generation.news()
+        chunk = self._dialect.chunk.model_validate({**self._generation.head, "choices": [choice], **news})
         await self._write(_event(chunk.model_dump_json()))
 
     async def _fill_pauses(self) -> None:

@@ -64,7 +64,7 @@ VIDEO_CHAT_BODY = _body(
     json=(VideoChatJson, examples.REQUESTS["video_chat"]),
 )
 CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.REQUESTS["chat_completion"]))
-COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, {}))
+COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, examples.REQUESTS["completion"]))
 TOKENIZE_BODY = _body("As vLLM takes it.", json=(Tokenize, {}))
 DETOKENIZE_BODY = _body("As vLLM takes it.", json=(Detokenize, {}))
 TEXT_STATUSES = (400, 401, 404, 408, 413, 415, 429, 503)

@@ -6,6 +6,7 @@ All go one way: admit, read, decode, submit; then stream the answer, or send it 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -19,6 +20,7 @@ from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.completions import TextCompletion
 from vidspec_service.api.schemas.logprobs import logprobs_of
+from vidspec_service.api.schemas.tellings import details_of
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
@@ -92,7 +94,8 @@ async def _answer(
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         choices = await generation.run(_choices(generation))
-        whole = dialect.whole.model_validate({**generation.head, "choices": choices, **generation.facts()})
+        told = {"choices": choices, **generation.facts(), **generation.news()}
+        whole = dialect.whole.model_validate({**generation.head, **told})
         return Response(whole.model_dump_json(), media_type="application/json")
 
 
@@ -116,13 +119,15 @@ async def _choices(generation: Generation) -> list[dict[str, Any]]:
             else:
                 said[piece.choice].append(piece)
     return [
-        {
-            "index": index,
-            "message": {"content": "".join(piece.text for piece in pieces)},
-            "logprobs": logprobs_of(each for piece in pieces for each in piece.logprobs)
-            if generation.tells_logprobs
-            else None,
-            "finish_reason": reasons[index],
-        }
-        for index, pieces in enumerate(said)
+        {"index": index, **_said(generation, said[index]), "finish_reason": reasons[index]} for index in sorted(reasons)
     ]
+
+
+def _said(generation: Generation, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+    """One answer's text, and what was asked for about its tokens."""
+    choice: dict[str, Any] = {"message": {"content": "".join(piece.text for piece in pieces)}}
+    if generation.tells_logprobs:
+        choice["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
+    if generation.tells_details:
+        choice["token_details"] = details_of(each for piece in pieces for each in piece.details)
+    return choice

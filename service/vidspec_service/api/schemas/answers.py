@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.api.schemas.fields import Number, is_none
 from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
-
-
-def is_none(value: object) -> bool:
-    """For a field that an answer only has if it was asked for."""
-    return value is None
-
-
-Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
+from vidspec_service.api.schemas.tellings import TokenDetails, Told
 
 
 class AnswerMessage(BaseModel):
@@ -34,6 +27,9 @@ class Choice(BaseModel):
     index: int = 0
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none, description="If they were asked for.")
+    token_details: list[TokenDetails] | None = Field(
+        None, exclude_if=is_none, description="One for each token, if `include` asks for it."
+    )
     finish_reason: str = Field(description="stop or length.")
 
 
@@ -112,7 +108,7 @@ class Answer(BaseModel):
     choices: list[Any]
 
 
-class Completion(Summary, Answer):
+class Completion(Told, Summary, Answer):
     """The whole answer, when `stream` is false."""
 
     object: Literal["video.chat.completion"] = "video.chat.completion"
@@ -132,10 +128,11 @@ class ChunkChoice(BaseModel):
     index: int = 0
     delta: Delta
     logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none)
+    token_details: list[TokenDetails] | None = Field(None, exclude_if=is_none)
     finish_reason: str | None = None
 
 
-class Chunk(Answer):
+class Chunk(Told, Answer):
     """One server-sent event."""
 
     object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"

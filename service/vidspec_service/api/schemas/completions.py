@@ -39,8 +39,8 @@ class TextCompletion(ClientFields, ChatRequest):
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
-        if of_frames := self.model_fields_set & _OF_FRAMES:
-            raise InvalidRequest("There are no videos here to choose frames of.", param=min(of_frames))
+        if of_frames := [name for name in sorted(_OF_FRAMES) if self._says(name)]:
+            raise InvalidRequest("There are no videos here to choose frames of.", param=of_frames[0])
         return self
 
     @property
@@ -81,7 +81,8 @@ class TextChoice(BaseModel):
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
         """What chat calls a message, or its delta, is text here."""
         said = choice.get("message") or choice.get("delta") or {}
-        return {"index": choice["index"], "text": said.get("content", ""), "finish_reason": choice["finish_reason"]}
+        text = said.get("content", "")
+        return {"index": choice["index"], "text": text, "finish_reason": choice.get("finish_reason")}
 
 
 class CompletionAnswer(Answer):

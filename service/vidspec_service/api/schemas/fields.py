@@ -1,12 +1,13 @@
-"""Types and limits of the fields that several requests have."""
+"""Types and limits of the fields that several requests, or answers, have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from vidspec_service.errors import InvalidRequest
 
@@ -22,6 +23,12 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def is_none(value: object) -> bool:
+    """For a field that an answer only has if it was asked for."""
+    return value is None
+
+
+Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]

@@ -19,6 +19,8 @@ from vidspec_models.request import (
     ChatTemplate,
     Compression,
     GenerationRequest,
+    Include,
+    Preservation,
     SamplingParams,
     SpeculationMode,
     Turn,
@@ -85,6 +87,12 @@ class ChatRequest(SamplingFields, StructuredOutput):
     compression: Compression | None = Field(
         None, description="Lossy compression of the video on the target; `dycoke` may change the text."
     )
+    preservation: Preservation | None = Field(
+        None, description="Which of the video's tokens the draft sees. It changes the speed, never the text."
+    )
+    prune_ratio: Annotated[float, Field(ge=0, le=0.99, allow_inf_nan=False)] | None = Field(
+        None, description="The share of the video's tokens that the draft does not see."
+    )
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
@@ -107,6 +115,11 @@ class ChatRequest(SamplingFields, StructuredOutput):
     def dialect(self) -> Dialect:
         """How to answer."""
         return VIDEO_CHAT
+
+    @property
+    def included(self) -> frozenset[Include]:
+        """What is to be told besides the answer."""
+        return frozenset()
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -149,6 +162,9 @@ class ChatRequest(SamplingFields, StructuredOutput):
             grammar=None if self.grammar is None else self.grammar.text,
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
+            preservation=self.preservation,
+            prune_ratio=self.prune_ratio,
+            include=self.included,
             n=self.n or 1,
         )
         request = self.with_law(request)
@@ -176,6 +192,9 @@ class VideoChat(ChatRequest):
         None,
         description="A conversation, instead of `prompt`; it ends with a user turn. JSON text in a form.",
     )
+    include: Annotated[list[Include], Field(max_length=len(Include))] | None = Field(
+        None, description="What else is told: who wrote each token, what the draft saw, who worked when."
+    )
 
     @model_validator(mode="after")
     def _one_question(self) -> Self:
@@ -184,6 +203,11 @@ class VideoChat(ChatRequest):
         if self.messages is not None:
             check_turns([(message.role, len(message.content)) for message in self.messages])
         return self
+
+    @property
+    def included(self) -> frozenset[Include]:
+        """See ChatRequest."""
+        return frozenset(self.include or ())
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -245,7 +269,7 @@ class VideoChatJson(VideoChat):
 class VideoChatForm(VideoChat):
     """The multipart form. Parts of these three names may be repeated and mixed: the videos come in their order."""
 
-    repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop", "bad_words", "stop_token_ids"})
+    repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop", "bad_words", "stop_token_ids", "include"})
 
     video: list[FormFile] = Field([], description="A video file; repeat the part for several.")
     video_id: list[Id] = Field([], description=_VIDEO_ID)

@@ -34,7 +34,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import payload_of
-from vidspec_service.engine.types import Accepted, Finished, GenerationEvent
+from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished, GenerationEvent
 from vidspec_service.errors import EngineDead, EngineError
 from vidspec_service.telemetry import Metrics
 
@@ -171,7 +171,7 @@ class EngineClient:
     def worker_said(self, worker: WorkerClient, message: Message) -> None:
         """Route an event to its request."""
         match message:
-            case Accepted() | Rejected() | Tokens() | Ended():
+            case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
                 if self._table.route(message):
                     self._observe(message)
                     self._hand_over()

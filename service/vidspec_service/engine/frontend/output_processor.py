@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_models.request import GenerationRequest, Include, SpeculationMode
+from vidspec_service.engine.frontend.token_details import TokenDetailer
 from vidspec_service.engine.frontend.token_logprobs import TokenSpeller
 from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
     Accepted,
+    Activity,
+    DraftView,
     Finished,
     FinishReason,
     GenerationEvent,
     SpeculationStats,
+    Telling,
     TextDelta,
 )
 from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
@@ -87,6 +91,9 @@ class OutputProcessor:
         self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
+        is_detailed = Include.TOKEN_DETAILS in request.include
+        self._detailer = TokenDetailer(tokenizer, request) if is_detailed else None
+        self._early: list[Telling] = []  # what came before Accepted, which is the first event
         self._text.push(request.committed)  # the caller has had their text
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
@@ -95,11 +102,16 @@ class OutputProcessor:
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # what each of them committed
 
-    def process(self, message: Accepted | Rejected | Tokens | Ended) -> list[GenerationEvent]:
+    def process(self, message: Accepted | Rejected | Tokens | Ended | Telling) -> list[GenerationEvent]:
         """What the caller is told; raises what the target refused it with. Finished comes last."""
         match message:
             case Accepted():
                 self._accepted, self._accepted_at = message, time.monotonic()
+                return [message, *self._early]
+            case Activity() | DraftView():
+                if self._accepted is None:
+                    self._early.append(message)
+                    return []
                 return [message]
             case Rejected():
                 raise (ContextLengthExceeded if message.is_too_long else GenerationFailed)(message.message)
@@ -122,7 +134,10 @@ class OutputProcessor:
         num_tokens = self._text.num_tokens - before
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
-        delta = TextDelta(text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs)
+        details = self._detailer.details(ids, message) if self._detailer is not None else ()
+        delta = TextDelta(
+            text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
+        )
         return [delta, self._finished(FinishReason.STOP)] if self._text.is_stopped else [delta]
 
     def _finished(self, reason: FinishReason) -> Finished:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, Activity, DraftView
 from vidspec_service.errors import EngineError
 
 PAST_SUSPICION = 33  # tokens: no forward verifies more draft tokens than 32, so none reaches further than that
 _MOST_LOST_TARGETS = 2  # that had the request; beyond them it is tried to its end
 _MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without one, which costs its speed only
 
-RequestMessage = Accepted | Rejected | Tokens | Ended
+RequestMessage = Accepted | Rejected | Tokens | Ended | Activity | DraftView
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class RequestTable:
             is_cleared = state.num_new >= PAST_SUSPICION and state.num_lost_targets <= _MOST_LOST_TARGETS
             if self._on_trial == state.request_id and is_cleared:
                 self._on_trial = None
-        else:
+        elif isinstance(message, Rejected | Ended):
             self.remove(message.request_id)
         state.messages.put_nowait(message)
         return True

@@ -14,6 +14,8 @@
 | target | API    | Rejected   | the request cannot be served; nothing follows                         |
 | target | API    | Tokens     | tokens were committed                                                 |
 | target | API    | Ended      | end of sequence or token limit; nothing follows                       |
+| worker | API    | Activity   | work on a request that asks for its timeline                          |
+| draft  | API    | DraftView  | what it sees was chosen (again), of a request that asks               |
 | API    | draft  | Generate   | the same request, before the target gets it                           |
 | API    | draft  | Cancel     | as for the target                                                     |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
@@ -30,7 +32,7 @@ from msgspec import Struct
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.types import Accepted, RowLogprobs
+from vidspec_service.engine.types import Accepted, Activity, DraftView, RowLogprobs
 
 
 class Configure(Struct, frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_accepted: int = 0
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
     logprobs: tuple[RowLogprobs, ...] = ()  # one of each id, of requests that ask: at most 33 with 20 alternatives each
+    forced: tuple[int, ...] = ()  # places in `ids` that the grammar left no choice about, of requests that ask
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -172,6 +175,8 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | Generate | Cancel | Peer
-WorkerToApi = Started | Ready | Loading | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended
+WorkerToApi = (
+    Started | Ready | Loading | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended | Activity | DraftView
+)
 BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

@@ -19,19 +19,22 @@ from torch import Tensor
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
+from vidspec_models.request import Include
 from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Proposal, Rejected, Tokens
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
+from vidspec_service.engine.target.forced_tokens import with_forced
 from vidspec_service.engine.target.logprobs import with_logprobs
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.sampler import sampler_of
+from vidspec_service.engine.worker.teller import Teller
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -50,6 +53,7 @@ class TargetLoop(WorkerLoop):
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._config.prefill_chunk)
         self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)
+        self._teller = Teller(api, "target")
         self._acceptance = 0.85  # of requests so far; where a new request starts from
 
     @property
@@ -124,11 +128,14 @@ class TargetLoop(WorkerLoop):
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
             num_top_logprobs=request.logprobs,
+            include=request.include,
+            relevance_law=self._relevance.law_of(request),
             prepare_s=item.prepare_s,
             prompt_of=request.prompt_of,
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
+        self._teller.prepared(item, prompt.num_tokens)
         self._api.send(
             Accepted(
                 request_id=item.request_id,
@@ -173,9 +180,11 @@ class TargetLoop(WorkerLoop):
         if not self._scheduler.allocate(request, num_rows):
             return
         self._meter.rows(num_rows)
+        started = time.monotonic()
         with self._confined_to(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
+            self._teller.worked(request.request_id, request.include, Phase.PREFILL, started, num_rows)
             if logits is None:
                 return
             self._begin_decoding(request, logits)
@@ -256,6 +265,7 @@ class TargetLoop(WorkerLoop):
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._confined_to(request.request_id):
+                self._teller.worked(request.request_id, request.include, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
 
     def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
@@ -268,6 +278,8 @@ class TargetLoop(WorkerLoop):
             self._plan(request)
         if request.num_top_logprobs is not None:
             tokens = with_logprobs(tokens, logits, request.num_top_logprobs)
+        if request.grammar is not None and Include.TOKEN_DETAILS in request.include:
+            tokens = with_forced(tokens, request.grammar, request.committed)
         self._api.send(tokens)
         if request.finish_reason is not None:
             self._end(request)

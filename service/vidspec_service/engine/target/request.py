@@ -14,8 +14,8 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
-from vidspec_models.preservation.text_queries import TextQueries
-from vidspec_models.request import Compression, GenerationRequest
+from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.request import Compression, GenerationRequest, Include
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
@@ -40,6 +40,7 @@ class TargetRequest:
     stop_ids: frozenset[int]
     max_tokens: int
     num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
+    include: frozenset[Include] = frozenset()
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     grammar: GrammarMask | None = None  # in the sampler, too
@@ -49,6 +50,7 @@ class TargetRequest:
     first_logits: Tensor | None = None  # of such a request, after its prompt: [V]
     ticket: int = 0  # order of admission
     num_rows_waited: float = 0  # of its caller's other prompts, prefilled while it waited; inf: it was preempted
+    relevance_law: RelevanceLaw | None = None  # how the draft wants it measured; None: it does not
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
     relevance: CellScores | None = None  # what the draft was told, or a later one will be
 
