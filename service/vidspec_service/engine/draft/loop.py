@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import find_strategy
 from vidspec_models.request import Include
@@ -182,7 +184,7 @@ class DraftLoop(WorkerLoop):
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
-            self._teller.worked(request.request_id, request.include, Phase.PREFILL, started, num_rows)
+            self._teller.prefilled(request.request_id, request.include, started, num_rows)
         return True
 
     def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
@@ -214,8 +216,9 @@ class DraftLoop(WorkerLoop):
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         for request, proposal in zip(batch, proposals, strict=True):
-            self._target.send(proposal)
-            self._teller.worked(request.request_id, request.include, Phase.PROPOSE, started, len(proposal.ids))
+            num_tokens = len(proposal.ids)
+            work = self._teller.worked(request.request_id, request.include, Phase.PROPOSE, started, num_tokens)
+            self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 
     def _look_again(self) -> bool:

@@ -138,7 +138,8 @@ class OutputProcessor:
         delta = TextDelta(
             text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
         )
-        return [delta, self._finished(FinishReason.STOP)] if self._text.is_stopped else [delta]
+        ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
+        return [*message.work, delta, *ended]
 
     def _finished(self, reason: FinishReason) -> Finished:
         # What was actually done: `auto` is a way to choose, not a way to decode.

@@ -14,7 +14,7 @@
 | target | API    | Rejected   | the request cannot be served; nothing follows                         |
 | target | API    | Tokens     | tokens were committed                                                 |
 | target | API    | Ended      | end of sequence or token limit; nothing follows                       |
-| worker | API    | Activity   | work on a request that asks for its timeline                          |
+| worker | API    | Activity   | prepared or prefilled a request that asks for its timeline            |
 | draft  | API    | DraftView  | what it sees was chosen (again), of a request that asks               |
 | API    | draft  | Generate   | the same request, before the target gets it                           |
 | API    | draft  | Cancel     | as for the target                                                     |
@@ -119,6 +119,7 @@ class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
     logprobs: tuple[RowLogprobs, ...] = ()  # one of each id, of requests that ask: at most 33 with 20 alternatives each
     forced: tuple[int, ...] = ()  # places in `ids` that the grammar left no choice about, of requests that ask
+    work: tuple[Activity, ...] = ()  # of either worker since the last such message, of requests that ask
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -140,7 +141,7 @@ class Follow(Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-class Proposal(Struct, frozen=True, kw_only=True):
+class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
 
     request_id: str
@@ -150,6 +151,7 @@ class Proposal(Struct, frozen=True, kw_only=True):
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
     step_s: float  # the draft's mean time per token, for the target's plan
     video_tokens: int  # that the draft sees
+    work: tuple[Activity, ...] = ()  # what it took, of requests that ask
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

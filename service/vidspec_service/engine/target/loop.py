@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from vidspec_models.compression import REFRESH_TOKENS
@@ -184,7 +185,7 @@ class TargetLoop(WorkerLoop):
         with self._confined_to(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
-            self._teller.worked(request.request_id, request.include, Phase.PREFILL, started, num_rows)
+            self._teller.prefilled(request.request_id, request.include, started, num_rows)
             if logits is None:
                 return
             self._begin_decoding(request, logits)
@@ -265,7 +266,9 @@ class TargetLoop(WorkerLoop):
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._confined_to(request.request_id):
-                self._teller.worked(request.request_id, request.include, Phase.VERIFY, started, len(tokens))
+                request.work += self._teller.worked(
+                    request.request_id, request.include, Phase.VERIFY, started, len(tokens)
+                )
                 self._publish(request, request.judge(pending, tokens), rows)
 
     def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
@@ -280,6 +283,9 @@ class TargetLoop(WorkerLoop):
             tokens = with_logprobs(tokens, logits, request.num_top_logprobs)
         if request.grammar is not None and Include.TOKEN_DETAILS in request.include:
             tokens = with_forced(tokens, request.grammar, request.committed)
+        if request.work:
+            tokens = replace(tokens, work=tuple(request.work))
+            request.work.clear()
         self._api.send(tokens)
         if request.finish_reason is not None:
             self._end(request)

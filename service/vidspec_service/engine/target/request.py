@@ -21,7 +21,7 @@ from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import Speculation
-from vidspec_service.engine.types import FinishReason
+from vidspec_service.engine.types import Activity, FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class TargetRequest:
     max_tokens: int
     num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
     include: frozenset[Include] = frozenset()
+    work: list[Activity] = field(default_factory=list)  # to be told with the next tokens, if it asks for that
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     grammar: GrammarMask | None = None  # in the sampler, too
@@ -105,6 +106,7 @@ class TargetRequest:
         """A proposal has arrived."""
         self.speculation.is_followed = True
         self.speculation.draft_video_tokens = proposal.video_tokens
+        self.work += proposal.work
         self.speculation.chain.extend(
             proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.committed
         )

@@ -10,7 +10,7 @@ const FIGURES = [
   ["firstToken", "first token", seconds],
   ["acceptance", "draft tokens accepted", percent],
   ["accepted", "accepted per check", (value) => value.toFixed(1)],
-  ["cached", "prompt tokens cached", (value, all) => `${value} of ${all.prompt}`],
+  ["cached", "prompt tokens cached", (value, all) => percent(value / all.prompt)],
   ["mode", "mode", (value) => value],
 ];
 

@@ -41,8 +41,7 @@ class Lane {
   }
 
   reset() {
-    this.words.node.replaceChildren();
-    this.words.shown = 0;
+    this.words.clear();
     this.clock.textContent = "0.00 s";
     this.rate.textContent = "waits";
   }

@@ -11,25 +11,34 @@ const WHO = {
 export class Words {
   constructor() {
     this.node = el("p", { class: "words" });
-    this.shown = 0;
+    this.clear();
     this.node.addEventListener("pointerover", (event) => this.tell(event));
     this.node.addEventListener("pointerleave", () => { byId("tip").hidden = true; });
   }
 
   // Adds what is new; a token that lost its text at the end is taken up by `settle`.
   update(tokens) {
-    const added = tokens.slice(this.shown).map((token) => {
-      const word = el("span", { class: `by-${token.source}` }, token.text);
-      word.token = token;
-      return word;
-    });
-    this.node.append(...added);
+    for (const token of tokens.slice(this.shown)) {
+      // The blank between two authors is nobody's.
+      const isTurn = token.source !== this.source;
+      const blank = isTurn ? token.text.match(/^\s*/)[0] : "";
+      const word = el("span", { class: `by-${token.source}` }, token.text.slice(blank.length));
+      Object.assign(word, { token, blank });
+      this.node.append(blank, word);
+      this.source = token.source;
+    }
     this.shown = tokens.length;
   }
 
   settle(answer) {
-    for (const word of this.node.children) word.textContent = word.token.text;
+    for (const word of this.node.children) word.textContent = word.token.text.slice(word.blank.length);
     if (!this.shown) this.node.textContent = answer.text;
+  }
+
+  clear() {
+    this.node.replaceChildren();
+    this.shown = 0;
+    this.source = null;
   }
 
   tell(event) {
