@@ -1,9 +1,14 @@
-"""GET /docs: Swagger UI on the OpenAPI document, served from here. A browser behind a firewall sees it too."""
+"""GET /docs, /openapi.json: Swagger UI on the OpenAPI document, all served from here, also behind a firewall."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -18,16 +23,24 @@ _POLICY = (
 )
 
 
-def docs_router(openapi_url: str) -> APIRouter:
-    """The page and its two files."""
+def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
+    """The document that `describe` makes, which takes a while and is done once; the page and its two files."""
     router = APIRouter(include_in_schema=False)
     folder = Path(str(resources.files("fastapi_swagger.resources")))
+
+    @cache
+    def document() -> bytes:
+        return json.dumps(describe(), ensure_ascii=False).encode()
+
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(await asyncio.to_thread(document), media_type="application/json")
 
     @router.get("/docs")
     async def docs(request: Request) -> Response:
         root = request.scope.get("root_path", "")  # under which a proxy serves all of this
         page = get_swagger_ui_html(
-            openapi_url=f"{root}{openapi_url}",
+            openapi_url=f"{root}/openapi.json",
             title="vidspec",
             swagger_js_url=f"{root}/docs/swagger-ui-bundle.js",
             swagger_css_url=f"{root}/docs/swagger-ui.css",
