@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -214,3 +214,22 @@ async def test_a_small_answer_does_not_wait_for_the_clients_acknowledgement() ->
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_an_endless_body_after_an_early_answer_is_not_read_for_ever(tmp_path: Path) -> None:
+    """It is read for a moment, so that the client sees the answer; then the connection ends."""
+    options: dict[str, float] = {"max_upload_bytes": 1_000_000, "max_json_bytes": 1_000_000}
+    async with running(FakeEngine(), tmp_path, **options) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.client.base_url.port)
+        head = f"POST {URL} HTTP/1.1\r\nhost: a\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head.encode())
+        num_sent, chunk = 0, b"100000\r\n" + bytes(0x100000) + b"\r\n"
+        with suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                while num_sent < 1000 * len(chunk):
+                    writer.write(chunk)
+                    await writer.drain()
+                    num_sent += len(chunk)
+        assert num_sent < 200 * len(chunk)
+        assert await server.is_ready()
+        writer.close()

@@ -131,6 +131,8 @@ class BodyLimit:
             return message
 
         async def send_then_linger(message: Message) -> None:
+            if message["type"] == "http.response.start" and not is_read:
+                MutableHeaders(scope=message)["connection"] = "close"  # or the server would read on, for ever
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if not is_last or is_read:
                 await send(message)

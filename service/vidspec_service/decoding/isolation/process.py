@@ -105,11 +105,13 @@ class DecodeChild:
             except OSError:  # it died before it had read the job
                 pass
             finally:
+                was_killed = self._is_killed  # by us: its client has left, or the server ends
                 returncode = self._reap()  # before its memory is looked at: now nobody else can change it
             try:
                 return _clip(data, self._frames.fileno())
             except (OSError, ValueError):  # no answer, or none that holds together
-                _log.warning("decode child lost", extra={"returncode": returncode})
+                if not was_killed:
+                    _log.warning("decode child lost", extra={"returncode": returncode})
                 raise VideoUnreadable("The video made its decoder fail: it is damaged.", param="video") from None
 
     def _ask(self, job: bytes, deadline: float) -> bytes:
