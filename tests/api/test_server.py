@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry
 from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from vidspec_service.api import server as server_module
+from vidspec_service.api.connections import quiet_when_out_of_descriptors
 from vidspec_service.api.server import bind, serve
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
@@ -233,3 +235,45 @@ async def test_an_endless_body_after_an_early_answer_is_not_read_for_ever(tmp_pa
         assert num_sent < 200 * len(chunk)
         assert await server.is_ready()
         writer.close()
+
+
+async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "connections_allowed", lambda _: 6)
+    async with running(FakeEngine()) as server:
+        port = server.client.base_url.port
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]  # and the client's own
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")  # to the end: it is closed, too
+            writer.close()
+        assert await server.is_ready()
+        for _, writer in idle:
+            writer.close()
+        async with asyncio.timeout(5):
+            while not await _fresh_answers(port):  # noqa: ASYNC110  nothing of the server's tells a test
+                await asyncio.sleep(0.01)
+    assert [record.message for record in caplog.records].count("too many connections") == 1
+
+
+async def _fresh_answers(port: int | None) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health/live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_asyncios_line_for_each_connection_it_cannot_accept_is_one_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(quiet_when_out_of_descriptors())
+    for _ in range(1000):
+        loop.call_exception_handler(
+            {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+        )
+    loop.call_exception_handler({"message": "something else"})
+    loop.set_exception_handler(None)
+    assert len(caplog.records) == 2

@@ -25,6 +25,7 @@ def health_router(services: Services) -> APIRouter:
         503: {"model": Health, "description": "Not ready; `reasons` says why."}
     }
 
+    @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live", summary="Is the process alive?")
     async def live() -> Health:
         """200 as long as the event loop turns, whatever the workers do. Restart it when this fails."""
@@ -37,11 +38,13 @@ def health_router(services: Services) -> APIRouter:
             reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
         return reasons
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Can it serve? As vLLM says it", response_class=Response, responses=documents.HEALTH)
     async def health() -> Response:
         """The status of `/health/ready` and no body."""
         return Response(status_code=503 if reasons_against() else 200)
 
+    @router.head("/health/ready", include_in_schema=False)
     @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
     async def ready(response: Response) -> Health:
         """200 when a request would be served; 503 while loading, after a death, while shutting down."""
