@@ -33,6 +33,22 @@ async def test_a_loading_service_is_alive_and_not_ready(tmp_path: Path) -> None:
     assert (await world.client.get("/metrics")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+async def test_probes_may_ask_for_no_body(tmp_path: Path, path: str) -> None:
+    assert (await World(tmp_path).client.head(path)).status_code == 200
+    loading = World(tmp_path, FakeEngine(is_ready=False))
+    assert (await loading.client.head(path)).status_code == (await loading.client.get(path)).status_code
+
+
+async def test_a_method_of_a_strangers_making_is_cut_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        await World(tmp_path).client.request("M" * 5000, "/nowhere")
+    (answered,) = (record for record in caplog.records if record.message == "answered")
+    assert vars(answered)["method"] == "M" * 16
+
+
 async def test_a_loaded_service_is_ready_until_it_drains(tmp_path: Path) -> None:
     world = World(tmp_path)
     assert (await world.client.get("/health/ready")).json() == {"status": "ok", "reasons": []}

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
-from vidspec_service.api.limits.admission import caller_of
+from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
@@ -72,7 +72,7 @@ async def _answer(
 ) -> Response:
     settings = services.settings
     async with AsyncExitStack() as held:
-        permit = held.enter_context(services.admission.permit(caller_of(request)))
+        permit = held.enter_context(services.admission.permit(caller_of(request), sharer_of(request)))
         info = services.engine.info  # raises EngineDead before a byte is uploaded
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastapi import APIRouter, Request
 
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.limits.admission import caller_of
+from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.tokens import Detokenize, Detokenized, Tokenize, Tokenized
 from vidspec_service.api.services import Services
@@ -25,7 +25,7 @@ def tokens_router(services: Services) -> APIRouter:
     engine = services.engine
 
     async def read(request: Request, model: type[T]) -> T:
-        with services.admission.permit(caller_of(request)) as permit:
+        with services.admission.permit(caller_of(request), sharer_of(request)) as permit:
             info: EngineInfo = services.engine.info  # raises EngineDead before a byte is read
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
