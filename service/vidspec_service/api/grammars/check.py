@@ -35,10 +35,11 @@ class GrammarCheck:
 
     async def check(self, grammar: Grammar) -> None:
         """Raises InvalidRequest, which says what is wrong and where, or CapacityError if the machine is too busy."""
-        digest = hashlib.sha256(grammar.text.encode()).digest()
+        text = grammar.spelt or grammar.text
+        digest = hashlib.sha256(text.encode()).digest()
         fault = self._faults.get(digest)
         if fault is None:
-            fault = await asyncio.get_running_loop().run_in_executor(self._threads, _fault, grammar.text)
+            fault = await asyncio.get_running_loop().run_in_executor(self._threads, _fault, text)
             self._faults[digest] = fault
         if fault:
             raise InvalidRequest(f"{grammar.param}: {fault}", param=grammar.param)
