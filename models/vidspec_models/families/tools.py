@@ -16,12 +16,12 @@ def tool_format(template: object, vocabulary: Collection[str]) -> ToolFormat:
 
     Templates do not say how their models call one. Those of Hermes' kind have their calls between two tokens,
     `<tool_call>` and `</tool_call>`, as a JSON object with a name and `arguments`; Qwen's coders write
-    `<function=...>` between the same.
+    `<function=...>` between the same. One that thinks first does so between tokens that no grammar for text allows.
     """
     if not isinstance(template, str) or "tools" not in template:
         return ToolFormat.NONE
     has_tags = all(tag in template and tag in vocabulary for tag in ("<tool_call>", "</tool_call>"))
-    is_hermes = has_tags and "arguments" in template and "<function=" not in template
+    is_hermes = has_tags and "arguments" in template and not any(tag in template for tag in ("<function=", "<think>"))
     return ToolFormat.HERMES if is_hermes else ToolFormat.OTHER
 
 
