@@ -9,8 +9,8 @@ import pytest
 
 from vidspec_models.families.base import conversation, tokenised
 from vidspec_models.families.tools import as_templates_read_them, tool_format
-from vidspec_models.loading.load_model import load_model
-from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.loading.load_model import load_processor
+from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import ChatTemplate, ToolCall, ToolFormat, Turn
 
 pytestmark = pytest.mark.unit
@@ -44,9 +44,8 @@ def test_a_template_shows_how_its_model_calls_tools(template: Any, known: Any, f
 
 @pytest.fixture(scope="module")
 def processor() -> Any:
-    model = load_model(ModelSpec(path="bundled", role="draft", device="cpu"))
-    assert model.tool_format is ToolFormat.NONE
-    found = model._processor
+    found = load_processor(model_path(ModelSpec(path="bundled", role="draft")), None)
+    assert tool_format(found.chat_template, found.tokenizer.get_vocab()) is ToolFormat.NONE
     found.chat_template = HERMES
     return found
 
