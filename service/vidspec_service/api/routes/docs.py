@@ -34,6 +34,7 @@ _WITHOUT_EMPTY_FIELDS = """
             return Object.assign(request, {body: given})
         },"""
 
+
 def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
     """The document that `describe` makes, which takes a while and is done once; the page, its two files, and the
     document that it shows."""
