@@ -85,6 +85,24 @@ def write_video(
     return path
 
 
+def write_film(path: Path, pictures: Iterable[Picture], *, num_sounds: int) -> Path:
+    """A video with so many audio tracks, each as long as it is."""
+    with av.open(path, "w") as container:
+        stream: Any = container.add_stream("h264", rate=25)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        sounds: list[Any] = [container.add_stream("aac", rate=16_000, layout="mono") for _ in range(num_sounds)]
+        for index, picture in enumerate(pictures):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            for sound in sounds:
+                frame = av.AudioFrame.from_ndarray(np.zeros((1, 640), np.float32), format="fltp", layout="mono")
+                frame.sample_rate, frame.pts = 16_000, 640 * index
+                container.mux(sound.encode(frame))
+        for track in (stream, *sounds):
+            container.mux(track.encode())
+    return path
+
+
 def write_sound(path: Path) -> Path:
     """A file with one audio track and nothing to see."""
     with av.open(path, "w") as container:

@@ -15,6 +15,7 @@ from torch import Tensor
 from vidspec_models.request import SamplingParams
 
 NOISE_ROWS = 32
+LEAST_TEMPERATURE = 1e-6  # but for 0, which draws nothing
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
@@ -44,9 +45,10 @@ def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tens
     """log p after temperature, top-k, top-p and min-p; excluded tokens are -inf. [n, V] float32.
 
     The most likely token always survives. Not renormalised: argmax does not see a constant, nor does min-p, which
-    excludes what is less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082).
+    excludes what is less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082). A temperature
+    below LEAST_TEMPERATURE counts as that: beneath it logits would leave float32.
     """
-    scores = torch.log_softmax(logits.float() / params.temperature, dim=-1)
+    scores = torch.log_softmax(logits.float() / max(params.temperature, LEAST_TEMPERATURE), dim=-1)
     vocabulary = scores.shape[-1]
     if 0 < params.top_k < vocabulary:
         threshold = scores.topk(params.top_k, dim=-1).values[:, -1:]
@@ -55,7 +57,9 @@ def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tens
         ordered, order = scores.sort(dim=-1, descending=True, stable=True)
         probability = ordered.softmax(-1)
         before = probability.cumsum(-1) - probability
-        excluded = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, before >= params.top_p)
+        beyond = before >= params.top_p
+        beyond[..., 0] = False  # float32 takes the smallest top_p for 0
+        excluded = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, beyond)
         scores = scores.masked_fill(excluded, float("-inf"))
     if params.min_p > 0.0:
         threshold = scores.amax(-1, keepdim=True) + math.log(params.min_p)

@@ -113,6 +113,7 @@ class GenerationRequest:
     """Everything the engine needs to answer once. Same request and seed: same text in every mode."""
 
     request_id: str
+    caller: str = ""  # whose it is: callers take turns
     turns: tuple[Turn, ...]
     videos: tuple[Video, ...] = ()
     template: ChatTemplate | None = DEFAULT_TEMPLATE  # None: the turns' text is the prompt as it is

@@ -16,7 +16,7 @@ from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.base import Family
+from vidspec_models.families.base import Family, check_text_fits
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
@@ -92,7 +92,7 @@ class VideoLM:
     ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
-        Raises ContextOverflow, before that cost where the videos alone are too much.
+        Raises ContextOverflow, before that cost where the videos alone, or the words alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
         num_video_tokens = sum(family.num_video_tokens(model, processor, video) for video in videos)
@@ -101,6 +101,8 @@ class VideoLM:
                 f"the video takes {num_video_tokens} tokens, the model's context is {self.context_length}; "
                 "ask for fewer frames"
             )
+        if processor is not None:
+            check_text_fits(processor, turns, self.context_length)
         known = encoded or EncoderCache(0)
 
         def make() -> Prompt:

@@ -225,7 +225,7 @@ async def test_the_default_number_of_frames_is_another_choice_for_two_videos(tmp
 
 async def test_several_are_decoded_beside_each_other(tmp_path: Path) -> None:
     gate = asyncio.Event()
-    world = World(tmp_path, decoder=FakeDecodePool(gate=gate))
+    world = World(tmp_path, decoder=FakeDecodePool(gate=gate), decode_workers=4)
     running = asyncio.create_task(ask(world, messages=[user(*(video_part(content(i)) for i in range(4)), ASK)]))
     await until(lambda: len(world.decoder.contents) == 4)
     gate.set()
@@ -234,7 +234,7 @@ async def test_several_are_decoded_beside_each_other(tmp_path: Path) -> None:
 
 
 async def test_leaving_in_the_middle_stops_every_decode(tmp_path: Path) -> None:
-    world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()))
+    world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()), decode_workers=3)
     videos = [{"video": data_url(content(number))} for number in range(3)]
     client = LeavingClient(world, json.dumps({"prompt": "x", "videos": videos}).encode())
     running = client.start()

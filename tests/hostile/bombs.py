@@ -54,7 +54,7 @@ def _tables(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
     yield "bomb: samples beyond the end.mp4", patched(seeds.mp4, table + "stco", 8, u32(0xFFFFFF00))
     yield "bomb: ten thousand nested boxes.mp4", seeds.mp4[:32] + _nested(b"moov", 10_000)
     yield "bomb: a hundred thousand free boxes.mp4", seeds.mp4[:32] + box(b"free") * 100_000
-    yield "bomb: 9 tracks.mkv", _tracks(9)
+    yield "bomb: 129 tracks.mkv", _tracks(129)
     yield "bomb: 300 tracks.mkv", _tracks(300)
 
 

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import VIDEO, ChatTemplate, Turn, Video
+
+_COUNTED = 8192  # characters
 
 
 class Family(ABC):
@@ -149,6 +152,27 @@ def tokenised(
     has_bos = bos is not None and text.startswith(bos)
     ids: Tensor = processor.tokenizer(text, add_special_tokens=not has_bos, return_tensors="pt")["input_ids"][0]
     return ids
+
+
+def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) -> None:
+    """Raises ContextOverflow for texts of far more tokens than the context, without tokenising all of them.
+
+    No token is less than a byte. Pieces are counted, which may be more tokens than the whole by a few at each cut: so
+    only twice as many as fit are refused here.
+    """
+    texts = [turn.text for turn in turns]
+    most = 2 * context_length
+    if sum(len(text.encode()) for text in texts) <= most:
+        return
+    count = 0
+    for text in texts:
+        for start in range(0, len(text), _COUNTED):
+            piece = text[start : start + _COUNTED]
+            count += len(processor.tokenizer(piece, add_special_tokens=False)["input_ids"])
+            if count > most:
+                raise ContextOverflow(
+                    f"the prompt has more than {most} tokens, the model's context is {context_length}; shorten it"
+                )
 
 
 def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:

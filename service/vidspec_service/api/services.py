@@ -54,7 +54,9 @@ def build_services(
         rate=None if per_minute is None else RateLimit(per_minute, time.monotonic),
     )
     capacity = settings.max_running_requests + settings.max_queued_requests
-    clips = Clips(decode, metrics, settings.max_cached_frame_bytes, settings.video_ttl_s)
+    clips = Clips(
+        decode, metrics, settings.max_cached_frame_bytes, settings.video_ttl_s, FairQueue(settings.decode_workers)
+    )
     return Services(
         settings=settings,
         engine=engine,
@@ -69,6 +71,6 @@ def build_services(
         metrics=metrics,
         admission=Admission(capacity, settings.max_queued_bytes, metrics, limits),
         # As many as are generated, and those that are decoded meanwhile.
-        queue=FairQueue(settings.max_running_requests + settings.decode_workers),
+        queue=FairQueue(settings.max_running_requests + settings.decode_workers, are_shared=num_keys > 1),
         upload_dir=upload_dir or settings.upload_dir or Path(tempfile.gettempdir()),
     )

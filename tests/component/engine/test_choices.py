@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -68,7 +69,7 @@ async def texts(engine: EngineHarness, request: GenerationRequest) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_each_answer_is_the_one_of_its_seed_in_every_mode(engine: EngineHarness, temperature: float) -> None:
     asked = several(f"modes {temperature}", 3, temperature)
     expected = alone(engine, asked)
@@ -83,22 +84,20 @@ def test_a_video_of_nobody_else_and_a_text_alone_are_computed_once(
     engine: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in the target's own words: the rows of its forwards, of which every token but the last has one."""
-    rows: list[int] = []
-    heard = asyncio.Event()
+    beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
     def note(role: str, beat: Heartbeat) -> None:
         if role == "target":
-            rows.extend(num_rows for _, _, num_rows in beat.forwards)
-            heard.set()
+            beats.put_nowait(beat)
 
     async def rows_of(request: GenerationRequest) -> tuple[int, int]:
-        heard.clear()
-        await heard.wait()  # what was before
-        rows.clear()
+        began, num_rows = time.monotonic(), 0
         found = await choices(engine, request)
-        heard.clear()
-        await heard.wait()
-        return sum(rows), sum(len(ids) - 1 for ids in found)
+        ended, until = time.monotonic(), 0.0
+        while until < ended:
+            beat = await beats.get()
+            until, num_rows = beat.until, num_rows + sum(rows for start, _, rows in beat.forwards if start > began)
+        return num_rows, sum(len(ids) - 1 for ids in found)
 
     monkeypatch.setattr(engine.engine, "_on_heartbeat", note)
     for name, videos in (("once", [noise_video(3)]), ("text", [])):
@@ -131,6 +130,7 @@ def test_leaving_ends_all_answers(engine: EngineHarness) -> None:
     assert engine.answer(ask("then", "Hello.", [], max_tokens=2)).finished.completion_tokens <= 2
 
 
+@pytest.mark.slow
 def test_a_compressed_prompt_may_have_several_answers(engine: EngineHarness) -> None:
     asked = replace(several("compressed", 3, videos=[noise_video(2)]), compression=Compression.DYCOKE)
     assert engine.run(choices(engine, asked)) == alone(engine, asked)

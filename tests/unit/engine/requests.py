@@ -22,11 +22,13 @@ def request_of(
     *,
     seed: int = 0,
     max_tokens: int | None = None,
+    caller: str = "",
     compression: Compression = Compression.NONE,
 ) -> GenerationRequest:
     """A greedy request without a video; its text is its name."""
     return GenerationRequest(
         request_id=name,
+        caller=caller,
         turns=(Turn(role="user", parts=(name,)),),
         max_tokens=max_tokens,
         sampling=SamplingParams(seed=seed),
@@ -47,10 +49,12 @@ def target_request(
     committed: Sequence[int] = (),
     pruner: KVPruner | None = None,
     prepare_s: float = 0.0,
+    caller: str = "",
 ) -> TargetRequest:
     """What the target holds for a greedy request."""
     request = TargetRequest(
         request_id=name,
+        caller=caller,
         prompt=prompt,
         cache=cache,
         sampler=CoupledSampler(SamplingParams()),

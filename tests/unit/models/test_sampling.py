@@ -54,6 +54,30 @@ def test_an_agreeing_draft_proposes_the_targets_token() -> None:
     assert sum(a == b for a, b in zip(target, draft, strict=True)) >= 198
 
 
+TINY = [5e-324, 1e-310, 1e-46, 1e-40, 1e-38, 1e-30, 1e-9, 1e-6]
+
+
+@pytest.mark.parametrize("temperature", [*TINY, 1.0, 2.0])
+@pytest.mark.parametrize("top_p", [*TINY, 0.5, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 5e-324, 1e-40, 1.0])
+def test_at_the_edges_of_every_number_a_token_is_allowed_and_none_is_nan(
+    temperature: float, top_p: float, min_p: float
+) -> None:
+    """A row with nothing allowed, or NaN, would choose token 0: an end, in many models, and an empty answer."""
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(6)) * 100
+    logits[1:, ::2] = float("-inf")  # as a grammar leaves them
+    logits[2, 1:40] = float("-inf")
+    sampler = CoupledSampler(SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p, seed=1))
+    scores = sampler.scores(logits, [])
+    assert not scores.isnan().any()
+    assert scores.isfinite().any(dim=-1).all()
+    chosen = sampler.choose(logits, [])
+    assert logits[range(6), chosen].isfinite().all()
+    assert 0.0 < sampler.sharpness < float("inf")
+    if temperature < 1e-5 or top_p < 1e-5 or min_p == 1.0:
+        assert chosen == logits.argmax(-1).tolist()
+
+
 def test_temperature_zero_is_argmax() -> None:
     logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(6))
     assert CoupledSampler(SamplingParams(seed=1)).choose(logits, []) == logits.argmax(-1).tolist()

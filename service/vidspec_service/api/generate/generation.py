@@ -75,7 +75,7 @@ class Generation:
         """Decode and submit; returns when the engine has accepted: a refusal comes before the answer."""
         services, caller = self._services, upload.permit.caller
         await services.queue.acquire(caller, self.n)
-        self._held.callback(services.queue.release, self.n)
+        self._held.callback(services.queue.release, caller, self.n)
         self._queue_s = time.monotonic() - self._began
         clips = await decode_all(services, caller, files, frames, default_num_frames(services))
         self._decode_s = time.monotonic() - self._began - self._queue_s
@@ -90,7 +90,8 @@ class Generation:
             for file, clip in zip(files, clips, strict=True)
         ]
         upload.close()  # an answer takes longer than its frames
-        self._events = services.engine.generate(replace(self._request, videos=tuple(clip.video for clip in clips)))
+        videos = tuple(clip.video for clip in clips)
+        self._events = services.engine.generate(replace(self._request, caller=caller, videos=videos))
         del clips
         self._held.push_async_callback(self._events.aclose)
         first = await anext(self._events, None)

@@ -6,7 +6,7 @@ Life: open -> draining (nothing new, running requests go on) -> closing (running
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -177,11 +177,15 @@ class FairQueue:
     """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second. Who
     wants several, of which there are never so many, waits until they are all there, and nobody passes.
 
-    Waiting has no bound of its own: whoever waits has a permit, which `Admission` counts, and a deadline.
+    With `are_shared`, none takes all of them: as of the permits, one may have thrice as many as are free, so that who
+    comes alone finds a slot, and waits for nobody's answer. Waiting has no bound of its own: whoever waits has a
+    permit, which `Admission` counts, and a deadline.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, are_shared: bool = False) -> None:
         self._num_free = limit
+        self._are_shared = are_shared
+        self._taken: Counter[str] = Counter()
         # In the order they are served; each with the slots that it wants.
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
@@ -201,26 +205,40 @@ class FairQueue:
             if mine.cancelled():
                 self._serve()  # those behind may want fewer
             else:
-                self.release(num)  # they came, and nobody is left to use them
+                self.release(caller, num)  # they came, and nobody is left to use them
             raise
 
-    def release(self, num: int = 1) -> None:
-        """Hand the slots to the next in rotation; they are free if nobody waits."""
+    def release(self, caller: str, num: int = 1) -> None:
+        """Hand the slots to the next in rotation; they are free if nobody waits who may have them."""
         self._num_free += num
+        self._taken -= Counter({caller: num})
         self._serve()
 
     def _serve(self) -> None:
-        """Whoever is next, past those who have left, for as long as there are enough slots."""
-        while self._waiting:
-            caller, queue = next(iter(self._waiting.items()))
-            mine, num = queue[0]
-            if not mine.done() and num > self._num_free:
-                return
-            queue.popleft()
+        while (found := self._next()) is not None:
+            caller, mine, num = found
+            self._num_free -= num
+            self._taken[caller] += num
+            mine.set_result(None)
+
+    def _next(self) -> tuple[str, asyncio.Future[None], int] | None:
+        """Whose turn it is, taken out of the line: past those who have left, and callers who have their share."""
+        for caller, queue in list(self._waiting.items()):
+            while queue and queue[0][0].done():
+                queue.popleft()
+            if queue and not self._has_its_share(caller, queue[0][1]):
+                if queue[0][1] > self._num_free:
+                    return None
+                self._waiting.move_to_end(caller)
+                found = (caller, *queue.popleft())
+            else:
+                found = None
             if not queue:
                 del self._waiting[caller]
-            if not mine.done():
-                self._num_free -= num
-                mine.set_result(None)
-                if queue:
-                    self._waiting.move_to_end(caller)
+            if found is not None:
+                return found
+        return None
+
+    def _has_its_share(self, caller: str, num: int) -> bool:
+        taken = self._taken[caller]
+        return self._are_shared and taken > 0 and taken + num > _SHARE * self._num_free

@@ -82,7 +82,7 @@ async def _answer(
         permit.hold_places(body.n or 1)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
         if (grammar := body.grammar) is not None:
-            await deadline.run(services.grammars.check(grammar))
+            await deadline.run(services.grammars.check(grammar, permit.caller))
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"

@@ -78,7 +78,7 @@ async def _decoded(services: Services, caller: str, file: VideoFile, num_frames:
     try:
         return await services.clips.clip(caller, file, FrameRequest(), num_frames)
     finally:
-        services.queue.release()
+        services.queue.release(caller)
 
 
 def _facts(file: VideoFile, clip: Clip) -> Video:

@@ -15,6 +15,7 @@ MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
 MAX_TURNS = 256
 MAX_STOPS = 4
 MAX_STOP = 256
+_MOST = 1e9  # seconds, and frames per second: no video has more
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 
 
@@ -34,9 +35,9 @@ StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # A form's file part; the reader puts it on disk, and only then is the form validated.
 FormFile = Annotated[Path, WithJsonSchema({"type": "string", "format": "binary"})]
 

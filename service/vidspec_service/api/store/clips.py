@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cachetools import TTLCache
 
+from vidspec_service.api.limits.admission import FairQueue
 from vidspec_service.decoding.clip import Clip, FrameRequest, FrameSequence
 from vidspec_service.telemetry import Metrics
 
@@ -35,10 +36,17 @@ class Clips:
     """Frames in memory, under a budget of bytes and for as long as videos are kept. Callers never share them: time
     would tell one what another has sent."""
 
-    def __init__(self, decode: Decode, metrics: Metrics, max_bytes: int, ttl_s: float) -> None:
+    def __init__(self, decode: Decode, metrics: Metrics, max_bytes: int, ttl_s: float, decoders: FairQueue) -> None:
+        """As many videos are decoded at a time as `decoders` has slots."""
         self._decode = decode
+        self._decoders = decoders
         self._metrics = metrics
         self._kept: TTLCache[tuple[str, str, FrameRequest], Clip] = TTLCache(max_bytes, ttl_s, getsizeof=_num_bytes)
+
+    @property
+    def num_waiting(self) -> int:
+        """Videos that wait for a decoder."""
+        return self._decoders.num_waiting
 
     async def clip(self, caller: str, file: VideoFile, frames: FrameRequest, default_num_frames: int) -> Clip:
         """The frames of `file`, under a `video.key` that says which; raises VideoError. Cancelling stops the decode."""
@@ -49,8 +57,12 @@ class Clips:
         self._metrics.mm_cache_queries.inc()
         self._metrics.mm_cache_hits.inc(clip is not None)
         if clip is None:
-            began = time.monotonic()
-            clip = await self._decode(file.path, asked, default_num_frames)
+            await self._decoders.acquire(caller)
+            try:
+                began = time.monotonic()
+                clip = await self._decode(file.path, asked, default_num_frames)
+            finally:
+                self._decoders.release(caller)
             self._metrics.video_decode.observe(time.monotonic() - began)
             self._metrics.video_upload_bytes.observe(file.num_bytes)
             self._metrics.video_frames_sampled.observe(len(clip.timestamps_s))

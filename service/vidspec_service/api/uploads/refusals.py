@@ -30,11 +30,15 @@ _WORDS = frozenset(
     )
     for name in (field.alias or name for name, field in model.model_fields.items())
 )  # fmt: skip
+_MOST_TOLD = 4096
+_LONGEST_NAME = 64  # characters of a name that a client chose, in our answer and in what is compared with it
 _PARTS = "Parts may be text, video_url, input_video, image_url or file; this server takes no audio and no tools"
 
 
 def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """The first thing wrong, in one sentence that names the field and never repeats its value."""
+    if error.error_count() > _MOST_TOLD:  # to list them holds up everybody
+        return InvalidRequest("The body has more faults than could be listed: fields that are unknown, or wrong.")
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     location = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
@@ -46,13 +50,13 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
 
 def _meant(location: list[str]) -> list[str]:
     """Pydantic names the branch of a union, too; only fields and places in lists mean something to a client."""
-    words = [part for part in location if part in _WORDS or part.isdigit()]
+    words = [part for part in location if part in _WORDS or (part.isdigit() and len(part) <= 20)]
     return [word for index, word in enumerate(words) if index == 0 or word != words[index - 1]]
 
 
 def unknown_field(name: str, param: str, model: type[BaseModel]) -> InvalidRequest:
     """A field that nobody asked for, and the one that may have been meant."""
     known = set(model.model_fields) if "." not in param else _WORDS - {name}  # a known name in the wrong place
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[: _LONGEST_NAME + 1], known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    return InvalidRequest(f"Unknown field {name[:64]!r}.{hint}", param=param[:64])
+    return InvalidRequest(f"Unknown field {name[:_LONGEST_NAME]!r}.{hint}", param=param[:_LONGEST_NAME])

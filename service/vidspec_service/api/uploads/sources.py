@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from vidspec_service.api.errors import about_video
 from vidspec_service.api.schemas.fields import Source
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.store.videos import Videos
-from vidspec_service.api.uploads.data_urls import decode_data_url, once
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.api.uploads.upload import Upload, check_num_videos
 from vidspec_service.errors import InvalidRequest
@@ -27,19 +25,21 @@ async def take_all(upload: Upload, sources: Sequence[Source], videos: Videos, fe
 
 async def take(upload: Upload, source: Source, videos: Videos, fetcher: Fetcher) -> VideoFile:
     """Bring the video that a valid body names; raises the RequestError that says what is wrong with it."""
-    if source.data_url is not None and source.data_url[:16].lower() == "data:video/jpeg;" and not source.is_still:
+    data_url = None if source.data_url is None else upload.data_url(source.data_url)
+    if data_url is not None and data_url.starts_with(b"data:video/jpeg;") and not source.is_still:
         from vidspec_service.api.uploads.own_frames import take_frames
 
-        return await take_frames(upload, source.data_url, source.times)
+        return await take_frames(upload, data_url, source.times)
     if source.times is not None:
         raise InvalidRequest("fps and timestamps_s of frames need a data:video/jpeg;base64, URL.", param="video")
     if source.path is not None:
         return upload.stored(source.path)
     if source.video_id is not None:
         return upload.borrow(videos.reading(upload.permit.caller, source.video_id))
+    if data_url is not None:
+        chunks = data_url.decoded(upload.settings.max_upload_bytes, is_still=source.is_still)
+        return await upload.store(chunks, is_still=source.is_still)
     if source.url is not None:
         async with fetcher.opened(source.url) as chunks:
             return await upload.store(upload.counted(chunks), is_still=source.is_still)
-    url, limit = source.data_url or "", upload.settings.max_upload_bytes
-    content = await asyncio.to_thread(decode_data_url, url, limit, is_still=source.is_still)
-    return await upload.store(once(content), is_still=source.is_still)
+    raise RuntimeError("a source is somewhere")

@@ -12,7 +12,6 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -21,9 +20,9 @@ from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
-from vidspec_service.api.uploads.refusals import refusal
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import CapacityError, DeadlineExceeded, VideoUnreadable
@@ -48,6 +47,7 @@ class Upload:
         self._folder = folder
         self._held = ExitStack()
         self._files: dict[Path, VideoFile] = {}
+        self._set_aside: dict[str, DataUrl] = {}  # what short strings of a JSON body stand for
         self._num_stored = self._num_read = 0  # bytes: of the files; of the body and of what was fetched
 
     async def fields(self, *, json: type[F], form: type[F] | None = None) -> F:
@@ -70,12 +70,10 @@ class Upload:
         if model is None:
             raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
         chunks = self.counted(self._request.stream(), int(self._request.headers.get("content-length", 0)))
-        try:
-            if kind == _FORM:
-                return await read_form(chunks, content_type, model, self._store_part)
-            return await read_json(chunks, model, self.settings.max_json_bytes)
-        except ValidationError as error:
-            raise refusal(error, model) from None
+        if kind == _FORM:
+            return await read_form(chunks, content_type, model, self._store_part)
+        fields, self._set_aside = await read_json(chunks, model, self.settings.max_json_bytes)
+        return fields
 
     async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> VideoFile:
         """Write a stream to a private file of this request; raises what `write_upload` does."""
@@ -94,6 +92,16 @@ class Upload:
     def stored(self, path: Path) -> VideoFile:
         """The file that came with the form."""
         return self._files[path]
+
+    def data_url(self, url: str) -> DataUrl:
+        """The whole of a data URL that a body's fields have, which may be a short string that stands for it."""
+        for mark, whole in self._set_aside.items():
+            if url == mark:
+                return whole
+            if url.endswith(mark):  # bare base64, after a head of ours
+                said = url.removesuffix(mark).encode() + whole.text[whole.begin : whole.end]
+                return DataUrl(said, 0, len(said))
+        return DataUrl.of(url)
 
     def borrow(self, lent: AbstractContextManager[VideoFile]) -> VideoFile:
         """Have a video of somebody else's."""
@@ -114,6 +122,7 @@ class Upload:
     def close(self) -> None:
         """The files are not needed any more. May be called again."""
         self._held.close()
+        self._set_aside = {}
         self.permit.num_bytes = 0  # the body is gone; the request goes on
 
 

@@ -39,7 +39,7 @@ from vidspec_service.decoding.selection import FramePicker, select_frames
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
-_MAX_STREAMS = 8
+_MAX_TRACKS = 128  # films on discs have up to a hundred sounds and subtitles
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: _Kind = _VIDEO) -> Iter
         "format_whitelist": kind.formats,
         "protocol_whitelist": "none",  # all bytes come from `file`; no other file or address may be opened
         "codec_whitelist": kind.decoders,
-        "max_streams": str(_MAX_STREAMS),
+        "max_streams": str(_MAX_TRACKS + 1),
         "max_pixels": str(limits.max_pixels),
         "threads": "1",
     }
@@ -180,11 +180,14 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: _Kind = _VIDEO) -> Iter
         container = av.open(file, mode="r", options=options, metadata_errors="replace", buffer_size=_READ_BYTES)
     except MemoryError:  # FFmpeg's answer to too many streams, and to absurd sizes
         raise VideoUnsupported(
-            f"The file has more than {_MAX_STREAMS} tracks, or a damaged header.", param="video"
+            f"The file has more than {_MAX_TRACKS} tracks, or a damaged header.", param="video"
         ) from None
     except av.FFmpegError:
         raise VideoUnreadable("The file cannot be opened: it is damaged or incomplete.", param="video") from None
     try:
+        # FFmpeg leaves out what is over its limit, and then some formats lose track of where their packets are.
+        if len(container.streams) > _MAX_TRACKS:
+            raise VideoUnsupported(f"The file has more than {_MAX_TRACKS} tracks.", param="video")
         yield container
     finally:
         container.close()  # reference cycles would keep it for long

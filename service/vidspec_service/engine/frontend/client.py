@@ -142,7 +142,7 @@ class EngineClient:
             raise EngineDead("the target worker is gone and cannot be brought back")
         request = replace(request, speculation=self._mode(request))
         if names_tokens(request):
-            request = with_token_ids(request, self._tokenizer)
+            request = await asyncio.to_thread(with_token_ids, request, self._tokenizer)
         payload = await payload_of(request)
         request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice
         messages: asyncio.Queue[RequestMessage | EngineError] = asyncio.Queue()

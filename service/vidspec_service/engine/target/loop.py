@@ -119,6 +119,7 @@ class TargetLoop(WorkerLoop):
         request = item.request
         entered = TargetRequest(
             request_id=item.request_id,
+            caller=request.caller,
             prompt=prompt,
             cache=self._pool.new_cache(),
             sampler=sampler_of(request, prompt, self._model, item.grammar),
@@ -169,7 +170,7 @@ class TargetLoop(WorkerLoop):
             self._api.send(Rejected(request_id=request_id, is_too_long=is_too_long, message=message))
 
     def _prefill(self) -> None:
-        """One chunk of the oldest prompt; the last chunk yields the first token."""
+        """One chunk of the prompt whose turn it is; the last chunk yields the first token."""
         request = self._scheduler.next_prefill()
         if request is None:
             return

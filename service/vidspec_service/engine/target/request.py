@@ -32,6 +32,7 @@ class TargetRequest:
     """
 
     request_id: str
+    caller: str = ""
     prompt: Prompt
     cache: KVCache
     sampler: CoupledSampler
@@ -49,6 +50,7 @@ class TargetRequest:
     prompt_of: str | None = None  # see GenerationRequest; who has the same may have this one's rows
     first_logits: Tensor | None = None  # of such a request, after its prompt: [V]
     ticket: int = 0  # order of admission
+    num_rows_waited: float = 0  # of its caller's other prompts, prefilled while it waited; inf: it was preempted
     relevance_law: RelevanceLaw | None = None  # how the draft wants it measured; None: it does not
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
     relevance: CellScores | None = None  # what the draft was told, or a later one will be
@@ -57,6 +59,11 @@ class TargetRequest:
     def num_rows_to_resume(self) -> int:
         """Cache rows needed to decode from here on."""
         return self.prompt.num_tokens + self.num_committed + 1
+
+    @property
+    def num_rows_left(self) -> int:
+        """Prompt rows that are not in the cache yet."""
+        return self.prompt.num_tokens - self.cache.length
 
     @property
     def num_committed(self) -> int:

@@ -1,7 +1,11 @@
 """Scheduler: where every request of the target is, and whose keys and values there is room for.
 
 waiting → preparing → prefilling → decoding, and preempted when room runs out: the youngest gives way, keeps its
-committed tokens, and is prefilled again, first of all, once there is room. Nothing is ever dropped.
+committed tokens, and is prefilled again, before its caller's others, once there is room. Nothing is ever dropped.
+
+Callers take turns (ADR 20): the next prompt to prepare is of the caller who has the fewest requests here, the next
+chunk to prefill is of the caller who had none for the longest time. Of one caller's prompts, the one with the fewest
+rows left goes first; waiting counts as having fewer, so none waits for ever.
 
 The beginnings of ended prompts stay in the prefix cache, so that another question about a video does not prefill them
 again. A prefix is whole prefill chunks, and what follows is prefilled in the chunks it would have had: every row has
@@ -10,7 +14,8 @@ the bits of a fresh prefill, so an answer does not depend on what was asked befo
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
@@ -19,6 +24,7 @@ from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import Input
 
 _MOST_PREPARING = 2  # one in the tower, the next one ready for it
+_PATIENCE = 4  # rows that one prompt waits for, of its caller's others, count as one row that it has not
 
 
 class Scheduler:
@@ -28,12 +34,15 @@ class Scheduler:
         self._pool = pool
         self._prefixes = PrefixCache(pool, prefill_chunk)
         self._max_running = max_running_requests
+        self._prefill_chunk = prefill_chunk
         self._num_added = 0
         self.waiting: deque[Input] = deque()
         self._preparing: dict[str, Input] = {}
         self.preempted: deque[TargetRequest] = deque()
         self.prefilling: deque[TargetRequest] = deque()
         self.decoding: dict[str, TargetRequest] = {}
+        self._num_chunks = 0
+        self._last_chunks: dict[str, int] = {}  # of each caller, which of all
         self._lenders: list[TargetRequest] = []  # ended, before all answers to the same prompt had its rows
 
     @property
@@ -63,10 +72,13 @@ class Scheduler:
         return bool(self.waiting) and not self.preempted and not is_full
 
     def begin_preparing(self) -> Input | None:
-        """Take the oldest waiting request, if it can be admitted."""
+        """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
         if not self.can_admit:
             return None
-        item = self.waiting.popleft()
+        here = [*(item.request.caller for item in self._preparing.values()), *(each.caller for each in self.entered)]
+        num_here = Counter(here)
+        item = min(self.waiting, key=lambda item: num_here[item.request.caller])
+        self.waiting.remove(item)
         self._preparing[item.request_id] = item
         return item
 
@@ -82,14 +94,25 @@ class Scheduler:
         return self._prefixes.begin(request.prompt, request.cache)
 
     def next_prefill(self) -> TargetRequest | None:
-        """The oldest request to prefill; one that was preempted goes first, once there is room for all of it."""
+        """Whose next chunk it is; one that was preempted takes part again once there is room for all of it."""
         while self.preempted:
             if self._pool.fits(self.preempted[0].num_rows_to_resume):
-                self.prefilling.appendleft(self.preempted.popleft())
+                self.prefilling.append(self.preempted.popleft())
                 break
             if not self._evict():
                 break
-        return self.prefilling[0] if self.prefilling else None
+        if not self.prefilling:
+            return None
+        caller = min((each.caller for each in self.prefilling), key=lambda caller: self._last_chunks.get(caller, 0))
+        self._num_chunks += 1
+        self._last_chunks[caller] = self._num_chunks
+        mine = [each for each in self.prefilling if each.caller == caller]
+        # Tickets decide among equals. A prompt that is begun has fewer left than those it was equal with.
+        chosen = min(mine, key=lambda each: (each.num_rows_left - each.num_rows_waited / _PATIENCE, each.ticket))
+        for other in mine:
+            if other is not chosen:
+                other.num_rows_waited += self._prefill_chunk
+        return chosen
 
     def lender(self, request: TargetRequest) -> TargetRequest | None:
         """Another answer to the same prompt, which has its rows and the logits after it."""
@@ -137,6 +160,7 @@ class Scheduler:
         if self.decoding.pop(request.request_id, None) is None:
             self.prefilling.remove(request)
         self._pool.release(request.cache)
+        request.num_rows_waited = math.inf
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
 
     def _dismiss_lenders(self) -> None:

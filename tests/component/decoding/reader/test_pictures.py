@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 
-from tests.clips import Picture, bar_codes, number_of, write_video
+from tests.clips import Picture, bar_codes, number_of, write_film, write_video
 from tests.component.decoding.reading import read
 from vidspec_service.decoding.clip import FrameRequest
 
@@ -103,6 +103,15 @@ def test_pixels_that_are_not_square_are_said(tmp_path: Path) -> None:
 
 def test_audio_is_ignored_and_said(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", bar_codes(30), with_audio=True), FrameRequest(num_frames=30))
+    assert clip.warnings == ("Audio is ignored.",)
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_sounds"), [("a.mp4", 12), ("a.mkv", 40), ("a.ts", 12), ("a.avi", 12), ("b.ts", 127)]
+)
+def test_a_film_with_many_sounds_is_seen_whole(tmp_path: Path, name: str, num_sounds: int) -> None:
+    clip = read(write_film(tmp_path / name, bar_codes(30), num_sounds=num_sounds), FrameRequest(num_frames=30))
     assert clip.warnings == ("Audio is ignored.",)
     assert [number_of(frame) for frame in clip.video.frames] == list(range(30))
 

@@ -44,7 +44,7 @@ def test_callers_are_served_in_rotation_whoever_came_first() -> None:
         tasks += [served.wants("b"), served.wants("c"), served.wants("b")]
         await settle()
         for _ in range(7):
-            served.queue.release()
+            served.queue.release(served.order[-1] if served.order else "first")
             await settle()
         await asyncio.gather(*tasks)
         return served.order
@@ -58,7 +58,7 @@ def test_a_slot_that_comes_while_its_request_is_cancelled_goes_to_the_next() -> 
         await served.queue.acquire("first")
         leaving, next_one = served.wants("leaving"), served.wants("next")
         await settle()
-        served.queue.release()  # granted, but the task has not run yet
+        served.queue.release(served.order[-1] if served.order else "first")  # granted, but the task has not run yet
         leaving.cancel()
         await asyncio.wait({leaving, next_one}, timeout=1)
         assert leaving.cancelled()
@@ -74,13 +74,13 @@ def test_who_wants_several_slots_has_them_together_and_is_passed_by_nobody() -> 
         tasks = [served.wants("several", 3), served.wants("one")]
         await settle()
         assert served.order == []  # though one slot is free
-        served.queue.release()
+        served.queue.release("first")
         await settle()
         assert served.order == []
-        served.queue.release()
+        served.queue.release("first")
         await settle()
         assert served.order == ["several"]
-        served.queue.release(3)
+        served.queue.release("several", 3)
         await asyncio.gather(*tasks)
         return served.order
 
@@ -116,7 +116,7 @@ def test_no_slot_is_lost_or_invented_whatever_comes_and_leaves(limit: int, seed:
                 case 2 if tasks:
                     draw.choice(sorted(tasks, key=id)).cancel()
                 case 3 if len(served.order) > num_out:
-                    queue.release()
+                    queue.release(served.order[num_out])
                     num_out += 1
             if draw.random() < 0.7:
                 await settle()
@@ -124,7 +124,7 @@ def test_no_slot_is_lost_or_invented_whatever_comes_and_leaves(limit: int, seed:
         assert len(served.order) - num_out <= limit
         assert queue.num_waiting == 0 or len(served.order) - num_out == limit
         while len(served.order) > num_out or queue.num_waiting:
-            queue.release()
+            queue.release(served.order[num_out])
             num_out += 1
             await settle()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -140,6 +140,45 @@ def test_no_slot_is_lost_or_invented_whatever_comes_and_leaves(limit: int, seed:
     asyncio.run(scenario())
 
 
+def test_nobody_takes_every_slot_where_there_are_several() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(8, are_shared=True))
+        tasks = [served.wants("greedy") for _ in range(20)]
+        await settle()
+        assert served.order == ["greedy"] * 6  # of 8
+        tasks += [served.wants("modest")]
+        await settle()
+        assert served.order[6:] == ["modest"]  # at once
+        for _ in range(6):
+            served.queue.release("greedy")
+            await settle()
+        served.queue.release("modest")
+        await settle()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert served.queue.num_waiting == 0
+        return served.order
+
+    assert asyncio.run(scenario()) == ["greedy"] * 6 + ["modest"] + ["greedy"] * 6
+
+
+def test_whoever_gives_up_waiting_does_not_stand_in_the_way_of_the_next() -> None:
+    async def scenario() -> None:
+        queue = FairQueue(4, are_shared=True)
+        for _ in range(3):
+            await queue.acquire("greedy")
+        waiting = asyncio.create_task(queue.acquire("greedy"))
+        await settle()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        queue.release("greedy")
+        async with asyncio.timeout(1):
+            await queue.acquire("greedy")
+
+    asyncio.run(scenario())
+
+
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=40))
 def test_between_two_slots_of_one_caller_every_other_who_waits_has_one(wishes: list[str]) -> None:
     async def scenario() -> list[str]:
@@ -148,7 +187,7 @@ def test_between_two_slots_of_one_caller_every_other_who_waits_has_one(wishes: l
         tasks = [served.wants(caller) for caller in wishes]
         await settle()
         for _ in wishes:
-            served.queue.release()
+            served.queue.release(served.order[-1] if served.order else "first")
             await settle()
         await asyncio.gather(*tasks)
         return served.order

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vidspec_service.api.uploads.data_urls import decode_data_url
+from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.folder import sweep
 from vidspec_service.api.uploads.upload import write_upload
 from vidspec_service.errors import (
@@ -110,6 +110,13 @@ def test_sweeping_takes_what_dead_servers_left_and_nothing_else(tmp_path: Path) 
     assert not ours.exists()
     assert not dead.exists()
     assert sorted(tmp_path.iterdir()) == sorted([running, foreign])
+
+
+def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> bytes:
+    async def decoded() -> bytes:
+        return b"".join([piece async for piece in DataUrl.of(url).decoded(max_bytes, is_still=is_still)])
+
+    return asyncio.run(decoded())
 
 
 @pytest.mark.parametrize("media_type", ["video/mp4", "VIDEO/WEBM", "video/x-msvideo", "video/mp4;codecs=avc1"])

@@ -6,24 +6,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.requests import target_request
+from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVPool
 from vidspec_models.inputs import Prompt
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.target.scheduler import Scheduler
+from vidspec_service.engine.worker.input_processor import Input
 
 GEOMETRY = CacheGeometry(
     num_layers=1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"), context_block=4
 )
 
 
-def running(name: str, pool: KVPool, prompt_tokens: int, max_tokens: int = 40) -> TargetRequest:
+def running(name: str, pool: KVPool, prompt_tokens: int, max_tokens: int = 40, caller: str = "") -> TargetRequest:
     nothing = torch.zeros(0)
     prompt = Prompt(
         ids=(0,) * prompt_tokens, embeddings=nothing, rotary=(nothing, nothing), is_video=nothing,
         next_position=prompt_tokens,
     )  # fmt: skip
-    return target_request(prompt, pool.new_cache(), name=name, max_tokens=max_tokens)
+    return target_request(prompt, pool.new_cache(), name=name, max_tokens=max_tokens, caller=caller)
 
 
 def prefill(scheduler: Scheduler, item: TargetRequest) -> bool:
@@ -95,3 +96,82 @@ def test_everyone_finishes_within_any_budget_that_fits_the_largest(prompts: list
             break
     assert all(len(item.committed) == 24 for item in items)
     assert pool.num_used == 0
+
+
+CHUNK = 8
+
+
+def chunks_in_order(scheduler: Scheduler, arrivals: dict[int, list[TargetRequest]]) -> list[str]:
+    """Whose chunk is prefilled when, until all are; `arrivals` come after so many chunks."""
+    order: list[str] = []
+    while True:
+        for item in arrivals.get(len(order), ()):
+            scheduler.add(item)
+        item_or_none = scheduler.next_prefill()
+        if item_or_none is None:
+            return order
+        item = item_or_none
+        order.append(item.request_id)
+        num_rows = min(CHUNK, item.prompt.num_tokens - item.cache.length)
+        assert scheduler.allocate(item, num_rows)
+        item.cache.length += num_rows
+        if item.cache.length == item.prompt.num_tokens:
+            scheduler.begin_decoding(item)
+
+
+def test_anothers_only_prompt_waits_for_one_chunk_of_a_flood() -> None:
+    pool = KVPool(GEOMETRY, 4096)
+    scheduler = Scheduler(pool, max_running_requests=32, prefill_chunk=CHUNK)
+    flood = [running(f"flood {number}", pool, 10 * CHUNK, caller="greedy") for number in range(16)]
+    lone = running("lone", pool, 3 * CHUNK, caller="modest")
+    order = chunks_in_order(scheduler, {0: flood, 5: [lone]})
+    assert [place for place, name in enumerate(order) if name == "lone"] == [5, 7, 9]
+
+
+def test_a_short_prompt_does_not_wait_behind_a_long_one_nor_the_long_one_for_ever() -> None:
+    pool = KVPool(GEOMETRY, 16384)
+    scheduler = Scheduler(pool, max_running_requests=256, prefill_chunk=CHUNK)
+    long = running("long", pool, 20 * CHUNK)
+    shorts = {number: [running(f"short {number}", pool, CHUNK)] for number in range(1, 120)}
+    order = chunks_in_order(scheduler, {0: [long], **shorts})
+    assert order[:5] == ["long", "short 1", "short 2", "short 3", "short 4"]
+    ended = max(place for place, name in enumerate(order) if name == "long")
+    assert ended < 110  # in spite of shorts that kept coming
+    assert len(order) == 139
+
+
+def test_equal_prompts_are_prefilled_one_after_the_other() -> None:
+    """Chunk by chunk in turns would have all of them wait for the last."""
+    pool = KVPool(GEOMETRY, 4096)
+    scheduler = Scheduler(pool, max_running_requests=32, prefill_chunk=CHUNK)
+    order = chunks_in_order(scheduler, {0: [running(str(number), pool, 5 * CHUNK) for number in range(8)]})
+    assert order == [str(number) for number in range(8) for _ in range(5)]
+
+
+def test_what_was_preempted_goes_before_its_callers_other_prompts() -> None:
+    pool = KVPool(GEOMETRY, 64)
+    scheduler = Scheduler(pool, max_running_requests=8, prefill_chunk=CHUNK)
+    old, young, small = (running(name, pool, tokens) for name, tokens in (("old", 16), ("young", 24), ("small", 4)))
+    for item in (old, young):
+        scheduler.add(item)
+        assert prefill(scheduler, item)
+    assert scheduler.allocate(old, 40)
+    assert list(scheduler.preempted) == [young]
+    scheduler.add(small)
+    scheduler.finish("old")
+    assert scheduler.next_prefill() is young
+
+
+def test_the_next_to_prepare_is_of_the_caller_who_has_the_fewest_here() -> None:
+    scheduler = Scheduler(KVPool(GEOMETRY, 4096), max_running_requests=32, prefill_chunk=CHUNK)
+    for number in range(4):
+        scheduler.waiting.append(Input(request_of(f"flood {number}", caller="greedy")))
+    first = scheduler.begin_preparing()
+    scheduler.waiting.append(Input(request_of("lone", caller="modest")))
+    second = scheduler.begin_preparing()
+    assert first is not None
+    assert second is not None
+    assert (first.request_id, second.request_id) == ("flood 0", "lone")
+    assert scheduler.begin_preparing() is None  # two at a time
+    assert scheduler.end_preparing("lone")
+    assert not scheduler.end_preparing("lone")

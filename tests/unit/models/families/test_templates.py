@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.families.base import check_text_fits
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
@@ -45,3 +50,24 @@ def test_without_a_template_the_prompt_is_the_text_and_its_placeholders_are_lett
 def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM) -> None:
     switched = text(model, ASK, template=ChatTemplate(switches={"enable_thinking": False}))
     assert switched == text(model, ASK, template=DEFAULT_TEMPLATE)
+
+
+class CountingTokenizer:
+    """A token a character; counts what it was shown."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        self.num_seen += len(text)
+        return {"input_ids": [0] * len(text)}
+
+
+@pytest.mark.parametrize(("num_chars", "is_refused"), [(2000, False), (2001, True), (1_000_000, True)])
+def test_a_text_of_far_too_many_tokens_is_refused_unread(num_chars: int, is_refused: bool) -> None:
+    tokenizer = CountingTokenizer()
+    turns = [Turn(role="user", parts=("x" * num_chars,))]
+    with pytest.raises(ContextOverflow, match="shorten") if is_refused else nullcontext():
+        check_text_fits(SimpleNamespace(tokenizer=tokenizer), turns, context_length=1000)
+    assert tokenizer.num_seen <= 8192
+    assert is_refused or not tokenizer.num_seen  # what has so few bytes cannot have more tokens
