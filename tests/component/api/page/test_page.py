@@ -133,7 +133,7 @@ def test_what_is_copied_can_be_run_and_gives_the_same_text(server: Served, visit
     tab.add_file(clip)
     tab.setting("temperature", "0.7")
     card = tab.ask("Describe the video; don't hurry.")
-    text = card.locator(".words").inner_text()
+    text = card.locator(".words").inner_text().strip()
 
     def copied(kind: str) -> str:
         card.get_by_role("button", name=kind).click()
@@ -146,7 +146,7 @@ def test_what_is_copied_can_be_run_and_gives_the_same_text(server: Served, visit
     )
     assert python.stdout.strip() == text
     curl = subprocess.run(["sh", "-c", copied("Copy as curl")], cwd=clip.parent, capture_output=True, check=True)
-    assert json.loads(curl.stdout)["choices"][0]["message"]["content"] == text
+    assert json.loads(curl.stdout)["choices"][0]["message"]["content"].strip() == text
 
 
 def test_an_image_is_asked_about_and_a_word_tells_what_else_could_have_stood_there(server: Served, visit: Open) -> None:

@@ -6,17 +6,18 @@ const server = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 const asField = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
-// A form with the files that were asked about, its texts as they are (-F reads a semicolon as the end); images go as JSON, which a form has no part for.
+// A form with the files that were asked about, its texts as they are: -F reads a semicolon as their end. Images go as JSON,
+// since a form has no part for them.
 export function curlOf(turn) {
   const { videos = [], messages, ...fields } = turn.body;
   const url = quoted(`${server()}/v1/video-chat`);
   if (videos.some((video) => video.video)) {
     return `curl ${url} -H 'Content-Type: application/json' -d @- <<'END'\n${JSON.stringify(turn.body)}\nEND\n`;
   }
+  const asked = messages.length === 1 ? { prompt: messages[0].content } : { messages };
   const parts = [
     ...turn.names.map((name) => `-F video=@${quoted(name)}`),
-    messages.length === 1 ? `--form-string prompt=${quoted(messages[0].content)}` : `--form-string messages=${quoted(JSON.stringify(messages))}`,
-    ...Object.entries(fields).map(([name, value]) => `--form-string ${name}=${quoted(asField(value))}`),
+    ...Object.entries({ ...asked, ...fields }).map(([name, value]) => `--form-string ${name}=${quoted(asField(value))}`),
   ];
   return `curl ${url} \\\n  ${parts.join(" \\\n  ")}\n`;
 }
