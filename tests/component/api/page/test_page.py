@@ -96,8 +96,15 @@ def test_a_bad_file_and_an_answer_cut_short_are_told(server: Served, visit: Open
     expect(tab.ask("Describe the video.").locator(".note[role=status]")).to_contain_text("limit of tokens")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 390),
+        pytest.param("dark", 1280, marks=pytest.mark.slow),
+        pytest.param("light", 390, marks=pytest.mark.slow),
+    ],
+)
 def test_axe_finds_no_violation(server: Served, visit: Open, clip: Path, scheme: str, width: int) -> None:
     tab = visit(server.url + "/", color_scheme=scheme, viewport={"width": width, "height": 844}).ready()
     axe = Axe()
