@@ -47,15 +47,34 @@ class Include(StrEnum):
     TIMELINE = "timeline"
 
 
+class ToolFormat(StrEnum):
+    """What a checkpoint's chat template makes of tools."""
+
+    NONE = "none"  # it does not read them
+    HERMES = "hermes"  # the model calls one as `<tool_call>` and JSON, as Hermes and Qwen do
+    OTHER = "other"  # it calls them in another way
+
+
 VIDEO = None  # among a turn's parts: the next of the request's videos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a function that the assistant made earlier."""
+
+    call_id: str
+    name: str
+    arguments: str  # JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One message: what is said and shown, in order. Every VIDEO stands for one of the request's videos, in order."""
 
-    role: str  # "system" | "user" | "assistant"
+    role: str  # "system" | "user" | "assistant" | "tool"
     parts: tuple[str | None, ...]
+    tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
+    tool_call_id: str | None = None  # of a tool's turn: the call whose result it is
 
     @property
     def text(self) -> str:
@@ -74,6 +93,7 @@ class ChatTemplate:
     add_generation_prompt: bool = True  # the words that open the assistant's answer come last
     continue_final_message: bool = False  # the last turn stays open, whosever it is: the answer goes on with it
     switches: dict[str, bool] = field(default_factory=dict)  # variables that some templates read, by name
+    tools: tuple[str, ...] = ()  # each the JSON text that OpenAI's API describes a tool by
 
 
 DEFAULT_TEMPLATE = ChatTemplate()

@@ -15,6 +15,7 @@ from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import middleware
+from vidspec_service.api.uploads import upload as upload_module
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import Draining
 
@@ -195,7 +196,7 @@ async def test_one_key_never_takes_the_last_places_from_the_others(tmp_path: Pat
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) == 14
     assert refused[0].headers["retry-after"] == "1"
-    assert "left are for other keys" in refused[0].json()["error"]["message"]
+    assert "left are for others" in refused[0].json()["error"]["message"]
 
 
 async def test_an_only_key_may_take_every_place(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(t
     assert (world.services.queue.num_waiting, world.admission.num_admitted, world.leftovers) == (0, 0, [])
 
 
-async def test_bodies_have_a_budget_together_and_the_declared_length_counts_first(tmp_path: Path) -> None:
+async def test_bodies_have_a_budget_together(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, decoder=FakeDecodePool(gate=gate), max_queued_bytes=2000)
     body = part("prompt", b"x") + part("video", video(1200), "a.mp4") + b"--XX--\r\n"
@@ -268,7 +269,8 @@ async def test_bodies_have_a_budget_together_and_the_declared_length_counts_firs
         for start in range(0, len(body), 100):
             yield body[start : start + 100]
 
-    assert (await world.client.post(URL, content=undeclared(), headers=FORM)).status_code == 503
+    # In pieces the client's share ends before the budget does.
+    assert (await world.client.post(URL, content=undeclared(), headers=FORM)).status_code == 429
     assert len(world.leftovers) == 1
     gate.set()
     assert (await first).status_code == 200
@@ -279,26 +281,24 @@ async def test_bodies_have_a_budget_together_and_the_declared_length_counts_firs
 async def test_one_key_never_takes_the_last_bytes_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It costs nothing to announce a large body and send none of it."""
     monkeypatch.setattr(middleware, "LINGER_S", 0.05)
     gate = asyncio.Event()
     world = World(tmp_path, keys=[ALICE, BOB], max_queued_bytes=4000)
 
     async def stalled() -> AsyncIterator[bytes]:
-        yield b"--XX"
+        yield part("video", video(2000), "a.mp4")[:1000]
         await gate.wait()
 
-    async def announce(key: str, num_bytes: int) -> httpx.Response:
-        headers = {**FORM, **as_(key), "content-length": str(num_bytes)}
-        return await world.client.post(URL, content=stalled(), headers=headers)
+    async def announce(key: str) -> httpx.Response:
+        return await world.client.post(URL, content=stalled(), headers={**FORM, **as_(key)})
 
     stalling = []
     for number in range(3):
-        stalling.append(asyncio.create_task(announce(ALICE, 1000)))
+        stalling.append(asyncio.create_task(announce(ALICE)))
         async with asyncio.timeout(5):
             while world.admission.num_bytes < 1000 * (number + 1):  # noqa: ASYNC110  nothing tells a test
                 await asyncio.sleep(0.001)
-    refused = await announce(ALICE, 1000)
+    refused = await announce(ALICE)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
     body = part("prompt", b"x") + part("video", video(600), "a.mp4") + b"--XX--\r\n"
     assert (await world.client.post(URL, content=body, headers={**FORM, **as_(BOB)})).status_code == 200
@@ -312,3 +312,58 @@ async def test_one_body_alone_may_be_as_large_as_bodies_may_be(tmp_path: Path) -
     assert (await world.ask()).status_code == 200
     assert (await world.ask_form()).status_code == 200
     assert world.admission.num_bytes == 0
+
+
+async def idle_body() -> AsyncIterator[bytes]:
+    """As of a client that announces much and sends nothing."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_what_is_only_announced_takes_no_bytes_from_anybody(tmp_path: Path) -> None:
+    world = World(tmp_path, max_queued_bytes=1000)
+    headers = {**FORM, "content-length": "999999"}
+    idle = [asyncio.create_task(world.client.post(URL, content=idle_body(), headers=headers)) for _ in range(4)]
+    async with asyncio.timeout(5):
+        while world.admission.num_admitted < 4:  # noqa: ASYNC110  nothing tells a test
+            await asyncio.sleep(0.001)
+    assert (await world.ask_form()).status_code == 200
+    for task in idle:
+        task.cancel()
+    await asyncio.gather(*idle, return_exceptions=True)
+
+
+async def test_a_body_that_hardly_arrives_gives_its_place_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_module, "GRACE_S", 0.05)
+    monkeypatch.setattr(middleware, "LINGER_S", 0.05)
+    world = World(tmp_path)
+
+    async def dripping() -> AsyncIterator[bytes]:
+        for byte in part("prompt", b"x" * 1000):
+            yield bytes([byte])
+            await asyncio.sleep(0.01)
+
+    response = await world.client.post(URL, content=dripping(), headers=FORM)
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "upload_timeout")
+    assert world.admission.num_admitted == 0
+    assert (await world.ask_form()).status_code == 200
+
+
+async def test_without_keys_one_address_leaves_places_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "LINGER_S", 0.01)
+    world = World(tmp_path, max_running_requests=4, max_queued_requests=12)
+
+    def client_at(address: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(world.app, client=(address, 9)), base_url="http://test")
+
+    greedy, modest = client_at("203.0.113.1"), client_at("203.0.113.2")
+    idle = [asyncio.create_task(greedy.post(URL, content=idle_body(), headers=FORM)) for _ in range(20)]
+    done, waiting = await asyncio.wait(idle, timeout=0.2)
+    assert {task.result().status_code for task in done} == {429}
+    assert len(waiting) == 12  # of 16
+    assert (await modest.post(URL, json={"prompt": "x"})).status_code == 200
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)

@@ -151,3 +151,28 @@ async def test_a_video_that_is_too_long_for_the_parser_arrives_whole(
     assert response.status_code == 200, response.text
     assert world.decoder.contents == [content]
     assert world.leftovers == []
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/metrics", "/v1/models", "/v1/videos", "/health/ready"])
+async def test_what_answers_without_admission_costs_little(tmp_path: Path, path: str) -> None:
+    """Whoever asks for it in a loop must not slow anybody's tokens."""
+    world = World(tmp_path, access_log=False)
+    await world.client.get(path)  # made once
+    best = 1.0
+    for _ in range(TRIES):
+        began = time.thread_time()
+        for _ in range(10):
+            assert (await world.client.get(path)).status_code == 200
+        best = min(best, (time.thread_time() - began) / 10)
+    assert best < 0.008  # most of it the client's
+
+
+async def test_the_first_reader_of_the_document_holds_nobody_up(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    held = []
+    for _ in range(TRIES):
+        world = World(tmp_path)
+        began = time.thread_time()
+        assert (await world.client.get("/openapi.json")).status_code == 200
+        held.append(time.thread_time() - began)
+    assert min(held) < LONGEST_S  # of this thread, which is the loop's

@@ -73,7 +73,7 @@ async def test_each_event_has_what_is_new(tmp_path: Path) -> None:
     events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
     told = [event["choices"][0].get("token_details") for event in events if event["choices"]]
     assert told == [None, DETAILS[:1], DETAILS[1:], None]
-    assert ["draft_view" in event for event in events] == [False, True, False, False, False]
+    assert ["draft_view" in event for event in events] == [True, False, False, False, False]
     assert [len(event["timeline"]) for event in events] == [0, 0, 1, 0, 0]
 
 

@@ -9,8 +9,11 @@ import pytest
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import FILE, World
+from tests.fakes import FakeDecodePool, clip
 from vidspec_service.api.store import clips
 from vidspec_service.api.store.videos import LEAST_BYTES
+from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.errors import CapacityError
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -18,7 +21,7 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 async def test_list_one_and_delete(tmp_path: Path) -> None:
     world = World(tmp_path)
     first, second = await upload(world), await upload(world, other_clip(1))
-    assert (await world.client.get(VIDEOS)).json() == {"object": "list", "data": [second, first]}
+    assert (await world.client.get(VIDEOS)).json()["data"] == [second, first]
     assert (await world.client.get(f"{VIDEOS}/{first['id']}")).json() == first
     gone = await world.client.delete(f"{VIDEOS}/{first['id']}")
     assert gone.json() == {"id": first["id"], "object": "video", "deleted": True}
@@ -104,3 +107,21 @@ async def test_small_clips_are_counted_so_that_their_number_is_bounded_too(tmp_p
     for num_frames in (1, 2, 3, 1):
         await world.ask(num_frames=num_frames)
     assert [request.num_frames for request in world.decoder.requests] == [1, 2, 3, 1]
+
+
+async def test_kept_frames_go_before_anybody_is_refused_for_want_of_descriptors(tmp_path: Path) -> None:
+    class Exhausted(FakeDecodePool):
+        """Out of descriptors until the first clip is let go of."""
+
+        async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+            self.requests.append(request)
+            if len(self.requests) == 2:
+                raise CapacityError("no decoder can be started")
+            return clip()
+
+    world = World(tmp_path, decoder=Exhausted())
+    for num_frames in (1, 2):
+        assert (await world.ask(num_frames=num_frames)).status_code == 200
+    assert len(world.decoder.requests) == 3
+    assert (await world.ask(num_frames=1)).status_code == 200
+    assert len(world.decoder.requests) == 4  # what was kept of the first is gone

@@ -7,14 +7,16 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.chat import ask
 from tests.api.world import World
-from tests.fakes import FakeEngine
+from tests.fakes import INFO, FakeEngine
 from vidspec_service import __version__
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import configure_logging
@@ -31,6 +33,22 @@ async def test_a_loading_service_is_alive_and_not_ready(tmp_path: Path) -> None:
     assert ready.json() == {"status": "unavailable", "reasons": ["target worker is starting"]}
     assert (await world.client.get("/v1/models")).status_code == 503
     assert (await world.client.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+async def test_probes_may_ask_for_no_body(tmp_path: Path, path: str) -> None:
+    assert (await World(tmp_path).client.head(path)).status_code == 200
+    loading = World(tmp_path, FakeEngine(is_ready=False))
+    assert (await loading.client.head(path)).status_code == (await loading.client.get(path)).status_code
+
+
+async def test_a_method_of_a_strangers_making_is_cut_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        await World(tmp_path).client.request("M" * 5000, "/nowhere")
+    (answered,) = (record for record in caplog.records if record.message == "answered")
+    assert vars(answered)["method"] == "M" * 16
 
 
 async def test_a_loaded_service_is_ready_until_it_drains(tmp_path: Path) -> None:
@@ -51,9 +69,18 @@ async def test_one_model_is_looked_at_by_its_name(tmp_path: Path) -> None:
 
 
 async def test_the_model_list_has_openais_shape(tmp_path: Path) -> None:
-    answer = (await World(tmp_path).client.get("/v1/models")).json()
+    engine = FakeEngine()
+    engine.known = replace(INFO, default_sampling={"temperature": 0.7})
+    answer = (await World(tmp_path, engine).client.get("/v1/models")).json()
     assert {card.pop("created") > 1_700_000_000 for card in answer["data"]} == {True}
-    rest = {"object": "model", "owned_by": "vidspec", "root": "org/fake-target", "parent": None, "max_model_len": 1024}
+    rest: dict[str, Any] = {
+        "object": "model",
+        "owned_by": "vidspec",
+        "root": "org/fake-target",
+        "parent": None,
+        "max_model_len": 1024,
+    }
+    rest["default_sampling"] = {"temperature": 0.7}
     assert answer == {"object": "list", "data": [{"id": "fake-target", **rest}, {"id": "fake-alias", **rest}]}
 
 

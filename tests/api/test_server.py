@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry
 from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from vidspec_service.api import server as server_module
+from vidspec_service.api.connections import quiet_when_out_of_descriptors
 from vidspec_service.api.server import bind, serve
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
@@ -214,3 +216,64 @@ async def test_a_small_answer_does_not_wait_for_the_clients_acknowledgement() ->
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_an_endless_body_after_an_early_answer_is_not_read_for_ever(tmp_path: Path) -> None:
+    """It is read for a moment, so that the client sees the answer; then the connection ends."""
+    options: dict[str, float] = {"max_upload_bytes": 1_000_000, "max_json_bytes": 1_000_000}
+    async with running(FakeEngine(), tmp_path, **options) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.client.base_url.port)
+        head = f"POST {URL} HTTP/1.1\r\nhost: a\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head.encode())
+        num_sent, chunk = 0, b"100000\r\n" + bytes(0x100000) + b"\r\n"
+        with suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                while num_sent < 1000 * len(chunk):
+                    writer.write(chunk)
+                    await writer.drain()
+                    num_sent += len(chunk)
+        assert num_sent < 200 * len(chunk)
+        assert await server.is_ready()
+        writer.close()
+
+
+async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "connections_allowed", lambda _: 6)
+    async with running(FakeEngine()) as server:
+        port = server.client.base_url.port
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]  # and the client's own
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")  # to the end: it is closed, too
+            writer.close()
+        assert await server.is_ready()
+        for _, writer in idle:
+            writer.close()
+        async with asyncio.timeout(5):
+            while not await _fresh_answers(port):  # noqa: ASYNC110  nothing of the server's tells a test
+                await asyncio.sleep(0.01)
+    assert [record.message for record in caplog.records].count("too many connections") == 1
+
+
+async def _fresh_answers(port: int | None) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health/live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_asyncios_line_for_each_connection_it_cannot_accept_is_one_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(quiet_when_out_of_descriptors())
+    for _ in range(1000):
+        loop.call_exception_handler(
+            {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+        )
+    loop.call_exception_handler({"message": "something else"})
+    loop.set_exception_handler(None)
+    assert len(caplog.records) == 2

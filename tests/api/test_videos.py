@@ -137,3 +137,28 @@ async def test_an_upload_needs_a_place_like_everything_else(tmp_path: Path) -> N
     with world.admission.permit("somebody"):
         assert (await world.client.post(VIDEOS, files=FILE)).status_code == 503
     assert (await world.client.post(VIDEOS, files=FILE)).status_code == 200
+
+
+async def test_the_list_comes_page_by_page(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    ids = []
+    for number in range(5):
+        files = {"video": ("a.mp4", CLIP_BYTES + bytes([number]))}
+        ids.append((await world.client.post("/v1/videos", files=files)).json()["id"])
+    found: list[str] = []
+    after: dict[str, str] = {}
+    for expected, has_more in ((2, True), (2, True), (1, False)):
+        page = (await world.client.get("/v1/videos", params={"limit": 2, **after})).json()
+        assert (len(page["data"]), page["has_more"]) == (expected, has_more)
+        assert page["last_id"] == page["data"][-1]["id"]
+        found += [video["id"] for video in page["data"]]
+        after = {"after": page["last_id"]}
+    assert found == ids[::-1]
+    assert (await world.client.get("/v1/videos", params=after)).json()["data"] == []
+    for params, status, param in (
+        ({"limit": 0}, 400, "limit"),
+        ({"limit": 101}, 400, "limit"),
+        ({"after": "video-of-nobody"}, 404, "after"),
+    ):
+        response = await world.client.get("/v1/videos", params=params)
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)

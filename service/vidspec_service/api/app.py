@@ -51,8 +51,10 @@ def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
         title="vidspec",
         version=__version__,
         description=_DESCRIPTION,
+        openapi_url=None,  # FastAPI would build the document anew for each call, for 0.2 s
         docs_url=None,
         redoc_url=None,
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
         redirect_slashes=False,  # to an address made of the client's Host, and of http behind a TLS proxy
     )
     for make in (chat_router, videos_router, models_router, tokens_router, health_router):

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_LOGGED_METHOD = 16  # characters
 _LOGGED_PATH = 256  # characters; a stranger may send tens of thousands
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -93,7 +94,7 @@ class RequestContext:
         self._metrics.http_requests.labels(method, route, str(status)).inc()
         if self._access_log:
             level = logging.DEBUG if route in _PROBES and status == 200 else logging.INFO
-            facts = {"method": scope["method"], "path": scope["path"][:_LOGGED_PATH], "status": status}
+            facts = {"method": scope["method"][:_LOGGED_METHOD], "path": scope["path"][:_LOGGED_PATH], "status": status}
             if caller := scope.get("state", {}).get("caller"):
                 facts["caller"] = caller
             _log.log(level, "answered", extra={**facts, "duration_s": round(seconds, 4)})
@@ -131,6 +132,8 @@ class BodyLimit:
             return message
 
         async def send_then_linger(message: Message) -> None:
+            if message["type"] == "http.response.start" and not is_read:
+                MutableHeaders(scope=message)["connection"] = "close"  # or the server would read on, for ever
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if not is_last or is_read:
                 await send(message)

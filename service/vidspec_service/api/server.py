@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -20,6 +19,12 @@ from contextlib import closing, contextmanager, suppress
 import uvicorn
 
 from vidspec_service.api.app import create_app
+from vidspec_service.api.connections import (
+    BACKLOG,
+    connections_allowed,
+    protocol_for,
+    quiet_when_out_of_descriptors,
+)
 from vidspec_service.api.limits.admission import Admission
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import alongside
@@ -88,7 +93,6 @@ async def serve(
 ) -> None:
     """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
     keys = ApiKeys(api_keys(settings))
-    _allow_descriptors()
     with listener or bind(settings) as sock, upload_folder(settings.upload_dir) as upload_dir:
         services = build_services(settings, engine, decode, metrics, upload_dir, num_keys=len(keys))
         config = uvicorn.Config(
@@ -96,6 +100,8 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            http=protocol_for(connections_allowed(settings)),
+            backlog=BACKLOG,
             lifespan="off",
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
         )
@@ -103,6 +109,7 @@ async def serve(
         _log.info("listening", extra={"address": _url(sock)})
         if not keys and not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
             _log.warning("no API keys are set: anybody who reaches this address may ask")
+        asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
         shutdown = Shutdown(server, services.admission, settings.drain_timeout_s)
         with _signals_to(shutdown), closing(services.videos):
             async with alongside(_expire(services)):
@@ -123,12 +130,6 @@ def bind(settings: Settings) -> socket.socket:
         sock.close()
         raise ConfigError(f"cannot bind {settings.host}:{settings.port}: {error.strerror}") from error
     return sock
-
-
-def _allow_descriptors() -> None:
-    """As many open files as this process may have: each connection, decoder and cached clip needs one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _url(sock: socket.socket) -> str:

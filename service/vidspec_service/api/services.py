@@ -49,7 +49,7 @@ def build_services(
     """
     per_minute = settings.requests_per_minute_per_key
     limits = CallerLimits(
-        are_several=num_keys > 1,
+        are_several=num_keys != 1,  # without keys, addresses
         max_requests=settings.max_requests_per_key,
         rate=None if per_minute is None else RateLimit(per_minute, time.monotonic),
     )

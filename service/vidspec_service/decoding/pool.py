@@ -101,6 +101,7 @@ class DecodePool:
             child.kill()
             # The thread returns within milliseconds; the slot is not free before.
             await asyncio.wait({work})
+            _ = work.cancelled() or work.exception()  # nobody else asks: asyncio would log what was never retrieved
             raise
 
     async def _take_spare(self) -> DecodeChild:

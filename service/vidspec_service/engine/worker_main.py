@@ -13,6 +13,7 @@ import signal
 import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Loading, Ready, Started
@@ -20,6 +21,7 @@ from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_OOM_SCORE = 500  # thousandths of the machine's memory, that count as used besides
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
     die_with_parent()
     os.nice(_NICENESS)
+    go_before_the_api()
     channel = Channel.from_fd(fd)
     try:
         _introduce(channel)
@@ -45,6 +48,12 @@ def import_libraries() -> None:
     """Everything that takes long to import and that every worker needs."""
     import vidspec_service.engine.draft.loop
     import vidspec_service.engine.target.loop  # noqa: F401
+
+
+def go_before_the_api() -> None:
+    """Where memory runs out the kernel ends a worker, which comes back, and not the API, with which all ends."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 
 def die_with_parent() -> None:
@@ -99,6 +108,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             is_batch_invariant=model.decoder.batch_invariance.holds,
             versions=library_versions(),
             default_sampling=model.default_sampling,
+            tool_format=model.tool_format,
         )
     )
     loop.run()

@@ -41,6 +41,13 @@ def _device_list(value: str) -> str:
     return ",".join(names)
 
 
+def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    for value in values or ():
+        if not re.fullmatch(r"[\w.-]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?", value):
+            raise ValueError(f"expected hosts as videos.example or videos.example:8443, no address of a page: {value}")
+    return values
+
+
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Devices = Annotated[str, AfterValidator(_device_list)]  # several: a model's layers one device after the other
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -52,6 +59,8 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Location = Annotated[Path, AfterValidator(Path.expanduser)]
 Lowercase = BeforeValidator(_lower)
 Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
+
+Hosts = Annotated[Names, AfterValidator(_only_hosts)]
 
 _DECODING, _DYCOKE = DecodingLimits(), DyCoke()  # their own defaults, stated once
 
@@ -164,7 +173,7 @@ class Settings(BaseSettings):
     max_cached_feature_bytes: Annotated[int, Field(ge=0)] = Field(
         default=256 * 1024 * 1024, description="Memory of each worker for the features of such videos."
     )
-    video_url_hosts: Names = Field(
+    video_url_hosts: Hosts = Field(
         default=None, description="Hosts, or host:port, that video_url may be fetched from, by https; unset: none."
     )
     video_url_timeout_s: Seconds = Field(default=30, description="Longest time that fetching a video_url may take.")

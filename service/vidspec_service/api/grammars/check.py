@@ -37,10 +37,11 @@ class GrammarCheck:
 
     async def check(self, grammar: Grammar, caller: str) -> None:
         """Raises InvalidRequest, which says what is wrong and where, or CapacityError if the machine is too busy."""
-        digest = hashlib.sha256(grammar.text.encode()).digest()
+        text = grammar.spelt or grammar.text
+        digest = hashlib.sha256(text.encode()).digest()
         fault = self._faults.get(digest)
         if fault is None:
-            fault = self._faults[digest] = await self._tried(grammar.text, caller)
+            fault = self._faults[digest] = await self._tried(text, caller)
         if fault:
             raise InvalidRequest(f"{grammar.param}: {fault}", param=grammar.param)
 

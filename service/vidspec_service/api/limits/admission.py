@@ -27,6 +27,11 @@ def caller_of(request: Request) -> str:
     return caller
 
 
+def sharer_of(request: Request) -> str:
+    """Whose share of the places a request takes: its key's, or where no keys are asked for its address's."""
+    return caller_of(request) or (request.client.host if request.client is not None else ANYONE)
+
+
 class Admission:
     """Counts the answers that requests inside ask for, one for most: `capacity` bounds uploads, decodes and queues
     together, `max_bytes` what their bodies hold on disk and in memory; `limits` what one caller may take of both."""
@@ -53,14 +58,18 @@ class Admission:
         return sum(permit.num_bytes for permit in self._inside)
 
     @contextmanager
-    def permit(self, caller: str) -> Iterator[Permit]:
-        """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one."""
+    def permit(self, caller: str, sharer: str | None = None) -> Iterator[Permit]:
+        """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one.
+
+        It is of the share of `sharer`; None: of the caller's.
+        """
+        sharer = caller if sharer is None else sharer
         with self._counting_refusals():
             if self.is_draining:
                 raise Draining("The server is shutting down; ask another one.")
-            self._check_places(caller, 1)
+            self._check_places(sharer, 1)
             self._limits.check_rate(caller)
-        permit = Permit(self, caller)
+        permit = Permit(self, caller, sharer)
         self._inside.add(permit)
         self.idle.clear()
         try:
@@ -82,21 +91,21 @@ class Admission:
     def check_places(self, permit: Permit, wanted: int) -> None:
         """For `Permit`: `wanted` more."""
         with self._counting_refusals():
-            self._check_places(permit.caller, wanted)
+            self._check_places(permit.sharer, wanted)
 
-    def _check_places(self, caller: str, wanted: int) -> None:
-        """Raises QueueFull or TooManyRequests unless the caller may have so many more; the last is as the others."""
+    def _check_places(self, sharer: str, wanted: int) -> None:
+        """Raises QueueFull or TooManyRequests unless the sharer may have so many more; the last is as the others."""
         num_free = self._capacity - self.num_admitted
         if num_free < wanted:
             taken = f"{self.num_admitted} of " if num_free else "All "
             raise QueueFull(f"{taken}{self._capacity} places are taken; try again.")
-        num_inside = sum(permit.num_places for permit in self._inside if permit.caller == caller)
+        num_inside = sum(permit.num_places for permit in self._inside if permit.sharer == sharer)
         self._limits.check_request(num_inside + wanted - 1, num_free - wanted + 1)
 
     def check_bytes(self, permit: Permit, wanted: int) -> None:
         """For `Permit`. Whoever is alone may have what the limits of a single body allow."""
         others = self.num_bytes - permit.num_bytes
-        mine = sum(each.num_bytes for each in self._inside if each.caller == permit.caller) - permit.num_bytes
+        mine = sum(each.num_bytes for each in self._inside if each.sharer == permit.sharer) - permit.num_bytes
         num_free = self._max_bytes - others - wanted
         with self._counting_refusals():
             if others > 0 and num_free < 0:
@@ -116,8 +125,9 @@ class Admission:
 class Permit:
     """One request's right to be inside, with so many answers, and the bytes of its body."""
 
-    def __init__(self, admission: Admission, caller: str) -> None:
+    def __init__(self, admission: Admission, caller: str, sharer: str) -> None:
         self.caller = caller
+        self.sharer = sharer
         self.closing = admission.closing
         self._admission = admission
         self.num_bytes = 0
@@ -156,7 +166,7 @@ class CallerLimits:
             )
         if self._are_several and num_inside >= _SHARE * num_free:
             raise TooManyRequests(
-                f"You have {num_inside} requests under way; the {num_free} places left are for other keys."
+                f"You have {num_inside} requests under way; the {num_free} places left are for others."
             )
 
     def check_rate(self, caller: str) -> None:
@@ -170,7 +180,7 @@ class CallerLimits:
     def check_bytes(self, mine: int, wanted: int, num_free: int) -> None:
         """`wanted` bytes beside `mine` of the caller's other bodies; raises TooManyRequests."""
         if self._are_several and mine + wanted > _SHARE * num_free:
-            raise TooManyRequests(f"Your other uploads hold {mine:,} bytes; what is left is for other keys.")
+            raise TooManyRequests(f"Your other uploads hold {mine:,} bytes; what is left is for others.")
 
 
 class FairQueue:

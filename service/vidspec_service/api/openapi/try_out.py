@@ -1,4 +1,4 @@
-"""The OpenAPI document as /docs shows it: what \"Try it out\" fills in can be sent as it is.
+"""The OpenAPI document as /docs shows it: what "Try it out" fills in can be sent as it is.
 
 Swagger UI puts a sample into every field of a form, so each is given an empty one, which is then not sent; and examples
 that are cut short for the reader's sake are made whole.

@@ -1,4 +1,4 @@
-"""The routes that answer: POST /v1/video-chat; /v1/chat/completions and /v1/completions in the words of OpenAI's API.
+"""The routes that answer: POST /v1/video-chat; and, in OpenAI's words, completions and responses.
 
 All go one way: admit, read, decode, submit; then stream the answer, or send it whole.
 """
@@ -6,26 +6,23 @@ All go one way: admit, read, decode, submit; then stream the answer, or send it 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
 
 from vidspec_service.api.generate.generation import Generation
+from vidspec_service.api.generate.spoken import spoken
 from vidspec_service.api.generate.streaming import EventStream
-from vidspec_service.api.limits.admission import caller_of
+from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.completions import TextCompletion
-from vidspec_service.api.schemas.logprobs import logprobs_of
-from vidspec_service.api.schemas.tellings import details_of
+from vidspec_service.api.schemas.responses import ResponseRequest
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
 from vidspec_service.api.uploads.upload import Upload
-from vidspec_service.engine.types import Finished, TextDelta
 from vidspec_service.errors import InvalidRequest
 from vidspec_service.settings import Settings
 
@@ -64,6 +61,16 @@ def chat_router(services: Services) -> APIRouter:
         """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
         return await _answer(request, services, TextCompletion)
 
+    @router.post(
+        "/v1/responses",
+        summary="Ask about videos, in the newer words of OpenAI's API",
+        responses=documents.RESPONSE_RESPONSES,
+        openapi_extra=documents.RESPONSE_BODY,
+    )
+    async def responses(request: Request) -> Response:
+        """The same as /v1/chat/completions, as items and named events; nothing is stored."""
+        return await _answer(request, services, ResponseRequest)
+
     return router
 
 
@@ -72,12 +79,12 @@ async def _answer(
 ) -> Response:
     settings = services.settings
     async with AsyncExitStack() as held:
-        permit = held.enter_context(services.admission.permit(caller_of(request)))
+        permit = held.enter_context(services.admission.permit(caller_of(request), sharer_of(request)))
         info = services.engine.info  # raises EngineDead before a byte is uploaded
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body.check_model(info.model_names)
+        body.check_engine(info)
         _check_n(body.n or 1, settings)
         permit.hold_places(body.n or 1)
         deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
@@ -85,7 +92,7 @@ async def _answer(
             await deadline.run(services.grammars.check(grammar, permit.caller))
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
-        request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"
+        request_id = f"{dialect.id_prefix}{secrets.token_hex(12)}"
         asked = body.generation_request(request_id, settings.speculation, settings.compression, info.default_sampling)
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline)
@@ -93,10 +100,8 @@ async def _answer(
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        choices = await generation.run(_choices(generation))
-        told = {"choices": choices, **generation.facts(), **generation.news()}
-        whole = dialect.whole.model_validate({**generation.head, **told})
-        return Response(whole.model_dump_json(), media_type="application/json")
+        found = await generation.run(spoken(generation))
+        return Response(dialect.whole(found), media_type="application/json")
 
 
 def _check_n(n: int, settings: Settings) -> None:
@@ -107,27 +112,3 @@ def _check_n(n: int, settings: Settings) -> None:
     name = min(limits, key=lambda each: limits[each])
     if n > limits[name]:
         raise InvalidRequest(f"n is {n}, and at most {limits[name]} answers may be under way ({name}).", param="n")
-
-
-async def _choices(generation: Generation) -> list[dict[str, Any]]:
-    said: list[list[TextDelta]] = [[] for _ in range(generation.n)]
-    reasons: dict[int, str] = {}
-    async with aclosing(generation.pieces()) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, Finished):
-                reasons[piece.choice] = piece.finish_reason.value
-            else:
-                said[piece.choice].append(piece)
-    return [
-        {"index": index, **_said(generation, said[index]), "finish_reason": reasons[index]} for index in sorted(reasons)
-    ]
-
-
-def _said(generation: Generation, pieces: Sequence[TextDelta]) -> dict[str, Any]:
-    """One answer's text, and what was asked for about its tokens."""
-    choice: dict[str, Any] = {"message": {"content": "".join(piece.text for piece in pieces)}}
-    if generation.tells_logprobs:
-        choice["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
-    if generation.tells_details:
-        choice["token_details"] = details_of(each for piece in pieces for each in piece.details)
-    return choice

@@ -1,8 +1,11 @@
-"""GET /docs: Swagger UI on the OpenAPI document, served from here. A browser behind a firewall sees it too."""
+"""GET /docs, /openapi.json: Swagger UI on the OpenAPI document, all served from here, also behind a firewall."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -32,10 +35,22 @@ _WITHOUT_EMPTY_FIELDS = """
         },"""
 
 
-def docs_router(openapi: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The page, its two files and the document that it shows, made of the one that `openapi` gives."""
+def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
+    """The document that `describe` makes, which takes a while and is done once; the page, its two files, and the
+    document that it shows."""
     router = APIRouter(include_in_schema=False)
     folder = Path(str(resources.files("fastapi_swagger.resources")))
+
+    @cache
+    def documents() -> tuple[bytes, bytes]:
+        described = describe()
+        whole, to_try = (json.dumps(each, ensure_ascii=False).encode() for each in (described, to_try_out(described)))
+        return whole, to_try
+
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        whole, _ = await asyncio.to_thread(documents)
+        return Response(whole, media_type="application/json")
 
     @router.get("/docs")
     async def docs(request: Request) -> Response:
@@ -51,8 +66,9 @@ def docs_router(openapi: Callable[[], dict[str, Any]]) -> APIRouter:
         return HTMLResponse(script, headers={"content-security-policy": _POLICY})
 
     @router.get("/docs/openapi.json")
-    async def document() -> dict[str, Any]:
-        return to_try_out(openapi())
+    async def openapi_to_try() -> Response:
+        _, to_try = await asyncio.to_thread(documents)
+        return Response(to_try, media_type="application/json")
 
     @router.get("/docs/{name}")
     async def asset(name: str) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cachetools import TTLCache
 from fastapi import APIRouter, Response
 
 from vidspec_service.api.openapi import documents
@@ -12,6 +13,7 @@ from vidspec_service.api.services import Services
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.settings import engine_config
 
+_PAGE_S = 1.0  # writing it takes 10 ms, in which nothing else runs
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -23,6 +25,7 @@ def health_router(services: Services) -> APIRouter:
         503: {"model": Health, "description": "Not ready; `reasons` says why."}
     }
 
+    @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live", summary="Is the process alive?")
     async def live() -> Health:
         """200 as long as the event loop turns, whatever the workers do. Restart it when this fails."""
@@ -35,11 +38,13 @@ def health_router(services: Services) -> APIRouter:
             reasons.append(f"target worker is {status.workers.get('target', WorkerState.STARTING)}")
         return reasons
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Can it serve? As vLLM says it", response_class=Response, responses=documents.HEALTH)
     async def health() -> Response:
         """The status of `/health/ready` and no body."""
         return Response(status_code=503 if reasons_against() else 200)
 
+    @router.head("/health/ready", include_in_schema=False)
     @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
     async def ready(response: Response) -> Health:
         """200 when a request would be served; 503 while loading, after a death, while shutting down."""
@@ -48,18 +53,27 @@ def health_router(services: Services) -> APIRouter:
         return Health(status="unavailable" if reasons else "ok", reasons=reasons)
 
     if services.settings.metrics:
-
-        @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
-        async def metrics() -> Response:
-            """The text format, whatever the scraper prefers."""
-            status, metrics = services.engine.status(), services.metrics
-            metrics.num_requests_running.set(status.num_running)
-            metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
-            num_videos, num_bytes = services.videos.load
-            metrics.stored_videos.set(num_videos)
-            metrics.stored_video_bytes.set(num_bytes)
-            for role, state in status.workers.items():
-                metrics.worker_ready.labels(role).set(state is WorkerState.READY)
-            return Response(metrics.exposition(model_name), media_type=_EXPOSITION)
-
+        _add_metrics(router, services, model_name)
     return router
+
+
+def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None:
+    def written() -> bytes:
+        status, metrics = services.engine.status(), services.metrics
+        metrics.num_requests_running.set(status.num_running)
+        metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
+        num_videos, num_bytes = services.videos.load
+        metrics.stored_videos.set(num_videos)
+        metrics.stored_video_bytes.set(num_bytes)
+        for role, state in status.workers.items():
+            metrics.worker_ready.labels(role).set(state is WorkerState.READY)
+        return metrics.exposition(model_name)
+
+    page: TTLCache[str, bytes] = TTLCache(1, _PAGE_S)
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
+    async def metrics() -> Response:
+        """The text format, whatever the scraper prefers; at most a second old. All callers' together."""
+        if (content := page.get("")) is None:
+            page[""] = content = written()
+        return Response(content, media_type=_EXPOSITION)

@@ -6,10 +6,10 @@ import time
 from contextlib import closing
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 
 from vidspec_service.api.generate.generation import default_num_frames
-from vidspec_service.api.limits.admission import caller_of
+from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.videos import (
@@ -26,6 +26,9 @@ from vidspec_service.api.uploads.sources import take
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import Clip, FrameRequest
 
+MAX_PAGE = 100
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most videos of an answer.")]
+After = Annotated[str | None, Query(max_length=64, description="`last_id` of the page before.")]
 VideoId = Annotated[str, Path(max_length=64, description="As the upload was answered.")]
 
 
@@ -41,7 +44,7 @@ def videos_router(services: Services) -> APIRouter:
     )
     async def upload(request: Request) -> Video:
         """Keep a video for later questions, which name it by its id. It is decoded now, so a bad one is refused now."""
-        with services.admission.permit(caller_of(request)) as permit:
+        with services.admission.permit(caller_of(request), sharer_of(request)) as permit:
             num_frames = default_num_frames(services)  # raises EngineDead before a byte is uploaded
             upload = Upload(request, permit, services.upload_dir, services.settings)
             with closing(upload):
@@ -53,10 +56,14 @@ def videos_router(services: Services) -> APIRouter:
                 upload.hand_over()
                 return video
 
-    @router.get("/v1/videos", summary="List your videos", responses=documents.problems(401))
-    async def listed(request: Request) -> VideoList:
-        """The videos that are kept for you, most recently used first."""
-        return VideoList(data=services.videos.all_facts(caller_of(request)))
+    @router.get("/v1/videos", summary="List your videos", responses=documents.problems(400, 401, 404))
+    async def listed(request: Request, limit: PageSize = MAX_PAGE, after: After = None) -> VideoList:
+        """The videos that are kept for you, most recently used first, page by page."""
+        videos, has_more = services.videos.page(caller_of(request), after, limit)
+        ids = [video.id for video in videos]
+        return VideoList(
+            data=videos, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more
+        )
 
     @router.get("/v1/videos/{video_id}", summary="Look at a video", responses=documents.problems(400, 401, 404))
     async def one(request: Request, video_id: VideoId) -> Video:

@@ -1,8 +1,7 @@
-"""Answers as they go over the wire: completion, streamed chunks, model list, health and errors; and Dialect."""
+"""Answers as they go over the wire: completion, streamed chunks, model list, health and errors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -143,20 +142,6 @@ class FinalChunk(Summary, Chunk):
     """The last event before `[DONE]`: no choice, the summary instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """What one and the same generation looks like on the wire. Each model takes of what is known what it has."""
-
-    id_prefix: str
-    whole: type[BaseModel]  # the answer of a generation that is complete
-    chunk: type[BaseModel]  # one event of a stream
-    final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
-    opens: bool = True  # a stream begins with an event that says who speaks
-
-
-VIDEO_CHAT = Dialect("vchat", Completion, Chunk, FinalChunk)  # everything that is known is told
-
-
 class ModelCard(BaseModel):
     """One name of the list, as OpenAI writes it, and what vLLM adds."""
 
@@ -167,6 +152,9 @@ class ModelCard(BaseModel):
     root: str = Field(description="The hub id, or the name of the model's folder.")
     parent: None = None
     max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
+    default_sampling: dict[str, Number] = Field(
+        description="Sampling of requests that do not say, where the checkpoint has its own; else greedy."
+    )
 
 
 class ModelList(BaseModel):

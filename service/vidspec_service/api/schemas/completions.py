@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.schemas.answers import Answer, Dialect, Usage
+from vidspec_service.api.schemas.answers import Answer, Usage
 from vidspec_service.api.schemas.chat_completions import StreamOptions
 from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.client_fields import ClientFields
+from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, Source
 from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
 _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
@@ -63,9 +65,9 @@ class TextCompletion(ClientFields, ChatRequest):
         """How to answer; a stream ends with the usage if that is wanted."""
         return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
 
-    def check_model(self, served: Sequence[str]) -> None:
+    def check_engine(self, info: EngineInfo) -> None:
         """See ChatRequest."""
-        check_served(self.model, served)
+        check_served(self.model, info.model_names)
 
 
 class TextChoice(BaseModel):
@@ -106,5 +108,5 @@ class CompletionUsageChunk(CompletionChunk):
     usage: Usage | None = None
 
 
-_PLAIN = Dialect("cmpl", CompletionAnswer, CompletionChunk, None, opens=False)
-_WITH_USAGE = Dialect("cmpl", CompletionAnswer, CompletionUsageChunk, CompletionUsageChunk, opens=False)
+_PLAIN = ChatDialect("cmpl-", CompletionAnswer, CompletionChunk, None, names_role=False)
+_WITH_USAGE = ChatDialect("cmpl-", CompletionAnswer, CompletionUsageChunk, CompletionUsageChunk, names_role=False)

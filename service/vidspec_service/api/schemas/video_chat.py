@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,7 +25,7 @@ from vidspec_models.request import (
     SpeculationMode,
     Turn,
 )
-from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
+from vidspec_service.api.schemas.dialects import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
     MAX_TURNS,
@@ -45,6 +45,7 @@ from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
+from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
 MAX_N = 8
@@ -126,8 +127,8 @@ class ChatRequest(SamplingFields, StructuredOutput):
         """What the checkpoint's template is told; None: the prompt is the text as it is."""
         return DEFAULT_TEMPLATE
 
-    def check_model(self, served: Sequence[str]) -> None:
-        """Raises ModelNotFound if the client asks for another model than the one that has the names `served`."""
+    def check_engine(self, info: EngineInfo) -> None:
+        """Raises ModelNotFound for another model than the one that is served, InvalidRequest for what it cannot do."""
 
     @property
     def frames(self) -> FrameRequest:

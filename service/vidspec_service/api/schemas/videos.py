@@ -61,10 +61,13 @@ class Video(BaseModel):
 
 
 class VideoList(BaseModel):
-    """The caller's videos, most recently used first."""
+    """A page of the caller's videos, most recently used first."""
 
     object: Literal["list"] = "list"
     data: list[Video]
+    first_id: str | None
+    last_id: str | None = Field(description="Given as `after`, it brings the next page.")
+    has_more: bool
 
 
 class VideoDeleted(BaseModel):

@@ -12,6 +12,7 @@ from cachetools import TTLCache
 
 from vidspec_service.api.limits.admission import FairQueue
 from vidspec_service.decoding.clip import Clip, FrameRequest, FrameSequence
+from vidspec_service.errors import CapacityError
 from vidspec_service.telemetry import Metrics
 
 # What a small clip counts for: its memory came from a decoder and holds a file descriptor as long as it is here.
@@ -60,7 +61,7 @@ class Clips:
             await self._decoders.acquire(caller)
             try:
                 began = time.monotonic()
-                clip = await self._decode(file.path, asked, default_num_frames)
+                clip = await self._decode_or_shed(file.path, asked, default_num_frames)
             finally:
                 self._decoders.release(caller)
             self._metrics.video_decode.observe(time.monotonic() - began)
@@ -71,6 +72,16 @@ class Clips:
         if _num_bytes(clip) <= self._kept.maxsize:
             self._kept[key] = clip  # its time begins anew
         return clip
+
+    async def _decode_or_shed(self, path: Path, asked: FrameRequest, default_num_frames: int) -> Clip:
+        """What is kept goes first where the machine has no more memory or descriptors."""
+        try:
+            return await self._decode(path, asked, default_num_frames)
+        except CapacityError:
+            if not self._kept:
+                raise
+            self._kept.clear()
+            return await self._decode(path, asked, default_num_frames)
 
     def forget(self, caller: str, content_id: str) -> None:
         """Let go of every frame of a video."""

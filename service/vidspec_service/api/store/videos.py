@@ -74,10 +74,18 @@ class Videos:
         """What is known of a kept video; asking is no use of it. Raises NotFound."""
         return _told(self._found(self._kept.peek((caller, video_id))))
 
-    def all_facts(self, caller: str) -> list[Video]:
-        """The caller's videos, most recently used first."""
-        kept = [self._kept.peek(key) for key in self._kept if key[0] == caller]
-        return [_told(each) for each in reversed(kept) if each is not None]
+    def page(self, caller: str, after: str | None, limit: int) -> tuple[list[Video], bool]:
+        """At most `limit` of the caller's videos, most recently used first, and whether there are more.
+
+        They begin after the one with the id `after`; raises NotFound if that is not kept.
+        """
+        ids = [video_id for owner, video_id in reversed(list(self._kept)) if owner == caller]
+        start = 0
+        if after is not None:
+            self._found(self._kept.peek((caller, after)), "after")
+            start = ids.index(after) + 1
+        kept = (self._kept.peek((caller, video_id)) for video_id in ids[start : start + limit])
+        return [_told(each) for each in kept if each is not None], start + limit < len(ids)
 
     @contextmanager
     def reading(self, caller: str, video_id: str) -> Iterator[VideoFile]:
@@ -111,9 +119,9 @@ class Videos:
         return len(self._kept), int(self._kept.currsize)
 
     @staticmethod
-    def _found(kept: KeptVideo | None) -> KeptVideo:
+    def _found(kept: KeptVideo | None, param: str = "video_id") -> KeptVideo:
         if kept is None:
-            raise NotFound("No such video is kept for you; it may have expired. Upload it again.", param="video_id")
+            raise NotFound("No such video is kept for you; it may have expired. Upload it again.", param=param)
         return kept
 
 

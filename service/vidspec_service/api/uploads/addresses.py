@@ -18,9 +18,14 @@ MAX_URL = 2048
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 IsPublic = Callable[[str], bool]
 
-_TUNNELS = tuple(  # whose addresses carry another address inside, which may be a private one
-    ipaddress.ip_network(network) for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
-)
+_NOT_PUBLIC = tuple(  # though Python says so
+    ipaddress.ip_network(network)
+    for network in (
+        "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32",  # carry another address, maybe a private one
+        "fec0::/10",  # of a site: once what fc00::/7 is now (RFC 3879)
+        "192.88.99.0/24",  # relays into 2002::/16 (RFC 7526)
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +67,9 @@ def is_public(text: str) -> bool:
     except ValueError:  # with a scope (fe80::1%eth0), for one
         return False
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        elif any(address in network for network in _TUNNELS):
-            return False
+        address = address.ipv4_mapped or address
+    if any(address in network for network in _NOT_PUBLIC):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 

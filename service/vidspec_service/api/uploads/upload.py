@@ -32,6 +32,8 @@ _FORM = "multipart/form-data"
 _JSON = "application/json"
 FILE_PREFIX = "upload-"
 _WRITE_BYTES = 1024 * 1024  # per hop to a thread
+GRACE_S = 10.0  # before a body's rate is looked at; what it has brought by then lengthens that
+LEAST_RATE = 4096  # bytes a second: far less than any line, far more than who only wants to hold a place
 _NO_ROOM = "The server cannot store the video at the moment; try again."
 
 F = TypeVar("F", bound=Strict)
@@ -69,7 +71,7 @@ class Upload:
         model = {_FORM: form, _JSON: json}.get(kind)
         if model is None:
             raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
-        chunks = self.counted(self._request.stream(), int(self._request.headers.get("content-length", 0)))
+        chunks = self.counted(_at_least_slowly(self._request.stream()))
         if kind == _FORM:
             return await read_form(chunks, content_type, model, self._store_part)
         fields, self._set_aside = await read_json(chunks, model, self.settings.max_json_bytes)
@@ -111,9 +113,8 @@ class Upload:
         """Somebody else deletes the stored files from now on."""
         self._held.pop_all()
 
-    async def counted(self, chunks: AsyncIterator[bytes], num_declared: int = 0) -> AsyncIterator[bytes]:
-        """The chunks as they come, held against the budget of all uploads: what is declared, before one is read."""
-        self.permit.hold_bytes(num_declared)
+    async def counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The chunks as they come, held against the budget of all uploads: to declare many bytes takes none of it."""
         async for chunk in chunks:
             self._num_read += len(chunk)
             self.permit.hold_bytes(self._num_read)
@@ -124,6 +125,22 @@ class Upload:
         self._held.close()
         self._set_aside = {}
         self.permit.num_bytes = 0  # the body is gone; the request goes on
+
+
+async def _at_least_slowly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks of a body; raises UploadTimeout as soon as it is behind the least rate."""
+    loop = asyncio.get_running_loop()
+    due, pieces = loop.time() + GRACE_S, aiter(chunks)
+    while True:
+        try:
+            async with asyncio.timeout_at(due):
+                chunk = await anext(pieces, None)
+        except TimeoutError:
+            raise UploadTimeout(f"The body arrives at less than {LEAST_RATE:,} bytes a second.") from None
+        if chunk is None:
+            return
+        due += len(chunk) / LEAST_RATE
+        yield chunk
 
 
 def check_num_videos(number: int, settings: Settings) -> None:

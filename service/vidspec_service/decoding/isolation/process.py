@@ -6,6 +6,7 @@ Blocking calls throughout, for the pool's threads; only `kill` may be called fro
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import mmap
@@ -26,6 +27,7 @@ from vidspec_service.decoding.clip import Clip
 from vidspec_service.decoding.isolation.child import Answer, Failed, Job
 from vidspec_service.decoding.isolation.sandbox import Missing
 from vidspec_service.errors import (
+    CapacityError,
     InvalidRequest,
     RequestError,
     ServiceError,
@@ -41,6 +43,8 @@ _ERRORS: dict[str, type[RequestError]] = {
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 # Nobody, not even a descendant that slipped out of the group, can now change what the mapping shows.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of ours: nothing is wrong with the video
 
 _log = logging.getLogger(__name__)
 
@@ -105,11 +109,15 @@ class DecodeChild:
             except OSError:  # it died before it had read the job
                 pass
             finally:
+                was_killed = self._is_killed  # by us: its client has left, or the server ends
                 returncode = self._reap()  # before its memory is looked at: now nobody else can change it
             try:
                 return _clip(data, self._frames.fileno())
-            except (OSError, ValueError):  # no answer, or none that holds together
-                _log.warning("decode child lost", extra={"returncode": returncode})
+            except (OSError, ValueError) as error:  # no answer, or none that holds together
+                if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
+                    raise CapacityError("The server has no room for the video's frames; try again.") from error
+                if not was_killed:
+                    _log.warning("decode child lost", extra={"returncode": returncode})
                 raise VideoUnreadable("The video made its decoder fail: it is damaged.", param="video") from None
 
     def _ask(self, job: bytes, deadline: float) -> bytes:

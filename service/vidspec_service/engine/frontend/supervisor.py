@@ -53,7 +53,6 @@ class Worker(WorkerClient):
         self._process: WorkerProcess | None = None
         self._failures = 0
         self._since = 0.0  # start of the present state
-        self._num_silences = 0
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -68,7 +67,6 @@ class Worker(WorkerClient):
         self._enter(WorkerState.STARTING)
         self._channel.send(self._config)
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
-        self._num_silences = 0
         limit_s = self._config.engine.start_timeout_s
         self._set_alarm(limit_s, partial(self._fail, f"was not ready within {limit_s:g} s", hangs=True))
 
@@ -95,19 +93,14 @@ class Worker(WorkerClient):
                 self._set_alarm(self._silence_s, self._fall_silent)
                 self._owner.worker_ready(self, message)
 
-    def _handle(self, message: Message, fds: Sequence[int]) -> None:
-        self._num_silences = 0
-        super()._handle(message, fds)
+    def _fall_silent(self, times: int = 1) -> None:
+        self._set_alarm(_LOOK_S, partial(self._judge_silence, times, self._cpu_s()))
 
-    def _fall_silent(self) -> None:
-        self._num_silences += 1
-        self._set_alarm(_LOOK_S, partial(self._judge_silence, self._cpu_s()))
-
-    def _judge_silence(self, cpu_before_s: float) -> None:
-        silent_s = self._num_silences * self._silence_s
-        if self._num_silences < _MOST_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
+    def _judge_silence(self, times: int, cpu_before_s: float) -> None:
+        silent_s = times * self._silence_s
+        if times < _MOST_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
             logger.warning("%s worker has been silent for %g s and computes; waiting for it", self.role, silent_s)
-            self._set_alarm(self._silence_s, self._fall_silent)
+            self._set_alarm(self._silence_s, partial(self._fall_silent, times + 1))
         else:
             self._fail(f"was silent for {silent_s:g} s", hangs=True)
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import ToolFormat
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.types import Accepted, Activity, DraftView, RowLogprobs
 
@@ -76,6 +77,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     is_batch_invariant: bool
     versions: dict[str, str]
     default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
+    tool_format: ToolFormat = ToolFormat.NONE
 
 
 class Loading(Struct, frozen=True, kw_only=True):

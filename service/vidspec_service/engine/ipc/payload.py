@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from vidspec_models.request import GenerationRequest
 from vidspec_service.engine.ipc.messages import Relevance
+from vidspec_service.errors import CapacityError
 
 _LENGTH_BYTES = 8  # of the encoded request's length, which comes first
 
@@ -35,10 +36,15 @@ def write_request(request: GenerationRequest) -> int:
 
 
 async def payload_of(request: GenerationRequest) -> int:
-    """`write_request` off the event loop: it copies megabytes. Cancelled or not, no descriptor is lost."""
+    """`write_request` off the event loop: it copies megabytes. Cancelled or not, no descriptor is lost.
+
+    Raises CapacityError where the machine has no descriptor or memory for it.
+    """
     writing = asyncio.ensure_future(asyncio.to_thread(write_request, request))
     try:
         return await asyncio.shield(writing)
+    except OSError as error:
+        raise CapacityError("The server has no room for the request at the moment; try again.") from error
     except asyncio.CancelledError:
         writing.add_done_callback(lambda done: None if done.cancelled() else os.close(done.result()))
         raise

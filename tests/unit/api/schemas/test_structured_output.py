@@ -127,7 +127,21 @@ SCHEMAS: dict[str, Any] = {
     },
     "draft 7": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer", "minimum": 0},
     "quotes": {"enum": ['a"b', "c\\d", "e\nf", "g/h", "\u20ac"]},
+    "anchor": {**an_object(a={"$ref": "#here"}), "$defs": {"b": {"$anchor": "here", "type": "boolean"}}},
+    "escaped place": {**an_object(a={"$ref": "#/$defs/x~1y%25"}), "$defs": {"x/y%": {"type": "boolean"}}},
+    "beside $ref": {"$ref": "#/$defs/b", "minimum": 3, "$defs": {"b": {"type": "integer", "maximum": 5}}},
+    "both ways to one place": {
+        "$defs": {"n": {"type": "integer"}}, "allOf": [an_object(a={"$ref": "#/$defs/n"}), {"type": "object"}],
+    },
+    "no name": an_object(**{"": {"type": "null"}, "a\nb": {"type": "null"}, "$ref": {"type": "null"}}),
     "no such type": {"type": "colour"},
+    "false": {"type": "object", "properties": {"a": False}, "required": ["a"]},
+    "overlapping patterns": {"patternProperties": {"^a": {"type": "null"}, "b": {"type": "null"}}},
+    "unevaluatedProperties": {**an_object(a={"type": "null"}), "unevaluatedProperties": False},
+    "dependencies": {"type": "object", "dependencies": {"a": ["b"]}},
+    "a number of digits": {"type": "number", "multipleOf": 1.2345678899999998},
+    "an integer that is too large": {"const": -18446744073709551615},
+    "$dynamicRef": {"$dynamicRef": "#node", "$defs": {"a": {"$dynamicAnchor": "node", "type": "null"}}},
     "no such place": {"$ref": "#/nowhere"},
     "elsewhere": {"$ref": "https://example.com/schema.json"},
     "nothing": {"enum": []},
@@ -136,6 +150,8 @@ SCHEMAS: dict[str, Any] = {
 }  # fmt: skip
 REFUSED = [
     "unknown format", "not", "if", "uniqueItems", "contains", "dependentRequired", "no such type", "no such place",
+    "false", "overlapping patterns", "unevaluatedProperties", "dependencies", "a number of digits",
+    "an integer that is too large", "$dynamicRef",
     "elsewhere", "nothing", "contradiction", "no regex", "propertyNames", "oneOf overlapping",
 ]  # fmt: skip
 

@@ -1,14 +1,19 @@
 """A request crosses a process bit for bit, frames included, and leaves nothing behind."""
 
+import asyncio
+import errno
 import os
 from dataclasses import fields
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.engine.requests import request_of
 from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
-from vidspec_service.engine.ipc.payload import read_request, write_request
+from vidspec_service.engine.ipc.payload import payload_of, read_request, write_request
+from vidspec_service.errors import CapacityError
 
 
 def video(seed: int, shape: tuple[int, int, int, int]) -> Video:
@@ -63,3 +68,12 @@ def test_reading_closes_the_descriptor() -> None:
     for _ in range(10):
         read_request(write_request(GenerationRequest(request_id="r", turns=())))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_a_descriptor_the_server_is_full_and_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    with pytest.raises(CapacityError):
+        asyncio.run(payload_of(request_of()))
