@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
@@ -101,10 +101,10 @@ def command(*flags: str) -> list[str]:
 
 
 @contextmanager
-def served(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[Served]:
+def running(command: list[str], env: Mapping[str, str] | None = None) -> Iterator[Served]:
     """A server that is ready; killed at the end of the block if it still runs."""
     with subprocess.Popen(
-        command(*flags), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env
     ) as process:
         try:
             server = Served(process)
@@ -112,6 +112,12 @@ def served(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[Served
             yield server
         finally:
             process.kill()
+        server.wait()  # whoever reads its lines must be done before they are closed
+
+
+def served(*flags: str, env: Mapping[str, str] | None = None) -> AbstractContextManager[Served]:
+    """`running`, on the engine that plays a script."""
+    return running(command(*flags), env)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Response, expect, sync_playwright
 
-from tests.api.processes import ROOT, Served
+from tests.api.processes import Served, running
 from vidspec_service.bench.common.scenes import write_scene
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -148,14 +147,8 @@ def visit(browser: Browser) -> Iterator[Open]:
 @pytest.fixture(scope="package")
 def server() -> Iterator[Served]:
     """`vidspec serve` on the bundled pair."""
-    command = [sys.executable, "-m", "vidspec_service", "serve", "--port", "0", "--log-format", "json"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        try:
-            served = Served(process)
-            assert served.url, served.lines
-            yield served
-        finally:
-            process.kill()
+    with running([sys.executable, "-m", "vidspec_service", "serve", "--port", "0", "--log-format", "json"]) as server:
+        yield server
 
 
 @pytest.fixture(scope="package")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.api.processes import Served
+from tests.api.processes import ROOT, Served
 from tests.component.api.page.conftest import Open, as_json
 
+ICON = ROOT / "service/vidspec_service/api/openapi/frame.jpg"
 _SCHEMA = {
     "type": "object",
     "properties": {"colour": {"enum": ["red", "blue"]}},
@@ -93,8 +96,15 @@ def test_a_bad_file_and_an_answer_cut_short_are_told(server: Served, visit: Open
     expect(tab.ask("Describe the video.").locator(".note[role=status]")).to_contain_text("limit of tokens")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 390),
+        pytest.param("dark", 1280, marks=pytest.mark.slow),
+        pytest.param("light", 390, marks=pytest.mark.slow),
+    ],
+)
 def test_axe_finds_no_violation(server: Served, visit: Open, clip: Path, scheme: str, width: int) -> None:
     tab = visit(server.url + "/", color_scheme=scheme, viewport={"width": width, "height": 844}).ready()
     axe = Axe()
@@ -123,3 +133,36 @@ def test_the_server_panel_tells_what_metrics_tell_and_history_keeps_the_words(
     expect(tab.page.locator(".answer .words")).to_have_text(text)
     follow_up = tab.ask("How many objects are there?")
     assert not tab.figure(follow_up, "prompt tokens cached").startswith("0 ")
+
+
+def test_what_is_copied_can_be_run_and_gives_the_same_text(server: Served, visit: Open, clip: Path) -> None:
+    tab = visit(server.url + "/", permissions=["clipboard-read", "clipboard-write"]).ready()
+    tab.add_file(clip)
+    tab.setting("temperature", "0.7")
+    card = tab.ask("Describe the video; don't hurry.")
+    text = card.locator(".words").inner_text().strip()
+
+    def copied(kind: str) -> str:
+        card.get_by_role("button", name=kind).click()
+        expect(card.get_by_role("button", name="Copied").last).to_be_visible()
+        command: str = tab.page.evaluate("navigator.clipboard.readText()")
+        return command
+
+    python = subprocess.run(
+        [sys.executable, "-c", copied("Copy as Python")], cwd=clip.parent, capture_output=True, text=True, check=True
+    )
+    assert python.stdout.strip() == text
+    curl = subprocess.run(["sh", "-c", copied("Copy as curl")], cwd=clip.parent, capture_output=True, check=True)
+    assert json.loads(curl.stdout)["choices"][0]["message"]["content"].strip() == text
+
+
+def test_an_image_is_asked_about_and_a_word_tells_what_else_could_have_stood_there(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.page.locator("#files").set_input_files(ICON)
+    expect(tab.page.locator(".clip img")).to_be_visible()
+    tab.setting("max_tokens", "6")
+    tab.page.locator("#settings [name=logprobs]").check()
+    card = tab.ask("Describe the image.")
+    card.locator(".words span").first.hover()
+    expect(tab.page.locator("#tip .alternative")).to_have_count(5)
+    expect(tab.page.locator(".strip .frame canvas")).to_have_count(1)

@@ -22,3 +22,13 @@ export function show(node, text) {
 
 export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);
 export const percent = (share) => `${Math.round(share * 100)} %`;
+
+// The clipboard of the browser is for secure pages and localhost only; elsewhere a selection does.
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = el("textarea", { value: text, class: "unseen", "aria-hidden": "true" });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}

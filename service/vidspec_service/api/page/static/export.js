@@ -6,37 +6,40 @@ const server = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 const asField = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
-function fieldsOf(turn) {
-  const { videos, messages, ...fields } = turn.body;
-  return { videos: videos ?? [], messages, fields };
-}
-
-// A form: a video that is at hand is sent with it.
+// A form with the files that were asked about, its texts as they are: -F reads a semicolon as their end. Images go as JSON,
+// since a form has no part for them.
 export function curlOf(turn) {
-  const { videos, messages, fields } = fieldsOf(turn);
+  const { videos = [], messages, ...fields } = turn.body;
+  const url = quoted(`${server()}/v1/video-chat`);
+  if (videos.some((video) => video.video)) {
+    return `curl ${url} -H 'Content-Type: application/json' -d @- <<'END'\n${JSON.stringify(turn.body)}\nEND\n`;
+  }
+  const asked = messages.length === 1 ? { prompt: messages[0].content } : { messages };
   const parts = [
-    ...videos.map((video, place) => (video.video_id ? `-F video=@${quoted(turn.names[place])}`
-      : `-F video=@${quoted(`${turn.names[place]}.mp4`)}`)),
-    messages.length === 1 ? `-F prompt=${quoted(messages[0].content)}` : `-F messages=${quoted(JSON.stringify(messages))}`,
-    ...Object.entries(fields).map(([name, value]) => `-F ${name}=${quoted(asField(value))}`),
+    ...turn.names.map((name) => `-F video=@${quoted(name)}`),
+    ...Object.entries({ ...asked, ...fields }).map(([name, value]) => `--form-string ${name}=${quoted(asField(value))}`),
   ];
-  return `curl ${quoted(`${server()}/v1/video-chat`)} \\\n  ${parts.join(" \\\n  ")}\n`;
+  return `curl ${url} \\\n  ${parts.join(" \\\n  ")}\n`;
 }
 
 export function pythonOf(turn) {
-  const { messages, fields } = fieldsOf(turn);
-  const body = JSON.stringify({ messages, ...fields }, null, 4);
+  const { videos = [], ...fields } = turn.body;
+  const shown = videos.map((video, place) => (video.video ? JSON.stringify(video) : `kept(${JSON.stringify(turn.names[place])})`));
   return `import json
 import httpx
 
 server = ${JSON.stringify(server())}
-videos = []
-for name in ${JSON.stringify(turn.names)}:
+
+
+def kept(name):
     with open(name, "rb") as file:
-        kept = httpx.post(f"{server}/v1/videos", files={"video": file}, timeout=120).raise_for_status().json()
-    videos.append({"video_id": kept["id"]})
-body = json.loads(r'''${body.replaceAll("'''", `'''"'''"r'''`)}''')
-answer = httpx.post(f"{server}/v1/video-chat", json={**body, "videos": videos}, timeout=120).raise_for_status().json()
+        answer = httpx.post(f"{server}/v1/videos", files={"video": file}, timeout=120).raise_for_status()
+    return {"video_id": answer.json()["id"]}
+
+
+body = json.loads(${JSON.stringify(JSON.stringify(fields))})
+body["videos"] = [${shown.join(", ")}]
+answer = httpx.post(f"{server}/v1/video-chat", json=body, timeout=120).raise_for_status().json()
 print(answer["choices"][0]["message"]["content"])
 `;
 }

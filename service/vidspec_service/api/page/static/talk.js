@@ -2,7 +2,7 @@
 
 import { AnswerCard } from "./answer.js";
 import * as clips from "./clips.js";
-import { byId, el, seconds } from "./dom.js";
+import { byId, copyText, el, seconds } from "./dom.js";
 import { curlOf, download, pythonOf } from "./export.js";
 import * as history from "./history.js";
 import { Race } from "./race.js";
@@ -92,7 +92,7 @@ function place(turn) {
 async function write(turn, signal) {
   const action = (label, run) => el("button", { type: "button", class: "quiet", onclick: run }, label);
   const copy = (make) => async (event) => {
-    await navigator.clipboard.writeText(make(turn));
+    await copyText(make(turn));
     event.target.textContent = "Copied";
   };
   const card = new AnswerCard(
