@@ -102,7 +102,7 @@ def _other_files(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
 def _other_codecs(folder: Path) -> Iterator[tuple[str, bytes]]:
     for name, codec, pix_fmt in (
         ("jpeg2000.mov", "jpeg2000", "yuv420p"),
-        ("png.mov", "png", "rgb24"),
+        ("huffyuv.avi", "huffyuv", "rgb24"),
         ("ffv1.mkv", "ffv1", "yuv420p"),
         ("raw.avi", "rawvideo", "yuv420p"),
         ("quicktime.mov", "qtrle", "rgb24"),
