@@ -14,7 +14,6 @@ from fastapi import APIRouter, Request, Response
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.limits.admission import caller_of, sharer_of
-from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.completions import TextCompletion
@@ -73,7 +72,7 @@ async def _answer(
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
         body.check_model(info.model_names)
-        deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
+        deadline = services.deadline(permit, request.receive)
         if (grammar := body.grammar) is not None:
             await deadline.run(services.grammars.check(grammar))
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
