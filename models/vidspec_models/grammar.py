@@ -7,6 +7,7 @@ answer's tokens alone, so both models of a pair apply it to each row for what th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from llguidance.hf import from_tokenizer
 from torch import Tensor
 
 _MOST_KEPT = 64  # compiled grammars; a copy of one takes microseconds
+_WORD = 32  # tokens of one number of a mask
 _MOST_ERROR = 300  # characters of what llguidance says
 
 
@@ -29,8 +31,11 @@ class GrammarMask:
     else where it cannot go on. It comes after other processors, and so has the last word.
     """
 
-    def __init__(self, matcher: LLMatcher, stop_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, stop_ids: frozenset[int], num_tokens: int) -> None:
+        """The matcher masks `num_tokens` tokens, all that logits have."""
         self._matcher = matcher
+        self._bits = np.empty((1, -(-num_tokens // _WORD)), np.int32)  # a row's tokens, one bit each
+        self._num_bytes = self._bits.nbytes  # of a row
         self._stop_ids = stop_ids
         self._consumed: list[int] = []  # the tokens that the matcher stands after
         self._error = ""
@@ -39,14 +44,28 @@ class GrammarMask:
         """See `LogitsProcessor`. Rows after a token that the grammar forbids, or after the end, are left as they are:
         nothing is chosen by them.
         """
-        bits = self._bits(prefix, pending[: len(logits) - 1])
-        if not bits:
+        num_rows = self._find(prefix, pending[: len(logits) - 1])
+        if num_rows == 0:
             return logits
-        rows = np.frombuffer(b"".join(bits), np.uint8).reshape(len(bits), -1)
-        unpacked = np.unpackbits(rows, axis=1, count=logits.shape[-1], bitorder="little").view(np.bool_)
-        allowed = torch.from_numpy(unpacked).to(logits.device)
-        logits[: len(bits)].masked_fill_(~allowed, float("-inf"))
+        excluded = np.invert(self._bits[:num_rows]).view(np.uint8)
+        excluded = np.unpackbits(excluded, axis=1, count=logits.shape[-1], bitorder="little").view(np.bool_)
+        if logits.device.type == "cpu":  # there a step may take less than a millisecond, and a call into torch counts
+            np.copyto(logits.numpy()[:num_rows], -np.inf, where=excluded)
+        else:
+            logits[:num_rows].masked_fill_(torch.from_numpy(excluded).to(logits.device), float("-inf"))
         return logits
+
+    def allows(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> bool:
+        """See `Constraint`; False also of an end id, and where nothing is allowed: a mask says more about both."""
+        if not self._align(prefix):
+            return False
+        for token, before in zip_longest(chosen, pending[: len(chosen) - 1]):
+            if token in self._stop_ids or self._matcher.validate_tokens([token]) == 0:
+                return False
+            if before is None or not self._consume([before]):
+                break  # nothing is chosen by the rows after that
+        self._error = ""
+        return not self._matcher.is_error()
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar leaves no choice about after `prefix`, written as the tokenizer would."""
@@ -61,27 +80,30 @@ class GrammarMask:
         if self._error:
             raise GrammarError(f"the grammar cannot be followed any further: {self._error}")
 
-    def _bits(self, prefix: Sequence[int], pending: Sequence[int]) -> list[bytes]:
-        """The masks of the rows that matter, a bit for each token."""
-        found: list[bytes] = []
+    def _find(self, prefix: Sequence[int], pending: Sequence[int]) -> int:
+        """Put the masks of the rows that matter into `_bits`; returns how many these are."""
+        if len(self._bits) <= len(pending):
+            self._bits = np.empty((1 + len(pending), self._bits.shape[1]), np.int32)
+        address = self._bits.ctypes.data
+        num_rows = 0
         if self._align(prefix):
-            found.append(self._matcher.compute_bitmask())
-            for token in pending:
-                if not self._consume([token]):
-                    break
-                found.append(self._matcher.compute_bitmask())
+            self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
+            num_rows = 1
+            while num_rows <= len(pending) and self._consume(pending[num_rows - 1 : num_rows]):
+                self._matcher.unsafe_compute_mask_ptr(address + num_rows * self._num_bytes, self._num_bytes)
+                num_rows += 1
         self._error = self._matcher.get_error()[:_MOST_ERROR]
-        if not (self._error or found):
+        if not (self._error or num_rows):
             self._error = "it does not allow the answer so far"
-        elif not (self._error or found[0].strip(b"\0")):
+        elif not (self._error or self._bits[0].tobytes().strip(b"\0")):
             self._error = "no token of the model goes on as it says"
-        return [] if self._error else found
+        return 0 if self._error else num_rows
 
     def _align(self, prefix: Sequence[int]) -> bool:
         """Have the matcher stand after `prefix`; False if the grammar does not allow it, or the answer has ended."""
         consumed = self._consumed
         kept = len(consumed)
-        if list(prefix[:kept]) != consumed:
+        if prefix[:kept] != consumed:  # of another kind of sequence it is what the next lines find out
             kept = next(
                 (at for at, (old, new) in enumerate(zip(consumed, prefix, strict=False)) if old != new),
                 min(kept, len(prefix)),
@@ -105,6 +127,7 @@ class Grammars:
         """`tokenizer` is transformers' fast one. Takes 0.6 s for 150,000 tokens, in which no other thread runs."""
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=num_tokens, eos_token=sorted(stop_ids) or None)
         self._stop_ids = stop_ids
+        self._num_tokens = num_tokens
         self._compiled: LRUCache[str, LLMatcher] = LRUCache(_MOST_KEPT)
 
     def mask(self, grammar: str) -> GrammarMask:
@@ -114,4 +137,4 @@ class Grammars:
             if matcher.is_error():
                 raise GrammarError(f"the grammar cannot be compiled: {matcher.get_error()[:_MOST_ERROR]}")
             self._compiled[grammar] = matcher
-        return GrammarMask(self._compiled[grammar].deep_copy(), self._stop_ids)
+        return GrammarMask(self._compiled[grammar].deep_copy(), self._stop_ids, self._num_tokens)

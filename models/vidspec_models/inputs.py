@@ -37,7 +37,7 @@ class PromptIdentity:
         return int(differ.argmax()) if differ.any() else most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Prompt:
     """A prompt as the decoder takes it, on the model's device.
 

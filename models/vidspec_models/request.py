@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -25,15 +25,56 @@ class Compression(StrEnum):
     DYCOKE = "dycoke"
 
 
+class Preservation(StrEnum):
+    """Which of a video's tokens the draft sees (docs/methods.md); speed only."""
+
+    HIPPO = "hippo"
+    SPECVLM = "specvlm"
+    ATTENTION = "attention"
+    UNBIASED = "unbiased"
+    UNIFORM = "uniform"
+    RANDOM = "random"
+    TTM = "ttm"
+    NONE = "none"
+    BLIND = "blind"
+
+
+class Include(StrEnum):
+    """What is told of how an answer came about, if it is asked for; it changes nothing about the answer."""
+
+    TOKEN_DETAILS = "token_details"
+    DRAFT_VIEW = "draft_view"
+    TIMELINE = "timeline"
+
+
+class ToolFormat(StrEnum):
+    """What a checkpoint's chat template makes of tools."""
+
+    NONE = "none"  # it does not read them
+    HERMES = "hermes"  # the model calls one as `<tool_call>` and JSON, as Hermes and Qwen do
+    OTHER = "other"  # it calls them in another way
+
+
 VIDEO = None  # among a turn's parts: the next of the request's videos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a function that the assistant made earlier."""
+
+    call_id: str
+    name: str
+    arguments: str  # JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One message: what is said and shown, in order. Every VIDEO stands for one of the request's videos, in order."""
 
-    role: str  # "system" | "user" | "assistant"
+    role: str  # "system" | "user" | "assistant" | "tool"
     parts: tuple[str | None, ...]
+    tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
+    tool_call_id: str | None = None  # of a tool's turn: the call whose result it is
 
     @property
     def text(self) -> str:
@@ -52,6 +93,7 @@ class ChatTemplate:
     add_generation_prompt: bool = True  # the words that open the assistant's answer come last
     continue_final_message: bool = False  # the last turn stays open, whosever it is: the answer goes on with it
     switches: dict[str, bool] = field(default_factory=dict)  # variables that some templates read, by name
+    tools: tuple[str, ...] = ()  # each the JSON text that OpenAI's API describes a tool by
 
 
 DEFAULT_TEMPLATE = ChatTemplate()
@@ -104,8 +146,29 @@ class GenerationRequest:
     logprobs: int | None = None  # so many alternatives are told with each token's log probability; None: not even that
     speculation: SpeculationMode = SpeculationMode.AUTO
     compression: Compression = Compression.NONE
+    preservation: Preservation | None = None  # None: the server's
+    prune_ratio: float | None = None  # in [0, 0.99]; None: the server's
+    include: frozenset[Include] = frozenset()
     grammar: str | None = None  # what the answer must look like, in llguidance's words
     committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
+    n: int = 1  # answers to the prompt
+    prompt_of: str | None = None  # of one answer among several: the request for all of them
+
+    def choice(self, index: int) -> GenerationRequest:
+        """Answer `index` < n, from 0, as a request of its own: its seed is the request's plus `index`, modulo 2^64.
+
+        So it is the text that the same request gets with that seed and n = 1, and the first is the one without `n`.
+        """
+        if self.n == 1:
+            return self
+        return replace(
+            self,
+            request_id=f"{self.request_id}-{index}",
+            sampling=replace(self.sampling, seed=(self.sampling.seed + index) % 2**64),
+            n=1,
+            prompt_of=self.request_id,
+            include=self.include if index == 0 else self.include & {Include.TOKEN_DETAILS},
+        )
 
     def end_ids(self, model_end_ids: frozenset[int]) -> frozenset[int]:
         """Ids that end the answer; `model_end_ids` are the model's own."""

@@ -38,15 +38,28 @@ class LogitsProcessor(Protocol):
         ...
 
 
+class Constraint(LogitsProcessor, Protocol):
+    """A logits processor that does nothing but exclude tokens, and tells of a single one faster than of all."""
+
+    def allows(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> bool:
+        """Whether token i of `chosen` is let through in row i, for every row that matters; may say no to what is."""
+        ...
+
+
 class CoupledSampler:
     """Chooses one request's tokens."""
 
     def __init__(
-        self, params: SamplingParams, processors: Sequence[LogitsProcessor] = (), noise_rows: int = NOISE_ROWS
+        self,
+        params: SamplingParams,
+        processors: Sequence[LogitsProcessor] = (),
+        noise_rows: int = NOISE_ROWS,
+        constraint: Constraint | None = None,
     ) -> None:
-        """`processors` change the logits, in their order."""
+        """`processors` change the logits, in their order; then the constraint excludes what it does."""
         self._params = params
         self._processors = tuple(processors)
+        self._constraint = constraint
         self._noise = None if params.temperature == 0.0 else Noise(params.seed, noise_rows)
 
     def choose(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> list[int]:
@@ -55,24 +68,53 @@ class CoupledSampler:
 
     def tokens(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """The same as int64 [n] on the device, not waited for."""
-        return self.scores(logits, prefix, pending).argmax(-1)
+        if self._constraint is None or not self._takes_all or logits.device.type != "cpu":
+            return self.scores(logits, prefix, pending).argmax(-1)
+        # What a model chooses freely is mostly allowed, and then it is what it chooses of all that is allowed.
+        scores = self._free_scores(logits, prefix, pending)
+        chosen = scores.argmax(-1)
+        if self._constraint.allows(chosen.tolist(), prefix, pending):
+            return chosen
+        return self._constrained(scores, prefix, pending).argmax(-1)
 
     def scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """[n, V]: what the chosen tokens are the largest of."""
+        if self._takes_all:  # excluding changes but a constant of the others' log-probabilities
+            return self._constrained(self._free_scores(logits, prefix, pending), prefix, pending)
+        return self._drawn(self._constrained(self._processed(logits, prefix, pending), prefix, pending), len(prefix))
+
+    def _free_scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
+        """`scores` without the constraint."""
+        return self._drawn(self._processed(logits, prefix, pending), len(prefix))
+
+    def _constrained(self, scores: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
+        if self._constraint is None:
+            return scores
+        return self._constraint(scores.to(torch.float32, copy=True), prefix, pending)
+
+    def _processed(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         if self._processors:
             logits = logits.to(torch.float32, copy=True)
             for process in self._processors:
                 logits = process(logits, prefix, pending)
+        return logits
+
+    def _drawn(self, logits: Tensor, position: int) -> Tensor:
+        """Log-probabilities and noise, from an output position on; the logits themselves of the greedy."""
         if self._noise is None:
             return logits
-        noise = self._noise.rows(len(prefix), len(logits), logits)
+        noise = self._noise.rows(position, len(logits), logits)
         return restricted_log_probabilities(logits, self._params) + noise
 
     @property
     def is_plain(self) -> bool:
         """All tokens are treated alike: scores are `sharpness` times the logits, and `noise`, but for a constant."""
+        return not self._processors and self._constraint is None and self._takes_all
+
+    @property
+    def _takes_all(self) -> bool:
         params = self._params
-        return not self._processors and (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
+        return (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
 
     @property
     def sharpness(self) -> float:

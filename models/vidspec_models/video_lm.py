@@ -17,9 +17,10 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family, check_text_fits
+from vidspec_models.families.tools import tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
 
@@ -71,6 +72,12 @@ class VideoLM:
     def default_sampling(self) -> dict[str, float]:
         """Fields of SamplingParams that the checkpoint wants where a request does not say."""
         return sampling_defaults(getattr(self._model, "generation_config", None))
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """What the checkpoint's chat template makes of tools."""
+        processor = self._processor
+        return tool_format(processor.chat_template, processor.tokenizer.get_vocab()) if processor else ToolFormat.NONE
 
     @property
     def default_num_frames(self) -> int:

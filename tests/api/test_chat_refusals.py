@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"n": 2}, "n", "one answer per request"),
-        ({"n": 0}, "n", "one answer per request"),
+        ({"n": 9}, "n", "less than or equal to 8"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
         ({"top_logprobs": 3}, "top_logprobs", "only allowed with logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),

@@ -50,8 +50,6 @@ async def test_each_of_them_is_taken_alone(tmp_path: Path, name: str) -> None:
     ("fields", "param", "words"),
     [
         ({"store": True}, "store", "not stored"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "response_format"),
-        ({"tool_choice": "required"}, "tool_choice", "calls no tools"),
         ({"modalities": ["text", "audio"]}, "modalities", "answers are text"),
         ({"skip_special_tokens": False}, "skip_special_tokens", "never part"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "never part"),

@@ -63,3 +63,8 @@ async def test_what_is_not_done_here_is_told(tmp_path: Path, fields: dict[str, A
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
+
+
+async def test_a_field_that_is_null_is_not_given_here_either(tmp_path: Path) -> None:
+    body = {"prompt": "There are", "end_s": None, "num_frames": None}
+    assert (await World(tmp_path).client.post("/v1/completions", json=body)).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,14 @@ def test_the_api_page_tells_of_every_field_route_status_code_and_metric(tmp_path
     ours = [family.name.removeprefix("vidspec:") for family in families if family.name.startswith("vidspec:")]
     assert ours
     assert [name for name in ours if f"`{name}" not in page] == []
+
+
+async def test_what_docs_fill_in_is_whole_and_can_be_sent(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    shown = (await world.client.get("/docs/openapi.json")).json()
+    validate(shown)
+    assert not re.search(r'base64,[^"]*\.\.\.', json.dumps(shown["paths"]))
+    form = shown["components"]["schemas"]["VideoChatForm"]["properties"]
+    assert set(list(form)[:2]) == {"video", "prompt"}
+    filled_in = {name: field.get("example") for name, field in form.items()}
+    assert {name: value for name, value in filled_in.items() if value} == {"prompt": "Describe the video."}

@@ -124,9 +124,9 @@ def test_an_uploaded_video_is_asked_about_by_its_id(server: Served, client: open
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
-        ({"n": 2}, openai.BadRequestError, "n"),
+        ({"n": 9}, openai.BadRequestError, "n"),
         ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tool_choice"),
         ({"temperature": 9}, openai.BadRequestError, "temperature"),
         ({"model": "gpt-4o"}, openai.NotFoundError, "model"),
     ],

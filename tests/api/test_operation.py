@@ -7,14 +7,16 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.chat import ask
 from tests.api.world import World
-from tests.fakes import FakeEngine
+from tests.fakes import INFO, FakeEngine
 from vidspec_service import __version__
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import configure_logging
@@ -67,9 +69,18 @@ async def test_one_model_is_looked_at_by_its_name(tmp_path: Path) -> None:
 
 
 async def test_the_model_list_has_openais_shape(tmp_path: Path) -> None:
-    answer = (await World(tmp_path).client.get("/v1/models")).json()
+    engine = FakeEngine()
+    engine.known = replace(INFO, default_sampling={"temperature": 0.7})
+    answer = (await World(tmp_path, engine).client.get("/v1/models")).json()
     assert {card.pop("created") > 1_700_000_000 for card in answer["data"]} == {True}
-    rest = {"object": "model", "owned_by": "vidspec", "root": "org/fake-target", "parent": None, "max_model_len": 1024}
+    rest: dict[str, Any] = {
+        "object": "model",
+        "owned_by": "vidspec",
+        "root": "org/fake-target",
+        "parent": None,
+        "max_model_len": 1024,
+    }
+    rest["default_sampling"] = {"temperature": 0.7}
     assert answer == {"object": "list", "data": [{"id": "fake-target", **rest}, {"id": "fake-alias", **rest}]}
 
 
@@ -109,7 +120,9 @@ async def test_behind_the_path_of_a_proxy_everything_is_found(tmp_path: Path, pr
     document = (await world.client.get(f"{prefix}/openapi.json", headers=headers)).json()
     assert document["servers"] == [{"url": "/video"}]
     page = (await world.client.get(f"{prefix}/docs", headers=headers)).text
-    assert all(f"/video/{name}" in page for name in ("openapi.json", "docs/swagger-ui.css", "docs/swagger-ui-bundle"))
+    assert all(
+        f"/video/{name}" in page for name in ("docs/openapi.json", "docs/swagger-ui.css", "docs/swagger-ui-bundle")
+    )
 
 
 async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) -> None:

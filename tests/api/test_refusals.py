@@ -63,7 +63,7 @@ USER = {"role": "user", "content": "Hm?"}
         ({"stream": "yes"}, "stream"),
         ({"speculation": "fast"}, "speculation"),
         ({"compression": "zip"}, "compression"),
-        ({"n": 2}, "n"),
+        ({"n": 9}, "n"),
         ({"model": "x"}, "model"),
     ],
 )

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.api.chat import ASK, VIDEO, user
 from tests.api.world import World
 from tests.fakes import FakeEngine
+from vidspec_models.request import ChatTemplate
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -22,12 +24,26 @@ async def test_a_text_is_counted_and_read_back(tmp_path: Path) -> None:
     assert (await client.post("/detokenize", json={"tokens": [0, 1]})).json() == {"prompt": "what moves"}
 
 
+async def test_a_conversation_is_counted_by_the_worker_that_would_answer_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What moves?"}]
+    told = await world.client.post("/tokenize", json={"messages": turns, "add_generation_prompt": False})
+    assert told.json() == {"count": 40, "max_model_len": 1024, "tokens": None, "token_strs": None}
+    (asked,) = world.engine.requests
+    assert [turn.text for turn in asked.turns] == ["Be brief.", "What moves?"]
+    assert asked.template == ChatTemplate(add_generation_prompt=False)
+    assert world.engine.cancelled == [asked.request_id]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": "x" * 200_001}, 400, "prompt"),
-        ("/tokenize", {"messages": []}, 400, "prompt"),
+        ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/tokenize", {"messages": [user(ASK)], "prompt": "x"}, 400, "prompt"),
+        ("/tokenize", {"messages": [user(VIDEO, ASK)]}, 400, "messages"),
+        ("/tokenize", {"messages": [user(ASK)], "return_token_strs": True}, 400, "return_token_strs"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens.0"),
         ("/detokenize", {"tokens": [2**31]}, 400, "tokens.0"),

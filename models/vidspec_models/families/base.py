@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
+from vidspec_models.families.tools import as_messages_have_them, as_templates_read_them
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import VIDEO, ChatTemplate, Turn, Video
 
@@ -93,7 +95,14 @@ def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
     A template may still put what is shown before what is said: LLaVA-OneVision's and the bundled pair's do.
     """
-    return [{"role": turn.role, "content": [_content(processor, part) for part in turn.parts]} for turn in turns]
+    return [
+        {
+            "role": turn.role,
+            "content": [_content(processor, part) for part in turn.parts],
+            **as_messages_have_them(turn, partial(_without_placeholders, processor)),
+        }
+        for turn in turns
+    ]
 
 
 def _content(processor: Any, part: str | None) -> dict[str, str]:
@@ -145,6 +154,7 @@ def tokenised(
             add_generation_prompt=template.add_generation_prompt and not template.continue_final_message,
             continue_final_message=template.continue_final_message,
             tokenize=False,
+            tools=as_templates_read_them(template.tools, partial(_without_placeholders, processor)),
             **template.switches,
         )
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])

@@ -12,11 +12,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.families.base import conversation
 from vidspec_models.loading.spec import ModelSpec, find_family, require_model
+from vidspec_models.request import VIDEO, Turn
 
 _INDEX = "model.safetensors.index.json"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _LFS = b"version https://git-lfs"
+_OWN_TEMPLATE = "add the chat_template.jinja of the checkpoint it comes from"
 _NEEDED = "a checkpoint has config.json, *.safetensors, tokenizer.json, a processor's settings and a chat template"
 
 
@@ -47,6 +51,11 @@ def require_weights(report: Mapping[str, Any]) -> None:
         )
     if mismatched:
         name, found, wanted = mismatched[0]
+        if name.endswith(_VOCABULARY) and found[1:] == wanted[1:]:
+            raise ModelLoadError(
+                f"tensor {name!r} has {found[0]} rows, config.json a vocab_size of {wanted[0]}; if tokens were added "
+                f"in fine-tuning, set vocab_size (of text_config, too) to {found[0]}"
+            )
         raise ModelLoadError(
             f"tensor {name!r} has shape {list(found)}, config.json wants {list(wanted)}; "
             "weights and configuration are not of one checkpoint"
@@ -54,9 +63,27 @@ def require_weights(report: Mapping[str, Any]) -> None:
 
 
 def require_template(processor: Any) -> None:
-    """A conversation cannot be put into words without one, which would be found at the first request only."""
+    """A conversation about a video must be put into words, or the first request would find that it cannot."""
     if getattr(processor, "chat_template", None) is None:
-        raise ModelLoadError("no chat template; add the chat_template.jinja of the checkpoint it comes from")
+        raise ModelLoadError(f"no chat template; {_OWN_TEMPLATE}")
+    asked = conversation(processor, [Turn(role="user", parts=(VIDEO, "What happens?"))])
+    try:
+        text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a program of anybody's
+        raise ModelLoadError(f"its chat template fails: {_first_line(error)}; {_OWN_TEMPLATE}") from error
+    if processor.video_token not in text:
+        raise ModelLoadError(f"its chat template has no {processor.video_token} for a video; {_OWN_TEMPLATE}")
+
+
+def require_plain_weights(config: Any) -> None:
+    """Quantised weights would be read as if they were whole, without the scales that lie beside them."""
+    for part in (config, config.get_text_config()):
+        if settings := getattr(part, "quantization_config", None):
+            method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else settings.quant_method
+            raise ModelLoadError(
+                f"its weights are quantised ({getattr(method, 'value', method)}), which is not supported; "
+                "choose the checkpoint in bfloat16 or float16 that they were made from"
+            )
 
 
 def _sentence(path: Path, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +19,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from vidspec_models.backends.select import make_decoder
 from vidspec_models.decoder.placement import layer_spans, move, resolve_devices, resolve_dtype
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.errors import require_template, require_weights, told
+from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
 from vidspec_models.loading.spec import BUNDLED, ModelSpec, find_family, model_path
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM
 
+logger = logging.getLogger(__name__)
 OnProgress = Callable[[str, float | None], None]  # what is going on; the share that is done, None if nobody knows
 
 
@@ -43,11 +45,14 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     with told(spec, path), load_bars(tell) as bar:
         config = AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
         family = find_family(config.model_type)
-        processor = AutoProcessor.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
-        require_template(processor)
+        require_plain_weights(config)
+        # transformers reads it off the whole's, and some checkpoints have it in the part's only
+        config.tie_word_embeddings |= getattr(config.get_text_config(), "tie_word_embeddings", False)
+        processor = load_processor(path, spec.revision)
         tokenizer_file(spec)
         model, report = AutoModelForImageTextToText.from_pretrained(
             path,
+            config=config,
             revision=spec.revision,
             dtype=dtype,
             use_safetensors=True,
@@ -65,7 +70,18 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         move(model, language_model, spans)
         decoder, step = make_decoder(language_model, head, config, spans)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
-    return VideoLM(model, processor, family, decoder, _stop_ids(model), step)
+    return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
+
+
+def load_processor(path: str, revision: str | None) -> Any:
+    """The checkpoint's processor with its chat template, which old ones keep with the tokenizer.
+
+    Raises ModelLoadError if no video can be put into words with it.
+    """
+    processor = AutoProcessor.from_pretrained(path, revision=revision, trust_remote_code=False)
+    processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
+    require_template(processor)
+    return processor
 
 
 def _load_random(recipe: Recipe, devices: Sequence[torch.device], dtype: torch.dtype) -> VideoLM:
@@ -83,8 +99,12 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], dtype: torch.d
     return VideoLM(model, None, family, decoder, frozenset(), step)
 
 
-def _stop_ids(model: Any) -> frozenset[int]:
+def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:
     configured = model.generation_config.eos_token_id
+    if configured is None:
+        configured = tokenizer.eos_token_id
+        told = "the tokenizer's" if configured is not None else "none: every answer goes on to max_tokens"
+        logger.warning("%s names no end token in generation_config.json or config.json; taking %s", spec.name, told)
     if configured is None:
         return frozenset()
     return frozenset([configured] if isinstance(configured, int) else configured)

@@ -18,6 +18,7 @@ from torch import Tensor
 from vidspec_models.decoder.placement import resolve_device, resolve_dtype
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import conversation, metadata
+from vidspec_models.loading.load_model import load_processor
 from vidspec_models.loading.spec import ModelSpec, find_family, model_path
 from vidspec_models.request import SamplingParams, Turn, Video
 from vidspec_models.synthetic.model import random_language_model, random_prompt
@@ -57,7 +58,7 @@ class StockGenerator:
         self.dtype = resolve_dtype(spec.dtype, self.device)
         transformers.utils.logging.disable_progress_bar()
         try:
-            self._processor: Any = transformers.AutoProcessor.from_pretrained(path, revision=spec.revision)
+            self._processor = load_processor(path, spec.revision)
             model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
                 path, revision=spec.revision, dtype=self.dtype, use_safetensors=True
             )

@@ -16,10 +16,12 @@ from vidspec_service.api.errors import answer, answer_http, status_of
 from vidspec_service.api.limits.callers import OPEN_PATHS, ApiKeys, Authentication
 from vidspec_service.api.middleware import BehindProxy, BodyLimit, RequestContext
 from vidspec_service.api.openapi import documents
+from vidspec_service.api.page.files import page_files
 from vidspec_service.api.routes.chat import chat_router
 from vidspec_service.api.routes.docs import docs_router
 from vidspec_service.api.routes.health import health_router
 from vidspec_service.api.routes.models import models_router
+from vidspec_service.api.routes.page import page_router
 from vidspec_service.api.routes.tokens import tokens_router
 from vidspec_service.api.routes.videos import videos_router
 from vidspec_service.api.services import Services
@@ -58,9 +60,11 @@ def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
     for make in (chat_router, videos_router, models_router, tokens_router, health_router):
         app.include_router(make(services))
     app.include_router(docs_router(lambda: app.openapi()))
+    page = page_files()
+    app.include_router(page_router(services, page))
     # From the inside out. A refused client is still sending: BodyLimit lets it read why, so it is around the keys.
     if keys:
-        open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
+        open_paths = OPEN_PATHS | page.keys() | ({"/metrics"} if settings.metrics_open else set())
         app.add_middleware(Authentication, keys=keys, open_paths=open_paths)
     max_bytes = max(settings.max_upload_bytes + OVERHEAD_BYTES, settings.max_json_bytes)
     app.add_middleware(BodyLimit, max_bytes=max_bytes)

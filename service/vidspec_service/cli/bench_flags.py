@@ -21,10 +21,12 @@ from vidspec_service.settings import engine_config
 from vidspec_service.telemetry import configure_logging
 
 
-def add_output_flags(parser: argparse.ArgumentParser, plot: str) -> None:
-    """`--json` and `--plot`."""
+def add_output_flags(parser: argparse.ArgumentParser, plot: str | None = None) -> None:
+    """`--json`, and `--plot` where there is something to draw."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot)
+    parser.set_defaults(plot=None)
+    if plot is not None:
+        parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot)
 
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:

@@ -17,13 +17,14 @@ from vidspec_service import __version__
 COMMANDS: Mapping[str, str] = {
     "serve": "load the models and answer over HTTP",
     "chat": "ask a running server about a video",
-    "check": "load the models, answer about one rendered clip, print versions and timings",
+    "check": "load the models, answer about one rendered clip, print versions, timings and a verdict",
     "render-clip": "write one of the clips that the bundled models were made for",
     "train-bundled": "train the bundled pair of models",
     "eval-bundled": "measure the bundled pair on held-out clips",
     "bench speed": "compare the ways to decode, next to stock transformers",
     "bench pruning": "compare the ways to choose which video tokens the draft sees",
     "bench compression": "measure lossy compression on the target: accuracy, time, memory",
+    "bench structured": "compare answers with and without a grammar: speed, and what is true of them",
     "bench decode": "compare video decoding with other libraries",
     "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",
 }

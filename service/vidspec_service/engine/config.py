@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from vidspec_models.compression import DyCoke as DyCoke
+from vidspec_models.request import Preservation as Preservation
 from vidspec_models.request import SpeculationMode
 
 _BUNDLED_NAME = "vidspec-bundled"
-
-
-class Preservation(StrEnum):
-    """Which of a video's tokens the draft sees (docs/methods.md); speed only."""
-
-    HIPPO = "hippo"
-    SPECVLM = "specvlm"
-    ATTENTION = "attention"
-    UNBIASED = "unbiased"
-    UNIFORM = "uniform"
-    RANDOM = "random"
-    TTM = "ttm"
-    NONE = "none"
-    BLIND = "blind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +49,7 @@ class EngineConfig:
     start_timeout_s: float = 300.0
     log_level: str = "info"  # of the workers, which write to the same stderr
     log_format: str = "text"  # "json": one object a line, as the API's
-    silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung
+    silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung, unless it computes
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vidspec_models.request import SpeculationMode
+from vidspec_models.request import Preservation, SpeculationMode
 
 
 class FinishReason(StrEnum):
@@ -35,9 +36,64 @@ class TokenLogprob:
     top: tuple[Logprob, ...]
 
 
+class TokenSource(StrEnum):
+    """Who wrote a token: the draft proposed what the target chose, the target alone, or the grammar left no choice."""
+
+    DRAFT = "draft"
+    TARGET = "target"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDetail:
+    """A committed token: what it adds to the text (nothing while a character is incomplete), and who wrote it."""
+
+    text: str
+    source: TokenSource
+
+
+class Phase(StrEnum):
+    """What a worker does for a request: vision tower and prompt, prompt rows, draft tokens, their verification."""
+
+    PREPARE = "prepare"
+    PREFILL = "prefill"
+    PROPOSE = "propose"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Work on a request, maybe on others as well, from `start` to `end` on the monotonic clock of all processes."""
+
+    request_id: str
+    worker: str  # "target" | "draft"
+    phase: Phase
+    start: float
+    end: float
+    num_tokens: int  # of this request: rows that were prefilled or verified, tokens that were proposed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenCells:
+    """Which cells of one video the draft sees."""
+
+    shape: tuple[int, int, int]  # frames, rows, columns; a model may make one frame of two
+    bits: bytes  # one for each place, in reading order, lowest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftView:
+    """What the draft sees of a request's videos, from here on."""
+
+    request_id: str
+    preservation: Preservation
+    prune_ratio: float
+    videos: tuple[SeenCells, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The prompt fits its context; always the first event. `queue_s` ran until the target took it up."""
+    """The prompt fits its context; always the first event of an answer. `queue_s` ran until the target took it up."""
 
     request_id: str
     prompt_tokens: int
@@ -53,8 +109,10 @@ class TextDelta:
 
     text: str
     num_tokens: int
+    choice: int = 0  # which of the request's answers
     ids: tuple[int, ...] = ()  # the tokens themselves
     logprobs: tuple[TokenLogprob, ...] = ()  # theirs, if they were asked for
+    details: tuple[TokenDetail, ...] = ()  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +131,18 @@ class SpeculationStats:
     num_verifications: int = 0  # target forwards that committed tokens of this request
     draft_video_tokens: int = 0  # visual tokens the draft saw
 
+    @classmethod
+    def of_all(cls, answers: Sequence[SpeculationStats]) -> SpeculationStats:
+        """Of all answers to one prompt together; there is at least one."""
+        return cls(
+            mode=next((each.mode for each in answers if each.mode is not SpeculationMode.OFF), SpeculationMode.OFF),
+            num_drafts=sum(each.num_drafts for each in answers),
+            num_draft_tokens=sum(each.num_draft_tokens for each in answers),
+            num_accepted_tokens=sum(each.num_accepted_tokens for each in answers),
+            num_verifications=sum(each.num_verifications for each in answers),
+            draft_video_tokens=max(each.draft_video_tokens for each in answers),
+        )
+
     @property
     def acceptance_rate(self) -> float:
         """Accepted over judged draft tokens."""
@@ -86,8 +156,9 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Always the last event of a generation that did not fail."""
+    """Always the last event of an answer that did not fail."""
 
+    choice: int = 0
     finish_reason: FinishReason
     completion_tokens: int
     speculation: SpeculationStats
@@ -95,4 +166,7 @@ class Finished:
     prefill_s: float  # from there until the first token was committed
 
 
-GenerationEvent = Accepted | TextDelta | Finished
+Telling = Activity | DraftView
+"""Events of requests that ask for them, between Accepted and Finished."""
+
+GenerationEvent = Accepted | TextDelta | Telling | Finished

@@ -108,6 +108,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             is_batch_invariant=model.decoder.batch_invariance.holds,
             versions=library_versions(),
             default_sampling=model.default_sampling,
+            tool_format=model.tool_format,
         )
     )
     loop.run()

@@ -149,6 +149,10 @@ class Settings(BaseSettings):
     request_timeout_s: Seconds = Field(default=120, description="Queue, decode, prefill and answer of a request.")
     upload_timeout_s: Seconds = Field(default=120, description="Longest time a request body may take to arrive.")
     start_timeout_s: Seconds = Field(default=300, description="Longest time workers may take to load.")
+    silence_s: Seconds = Field(
+        default=30,
+        description="A worker silent for so long is replaced; one that computes, after 20 times that.",
+    )
     drain_timeout_s: Seconds = Field(default=30, description="After SIGTERM, time for running requests to end.")
     keep_alive_s: Seconds = Field(default=15, description="An idle stream gets a comment line this often.")
 

@@ -56,7 +56,8 @@ def test_render_serve_ask_and_stop(tmp_path: Path) -> None:
 def test_check_says_what_runs_where_and_what_the_clip_shows() -> None:
     done = subprocess.run(_vidspec("check"), capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True)
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert set(rows) >= {"vidspec", "target", "draft", "answer", "truth", "timing"}
+    assert set(rows) >= {"vidspec", "target", "draft", "answer", "truth", "timing", "verdict"}
+    assert "the same text" in rows["verdict"]
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line_and_code_2() -> None:

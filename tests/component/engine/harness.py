@@ -15,7 +15,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from vidspec_models.bundled.render import render, slot_times
-from vidspec_models.bundled.scene import SCENE_DURATION_S, sample_scene
+from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, sample_scene
 from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import WorkerState
@@ -38,9 +38,9 @@ class Answer:
     finished: Finished
 
 
-def scene_video(seed: int) -> Video:
-    """The canonical frames of a rendered test scene."""
-    times = slot_times()
+def scene_video(seed: int, num_frames: int = NUM_SLOTS) -> Video:
+    """Frames of a rendered test scene; the default are the canonical ones."""
+    times = slot_times()[:: NUM_SLOTS // num_frames]
     frames = render(sample_scene(seed), times)
     num_source = int(SCENE_DURATION_S * SOURCE_FPS)
     return Video(

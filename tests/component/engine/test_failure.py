@@ -106,8 +106,15 @@ def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
     assert not descriptors() - before
 
 
-@pytest.mark.parametrize("role", ["draft", "target"])
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+@pytest.mark.parametrize(
+    ("role", "sign"),
+    [
+        pytest.param("target", signal.SIGKILL, id="killed-target"),
+        pytest.param("draft", signal.SIGSTOP, id="hung-draft"),
+        pytest.param("draft", signal.SIGKILL, id="killed-draft", marks=pytest.mark.slow),
+        pytest.param("target", signal.SIGSTOP, id="hung-target", marks=pytest.mark.slow),
+    ],
+)
 def test_streams_survive_a_lost_worker_with_the_same_text(
     fragile: EngineHarness, role: str, sign: signal.Signals
 ) -> None:
@@ -121,6 +128,7 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
     assert again.finished.speculation.num_draft_tokens > 0, "the draft did not come back"
 
 
+@pytest.mark.slow
 def test_streams_survive_the_loss_of_the_process_that_workers_are_forked_from() -> None:
     launcher = WorkerLauncher()
     engine = EngineHarness(PAIR, launcher=launcher)

@@ -23,6 +23,9 @@ from vidspec_service.errors import GenerationFailed
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
 AUTO = SpeculationMode.AUTO
 LAWS = (SamplingParams(), SamplingParams(temperature=0.8, seed=7))
+both_laws = pytest.mark.parametrize(
+    "law", [pytest.param(LAWS[0], id="greedy", marks=pytest.mark.slow), pytest.param(LAWS[1], id="temperature")]
+)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -60,7 +63,7 @@ def question(
     law: SamplingParams = LAWS[0],
     mode: SpeculationMode = SpeculationMode.AUTO,
 ) -> GenerationRequest:
-    request = ask(name, "Describe the video.", [scene_video(seed)], sampling=law, speculation=mode, max_tokens=250)
+    request = ask(name, "Describe the video.", [scene_video(seed, 2)], sampling=law, speculation=mode, max_tokens=250)
     return replace(request, grammar=None if grammar is None else GRAMMARS[grammar])
 
 
@@ -73,7 +76,7 @@ def check(grammar: str, text: str) -> None:
         assert text in CHOICE
 
 
-@pytest.mark.parametrize("law", LAWS, ids=["greedy", "temperature"])
+@both_laws
 @pytest.mark.parametrize("grammar", ["schema", "regex", "choice"])
 def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
     engine: EngineHarness, grammar: str, law: SamplingParams
@@ -86,7 +89,7 @@ def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
         check(grammar, answer.text)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=["greedy", "temperature"])
+@both_laws
 def test_answers_with_and_without_a_grammar_do_not_disturb_each_other(
     engine: EngineHarness, law: SamplingParams
 ) -> None:
@@ -108,6 +111,7 @@ def fragile() -> Iterator[EngineHarness]:
     harness.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_killed_worker_changes_no_token(fragile: EngineHarness, role: str) -> None:
     kinds = ("schema", "schema", None, "schema")

@@ -17,7 +17,7 @@ from vidspec_service.engine.types import FinishReason
 
 PROMPTS = ("Describe the video.", "How many objects are there?", "What is going on here, in your own words?")
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
-CASES = [(seed, PROMPTS[seed % len(PROMPTS)]) for seed in range(12)]
+CASES = [(seed, PROMPTS[seed % len(PROMPTS)]) for seed in range(8)]
 
 
 def video_for(seed: int) -> Video:
@@ -29,21 +29,20 @@ def test_greedy_ids_equal_stock_generate_alone_and_eight_at_once(engine: EngineH
     requests = [ask(f"hf-{seed}", prompt, [video_for(seed)], speculation=SpeculationMode.OFF) for seed, prompt in CASES]
     expected = [stock.answer(request.turns, request.videos, 40).ids for request in requests]
     assert [engine.answer(request).ids for request in requests[:4]] == expected[:4]
-    assert [answer.ids for answer in engine.answers(requests[:8])] == expected[:8]
-    assert [answer.ids for answer in engine.answers(requests[4:])] == expected[4:]
+    assert [answer.ids for answer in engine.answers(requests)] == expected
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
         SamplingParams(),
-        SamplingParams(temperature=0.8, seed=1),
+        pytest.param(SamplingParams(temperature=0.8, seed=1), marks=pytest.mark.slow),
         SamplingParams(temperature=1.2, top_p=0.9, top_k=20, seed=2**63),
     ],
     ids=["greedy", "temperature", "top-k and top-p"],
 )
 def test_every_mode_gives_the_same_ids(engine: EngineHarness, sampling: SamplingParams) -> None:
-    for seed, prompt in CASES[:6]:
+    for seed, prompt in CASES[:4]:
         found = {
             mode: engine.answer(
                 ask(f"{mode}-{seed}", prompt, [video_for(seed)], sampling=sampling, speculation=mode, max_tokens=48)
@@ -57,12 +56,12 @@ def test_modes_mixed_in_one_batch_do_not_disturb_each_other(engine: EngineHarnes
     law = SamplingParams(temperature=1.0, seed=77)
     alone = [
         engine.answer(ask(f"a{seed}", prompt, [video_for(seed)], sampling=law, speculation=SpeculationMode.OFF)).ids
-        for seed, prompt in CASES[:8]
+        for seed, prompt in CASES
     ]
     together = engine.answers(
         [
             ask(f"t{seed}", prompt, [video_for(seed)], sampling=law, speculation=MODES[seed % 4])
-            for seed, prompt in CASES[:8]
+            for seed, prompt in CASES
         ]
     )
     assert [answer.ids for answer in together] == alone
@@ -78,7 +77,7 @@ def test_every_mode_gives_the_same_ids_in_bfloat16_alone_and_eight_at_once() -> 
     def questions(name: str, mode: SpeculationMode) -> list[GenerationRequest]:
         return [
             ask(f"{name}-{mode}-{seed}", prompt, [video_for(seed)], sampling=law, speculation=mode, max_tokens=48)
-            for seed, prompt in CASES[:8]
+            for seed, prompt in CASES
         ]
 
     try:

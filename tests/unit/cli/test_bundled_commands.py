@@ -48,6 +48,7 @@ def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_ships_is_reopened_for_the_last_stages_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The weights of the joint stage become its checkpoint; a second time it would replace a run's own."""
     given: list[TrainOptions] = []

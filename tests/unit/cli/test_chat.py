@@ -106,6 +106,14 @@ def test_every_flag_is_a_field_of_a_request_and_any_other_field_can_be_named(tmp
         parse(["chat", "a.mp4", "b", "--field", "n"])
 
 
+def test_several_answers_are_not_printed_into_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    with live_api(tmp_path / "up", engine) as url:
+        assert _chat(_clip(tmp_path), url, "--field", "n=2") == 2
+    assert "--json" in capsys.readouterr().err
+    assert engine.requests == []
+
+
 def test_the_name_of_the_file_is_nobodys_business(tmp_path: Path) -> None:
     bodies: list[bytes] = []
     with _listener(200, b"", bodies) as url:

@@ -80,7 +80,9 @@ def configure(role: str, **engine: Any) -> Configure:
 def submit(api: Channel, request: GenerationRequest) -> None:
     """As the API does."""
     payload = write_request(request)
-    api.send(Generate(request_id=request.request_id, committed=request.committed), (payload,))
+    for index in range(request.n):
+        name = request.choice(index).request_id
+        api.send(Generate(request_id=name, choice=index, committed=request.committed), (payload,))
     os.close(payload)
 
 

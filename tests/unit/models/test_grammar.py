@@ -56,7 +56,7 @@ def allowed(mask: GrammarMask, prefix: list[int], pending: list[int] | None = No
 
 def answer(mask: GrammarMask, law: SamplingParams, logits: Tensor) -> list[int]:
     """Token by token, one row of the logits for each."""
-    sampler, ids = CoupledSampler(law, (mask,)), list[int]()
+    sampler, ids = CoupledSampler(law, constraint=mask), list[int]()
     for row in logits:
         ids += sampler.choose(row[None], ids)
         if ids[-1] in ENDS:
@@ -73,7 +73,7 @@ def test_rows_scored_together_choose_what_each_chooses_alone(law: SamplingParams
     logits = some_logits(60)
     ids = answer(mask(), law, logits)
     for start, end in itertools.combinations(range(0, len(ids), 5), 2):
-        sampler = CoupledSampler(law, (mask(),))
+        sampler = CoupledSampler(law, constraint=mask())
         assert sampler.choose(logits[start : end + 1], ids[:start], ids[start:end]) == ids[start : end + 1]
 
 
@@ -95,6 +95,33 @@ def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
     assert len(rows[0]) < 10
     assert [len(row) for row in rows[1:]] == [len(tokenizer())] * 2
     assert [len(row) for row in allowed(mask("start: /a+/"), ids_of("a"), [END, 5])[1:]] == [len(tokenizer())] * 2
+
+
+@pytest.mark.parametrize("text", ["", '{"shape":', '{"shape":"square","words":["r', '{"shape":"circle","words":[]}'])
+def test_a_single_token_is_allowed_exactly_if_the_mask_lets_it_through(text: str) -> None:
+    used, ids = mask(), ids_of(text)
+    let_through = [token for token in allowed(mask(), ids)[0] if token not in ENDS]  # these are for the mask to say
+    assert [token for token in range(len(tokenizer())) if used.allows([token], ids, [])] == let_through
+    assert [token for token in let_through if used.allows([5, token], [], [5])] == []  # nor in a row after a wrong one
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_what_is_chosen_without_a_mask_is_what_would_be_chosen_with_it(temperature: float, num_rows: int) -> None:
+    """By a model that mostly wants what the grammar does, and at times does not."""
+    law = SamplingParams(temperature=temperature, seed=4)
+    ids = ids_of('{"shape":"square","words":["red","blue"]}')
+    logits = some_logits(len(ids))
+    masked, num_free = mask(), 0
+    for row in range(0, len(ids), 2):
+        logits[row, ids[row]] += 50
+    for start in range(len(ids) - num_rows):
+        rows, pending = logits[start : start + num_rows], ids[start : start + num_rows - 1]
+        sampler = CoupledSampler(law, constraint=mask())
+        with_mask = sampler.scores(rows, ids[:start], pending).argmax(-1).tolist()
+        assert sampler.choose(rows, ids[:start], pending) == with_mask
+        num_free += masked.allows(with_mask, ids[:start], pending)
+    assert num_free == len(ids) - num_rows
 
 
 def test_the_end_is_allowed_exactly_where_the_grammar_accepts() -> None:
@@ -131,7 +158,7 @@ def test_sampling_under_a_grammar_follows_the_renormalised_law() -> None:
     expected = torch.softmax(logits[0, letters] / law, dim=-1) * 4_000
     used, counts = mask(LLMatcher.grammar_from_regex("[a-h]")), dict.fromkeys(letters, 0)
     for seed in range(4_000):
-        sampler = CoupledSampler(SamplingParams(temperature=law, seed=seed), (used,), noise_rows=1)
+        sampler = CoupledSampler(SamplingParams(temperature=law, seed=seed), noise_rows=1, constraint=used)
         counts[sampler.choose(logits, [])[0]] += 1
     found = torch.tensor(list(counts.values()))
     assert ((found - expected) ** 2 / expected).sum().item() < 24.3
@@ -142,7 +169,7 @@ def test_top_p_is_of_what_the_grammar_leaves() -> None:
     logits = some_logits(1)
     logits[0, ids_of("!")] = 50.0
     law = SamplingParams(temperature=1.0, top_p=0.5, top_k=3, seed=1)
-    (token,) = CoupledSampler(law, (mask(LLMatcher.grammar_from_regex("[a-h]")),)).choose(logits, [])
+    (token,) = CoupledSampler(law, constraint=mask(LLMatcher.grammar_from_regex("[a-h]"))).choose(logits, [])
     assert tokenizer().decode([token]) in "abcdefgh"
 
 

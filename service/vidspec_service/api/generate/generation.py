@@ -7,18 +7,21 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from vidspec_models.request import GenerationRequest
+from vidspec_models.request import GenerationRequest, Include
+from vidspec_service.api.generate.clock import AnswerClock
 from vidspec_service.api.generate.frames import decode_all
+from vidspec_service.api.generate.tellings import Tellings
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
+from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, SpeculationStats, TextDelta
 from vidspec_service.errors import GenerationFailed
 
 _log = logging.getLogger(__name__)
@@ -47,16 +50,16 @@ class Generation:
         self._events: AsyncGenerator[GenerationEvent, None] | None = None
         self._videos: list[dict[str, Any]] = []  # not the clips: their frames are large, and the engine has them
         self._accepted: Accepted | None = None
-        self._finished: Finished | None = None
         self._outcome = "abort"
-        self._began = self._first = self._last = time.monotonic()  # and when its first and latest tokens came
-        self._num_tokens = 0
+        self._began = time.monotonic()
+        self._answers = [AnswerClock(services.metrics, self._began) for _ in range(request.n)]
+        self._tellings = Tellings(request.include, self._began)
         self._queue_s = self._decode_s = 0.0
 
     @property
-    def finish_reason(self) -> str:
-        """Known once the pieces are read."""
-        return self._complete[1].finish_reason.value
+    def n(self) -> int:
+        """Answers that were asked for."""
+        return self._request.n
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a part of this request under its deadline, and remember how it ended."""
@@ -71,8 +74,8 @@ class Generation:
     async def start(self, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest) -> None:
         """Decode and submit; returns when the engine has accepted: a refusal comes before the answer."""
         services, caller = self._services, upload.permit.caller
-        await services.queue.acquire(caller)
-        self._held.callback(services.queue.release, caller)
+        await services.queue.acquire(caller, self.n)
+        self._held.callback(services.queue.release, caller, self.n)
         self._queue_s = time.monotonic() - self._began
         clips = await decode_all(services, caller, files, frames, default_num_frames(services))
         self._decode_s = time.monotonic() - self._began - self._queue_s
@@ -107,31 +110,45 @@ class Generation:
         """Whether log probabilities were asked for."""
         return self._request.logprobs is not None
 
-    async def pieces(self) -> AsyncGenerator[TextDelta, None]:
-        """The answer's text, and log probabilities if asked for, as it is committed; never an empty piece."""
+    @property
+    def tells_details(self) -> bool:
+        """Whether it was asked who wrote each token."""
+        return Include.TOKEN_DETAILS in self._request.include
+
+    def news(self) -> dict[str, Any]:
+        """What else was asked for and has not been told yet; a Told is made of it."""
+        return self._tellings.take([video["timestamps_s"] for video in self._videos]) if self._request.include else {}
+
+    async def pieces(self) -> AsyncGenerator[TextDelta | Finished, None]:
+        """Each answer's text, and what is asked for of its tokens, as it is committed, and its end; no empty piece."""
         if self._events is None:
             raise RuntimeError("start() comes first")
         async for event in self._events:
             if isinstance(event, TextDelta):
-                self._count_tokens(event.num_tokens)
-                if event.text or event.logprobs:
+                self._answers[event.choice].count(event.num_tokens)
+                if event.text or event.logprobs or event.details:
                     yield event
             elif isinstance(event, Finished):
-                self._finished = event
-                self._outcome = event.finish_reason.value
-                self._record_phases(event)
-        if self._finished is None:
+                self._answers[event.choice].end(event, self._queue_s)
+                if self._is_complete:
+                    self._outcome = event.finish_reason.value
+                yield event
+            elif not isinstance(event, Accepted):
+                self._tellings.add(event)
+        if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")
 
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""
-        accepted, finished = self._complete
-        stats = finished.speculation
+        accepted, ended = self._complete
+        stats = SpeculationStats.of_all([finished.speculation for finished in ended])
+        completion_tokens = sum(finished.completion_tokens for finished in ended)
+        first_s = min(answer.first for answer in self._answers) - self._began
         return {
             "usage": {
                 "prompt_tokens": accepted.prompt_tokens,
-                "completion_tokens": finished.completion_tokens,
-                "total_tokens": accepted.prompt_tokens + finished.completion_tokens,
+                "completion_tokens": completion_tokens,
+                "total_tokens": accepted.prompt_tokens + completion_tokens,
                 "prompt_tokens_details": {
                     "video_tokens": accepted.video_tokens,
                     "cached_tokens": accepted.cached_tokens,
@@ -145,11 +162,11 @@ class Generation:
             "videos": self._videos,
             "speculation": stats,
             "timings": {
-                "queue_s": self._queue_s + finished.queue_s,
+                "queue_s": self._queue_s + ended[0].queue_s,
                 "decode_s": self._decode_s,
-                "prefill_s": finished.prefill_s,
-                "time_to_first_token_s": self._first - self._began,
-                "time_per_output_token_s": self._per_token_s,
+                "prefill_s": ended[0].prefill_s,
+                "time_to_first_token_s": first_s,
+                "time_per_output_token_s": fmean(answer.per_token_s for answer in self._answers),
             },
         }
 
@@ -166,50 +183,26 @@ class Generation:
             "outcome": self._outcome,
             "prompt_tokens": self._accepted.prompt_tokens,
         }
-        if self._num_tokens:
-            facts["first_token_s"] = round(self._first - self._began, 4)
-        if self._finished is not None:
-            speculation = self._finished.speculation
+        if begun := [answer.first for answer in self._answers if answer.num_tokens]:
+            facts["first_token_s"] = round(min(begun) - self._began, 4)
+        if self._is_complete:
+            ended = self._complete[1]
+            speculation = SpeculationStats.of_all([finished.speculation for finished in ended])
             facts |= {
-                "completion_tokens": self._finished.completion_tokens,
-                "queue_s": round(self._queue_s + self._finished.queue_s, 4),
+                "completion_tokens": sum(finished.completion_tokens for finished in ended),
+                "queue_s": round(self._queue_s + ended[0].queue_s, 4),
                 "mode": speculation.mode.value,
                 "acceptance_rate": round(speculation.acceptance_rate, 4),
             }
         _log.info("request ended", extra={**facts, "duration_s": round(seconds, 4)})
 
-    def _record_phases(self, finished: Finished) -> None:
-        """Where the time of a complete answer went; one of a single token has no time per token."""
-        metrics = self._metrics
-        metrics.request_queue_time.observe(self._queue_s + finished.queue_s)
-        metrics.request_prefill_time.observe(finished.prefill_s)
-        metrics.request_decode_time.observe(self._last - self._first)
-        metrics.request_inference_time.observe(finished.prefill_s + (self._last - self._first))
-        metrics.request_generation_tokens.observe(finished.completion_tokens)
-        if self._num_tokens > 1:
-            metrics.request_time_per_output_token.observe(self._per_token_s)
-
-    def _count_tokens(self, count: int) -> None:
-        """`count` tokens arrived together."""
-        if count == 0:
-            return
-        now = time.monotonic()
-        if self._num_tokens == 0:
-            self._first = now
-            self._metrics.time_to_first_token.observe(now - self._began)
-        else:
-            self._metrics.inter_token_latency.observe(now - self._last)
-        self._last = now
-        self._num_tokens += count
-        self._metrics.generation_tokens.inc(count)
+    @property
+    def _is_complete(self) -> bool:
+        return all(answer.finished is not None for answer in self._answers)
 
     @property
-    def _per_token_s(self) -> float:
-        """Mean over the tokens after the first; 0 if there are none."""
-        return (self._last - self._first) / (self._num_tokens - 1) if self._num_tokens > 1 else 0.0
-
-    @property
-    def _complete(self) -> tuple[Accepted, Finished]:
-        if self._accepted is None or self._finished is None:
+    def _complete(self) -> tuple[Accepted, list[Finished]]:
+        ended = [answer.finished for answer in self._answers if answer.finished is not None]
+        if self._accepted is None or len(ended) < self.n:
             raise RuntimeError("the answer is not complete")
-        return self._accepted, self._finished
+        return self._accepted, ended

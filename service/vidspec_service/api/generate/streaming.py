@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -14,9 +13,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from vidspec_service.api.errors import body_of
 from vidspec_service.api.generate.generation import Generation
+from vidspec_service.api.generate.spoken import about
 from vidspec_service.api.limits.deadline import alongside
-from vidspec_service.api.schemas.answers import Dialect
-from vidspec_service.api.schemas.logprobs import logprobs_of
+from vidspec_service.api.schemas.dialects import Dialect
+from vidspec_service.engine.types import Finished
 from vidspec_service.errors import ServiceError
 
 LAST_WORDS_S = 2.0  # a client that does not read must not hold its permit beyond its deadline
@@ -40,7 +40,7 @@ class EventStream(Response):
     def __init__(self, generation: Generation, dialect: Dialect, held: AsyncExitStack, keep_alive_s: float) -> None:
         super().__init__()
         self._generation = generation
-        self._dialect = dialect
+        self._events = dialect.events(generation.head, generation.news)
         self._held = held
         self._keep_alive_s = keep_alive_s
         self._written_at = 0.0
@@ -52,9 +52,9 @@ class EventStream(Response):
             try:
                 error = await self._stream()
                 async with asyncio.timeout(LAST_WORDS_S):
-                    if error is not None:  # shaped like every other error
-                        await self._write(_event(json.dumps(body_of(error), ensure_ascii=False)))
-                    await self._write(_event("[DONE]"), is_last=True)
+                    if error is not None:
+                        await self._write_all(self._events.failed(body_of(error)))
+                    await self._write("", is_last=True)
             except (ClientDisconnect, TimeoutError):
                 return
 
@@ -75,24 +75,19 @@ class EventStream(Response):
         return None
 
     async def _write_events(self) -> None:
-        generation = self._generation
-        if self._dialect.opens:
-            await self._write_chunk({"role": "assistant", "content": ""})
+        generation, events = self._generation, self._events
+        await self._write_all(events.opened())
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
-                logprobs = logprobs_of(piece.logprobs) if generation.tells_logprobs else None
-                await self._write_chunk({"content": piece.text}, logprobs=logprobs)
-        await self._write_chunk({}, generation.finish_reason)
-        if self._dialect.final is not None:
-            final = {**generation.head, "choices": [], **generation.facts()}
-            await self._write(_event(self._dialect.final.model_validate(final).model_dump_json()))
+                if isinstance(piece, Finished):
+                    await self._write_all(events.ended(piece.choice, piece.finish_reason.value))
+                else:
+                    await self._write_all(events.piece(piece.choice, piece.text, about(generation, [piece])))
+        await self._write_all(events.closed(generation.facts()))
 
-    async def _write_chunk(
-        self, delta: dict[str, str], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
-    ) -> None:
-        choice = {"delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        chunk = self._dialect.chunk.model_validate({**self._generation.head, "choices": [choice]})
-        await self._write(_event(chunk.model_dump_json()))
+    async def _write_all(self, events: Iterable[str]) -> None:
+        for event in events:
+            await self._write(event)
 
     async def _fill_pauses(self) -> None:
         loop = asyncio.get_running_loop()
@@ -101,10 +96,10 @@ class EventStream(Response):
             if pause_left > 0:
                 await asyncio.sleep(pause_left)
             else:
-                await self._write(b": keep-alive\n\n")
+                await self._write(": keep-alive\n\n")
 
-    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        await self._pass({"type": "http.response.body", "body": data, "more_body": not is_last})
+    async def _write(self, text: str, *, is_last: bool = False) -> None:
+        await self._pass({"type": "http.response.body", "body": text.encode(), "more_body": not is_last})
 
     async def _pass(self, message: Message) -> None:
         self._written_at = asyncio.get_running_loop().time()
@@ -112,7 +107,3 @@ class EventStream(Response):
             await self._send(message)
         except OSError as error:  # how some servers say that the client has left
             raise ClientDisconnect from error
-
-
-def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cachetools import LRUCache
 
+from vidspec_service.api.limits.admission import FairQueue
 from vidspec_service.api.schemas.structured_output import Grammar, short
 from vidspec_service.errors import CapacityError, InvalidRequest
 
@@ -25,23 +26,30 @@ _TOO_COMPLEX = "it takes too much time or memory to compile"
 
 
 class GrammarCheck:
-    """One child for each grammar; what was checked lately is known. For one event loop."""
+    """One child for each grammar, callers in rotation; what was checked lately is known. For one event loop."""
 
     def __init__(self) -> None:
-        # A thread waits for a child: asyncio's own children never end if a loop is left while one starts. A request
-        # that leaves gives up its place in the line, and a child that runs has its own limits.
+        # Whoever sends many that take their time delays nobody else by more than those that are being tried.
+        self._queue = FairQueue(_MOST_AT_ONCE)
+        # A thread waits for a child: asyncio's own children never end if a loop is left while one starts.
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="grammar")
         self._faults: LRUCache[bytes, str] = LRUCache(_MOST_REMEMBERED)  # by digest; an empty one is none
 
-    async def check(self, grammar: Grammar) -> None:
+    async def check(self, grammar: Grammar, caller: str) -> None:
         """Raises InvalidRequest, which says what is wrong and where, or CapacityError if the machine is too busy."""
-        digest = hashlib.sha256(grammar.text.encode()).digest()
+        text = grammar.spelt or grammar.text
+        digest = hashlib.sha256(text.encode()).digest()
         fault = self._faults.get(digest)
         if fault is None:
-            fault = await asyncio.get_running_loop().run_in_executor(self._threads, _fault, grammar.text)
-            self._faults[digest] = fault
+            fault = self._faults[digest] = await self._tried(text, caller)
         if fault:
             raise InvalidRequest(f"{grammar.param}: {fault}", param=grammar.param)
+
+    async def _tried(self, text: str, caller: str) -> str:
+        await self._queue.acquire(caller)
+        trying = asyncio.get_running_loop().run_in_executor(self._threads, _fault, text)
+        trying.add_done_callback(lambda _: self._queue.release(caller))
+        return await asyncio.shield(trying)  # whoever leaves, the child has its place until it ends, within its limits
 
 
 def _fault(text: str) -> str:

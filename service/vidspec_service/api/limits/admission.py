@@ -33,8 +33,8 @@ def sharer_of(request: Request) -> str:
 
 
 class Admission:
-    """Counts the requests inside: `capacity` bounds uploads, decodes and queues together, `max_bytes` what their
-    bodies hold on disk and in memory; `limits` what one caller may take of both."""
+    """Counts the answers that requests inside ask for, one for most: `capacity` bounds uploads, decodes and queues
+    together, `max_bytes` what their bodies hold on disk and in memory; `limits` what one caller may take of both."""
 
     def __init__(self, capacity: int, max_bytes: int, metrics: Metrics, limits: CallerLimits) -> None:
         self._capacity = capacity
@@ -49,8 +49,8 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        """Requests inside."""
-        return len(self._inside)
+        """Answers that the requests inside ask for."""
+        return sum(permit.num_places for permit in self._inside)
 
     @property
     def num_bytes(self) -> int:
@@ -67,10 +67,8 @@ class Admission:
         with self._counting_refusals():
             if self.is_draining:
                 raise Draining("The server is shutting down; ask another one.")
-            if self.num_admitted >= self._capacity:
-                raise QueueFull(f"All {self._capacity} places are taken; try again.")
-            num_inside = sum(permit.sharer == sharer for permit in self._inside)
-            self._limits.check_request(caller, num_inside, self._capacity - self.num_admitted)
+            self._check_places(sharer, 1)
+            self._limits.check_rate(caller)
         permit = Permit(self, caller, sharer)
         self._inside.add(permit)
         self.idle.clear()
@@ -89,6 +87,20 @@ class Admission:
         """End the requests that still run; each client gets an error."""
         self.is_draining = True
         self.closing.set()
+
+    def check_places(self, permit: Permit, wanted: int) -> None:
+        """For `Permit`: `wanted` more."""
+        with self._counting_refusals():
+            self._check_places(permit.sharer, wanted)
+
+    def _check_places(self, sharer: str, wanted: int) -> None:
+        """Raises QueueFull or TooManyRequests unless the sharer may have so many more; the last is as the others."""
+        num_free = self._capacity - self.num_admitted
+        if num_free < wanted:
+            taken = f"{self.num_admitted} of " if num_free else "All "
+            raise QueueFull(f"{taken}{self._capacity} places are taken; try again.")
+        num_inside = sum(permit.num_places for permit in self._inside if permit.sharer == sharer)
+        self._limits.check_request(num_inside + wanted - 1, num_free - wanted + 1)
 
     def check_bytes(self, permit: Permit, wanted: int) -> None:
         """For `Permit`. Whoever is alone may have what the limits of a single body allow."""
@@ -111,7 +123,7 @@ class Admission:
 
 
 class Permit:
-    """One request's right to be inside, and the bytes of its body."""
+    """One request's right to be inside, with so many answers, and the bytes of its body."""
 
     def __init__(self, admission: Admission, caller: str, sharer: str) -> None:
         self.caller = caller
@@ -119,6 +131,13 @@ class Permit:
         self.closing = admission.closing
         self._admission = admission
         self.num_bytes = 0
+        self.num_places = 1
+
+    def hold_places(self, total: int) -> None:
+        """From now on it asks for `total` answers, if that is more than before; raises QueueFull or TooManyRequests."""
+        if total > self.num_places:
+            self._admission.check_places(self, total - self.num_places)
+            self.num_places = total
 
     def hold_bytes(self, total: int) -> None:
         """From now on the body holds `total` bytes, if that is more than before; raises QueueFull."""
@@ -139,7 +158,7 @@ class CallerLimits:
         self._max_requests = max_requests
         self._rate = rate
 
-    def check_request(self, caller: str, num_inside: int, num_free: int) -> None:
+    def check_request(self, num_inside: int, num_free: int) -> None:
         """One more request beside `num_inside` of the caller's; raises TooManyRequests."""
         if self._max_requests is not None and num_inside >= self._max_requests:
             raise TooManyRequests(
@@ -149,6 +168,9 @@ class CallerLimits:
             raise TooManyRequests(
                 f"You have {num_inside} requests under way; the {num_free} places left are for others."
             )
+
+    def check_rate(self, caller: str) -> None:
+        """One more request now; raises TooManyRequests."""
         if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
             raise TooManyRequests(
                 f"You may send {self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY).",
@@ -162,7 +184,8 @@ class CallerLimits:
 
 
 class FairQueue:
-    """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second.
+    """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second. Who
+    wants several, of which there are never so many, waits until they are all there, and nobody passes.
 
     With `are_shared`, none takes all of them: as of the permits, one may have thrice as many as are free, so that who
     comes alone finds a slot, and waits for nobody's answer. Waiting has no bound of its own: whoever waits has a
@@ -173,52 +196,59 @@ class FairQueue:
         self._num_free = limit
         self._are_shared = are_shared
         self._taken: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # in the order they are served
+        # In the order they are served; each with the slots that it wants.
+        self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
     @property
     def num_waiting(self) -> int:
         """How many want a slot and have none."""
-        return sum(not each.done() for queue in self._waiting.values() for each in queue)
+        return sum(not each.done() for queue in self._waiting.values() for each, _ in queue)
 
-    async def acquire(self, caller: str) -> None:
-        """Wait for a slot; every `acquire` that returns is followed by one `release`."""
-        if caller not in self._waiting and self._may_take(caller):
-            self._take(caller)
-            return
+    async def acquire(self, caller: str, num: int = 1) -> None:
+        """Wait for `num` slots; every `acquire` that returns is followed by one `release` of as many."""
         mine = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(mine)
+        self._waiting.setdefault(caller, deque()).append((mine, num))
+        self._serve()
         try:
             await mine
         except asyncio.CancelledError:
-            if not mine.cancelled():  # it came, and nobody is left to use it
-                self.release(caller)
-            elif all(each.done() for each in self._waiting.get(caller, ())):
-                self._waiting.pop(caller, None)  # or the caller's next would wait behind nobody
+            if mine.cancelled():
+                self._serve()  # those behind may want fewer
+            else:
+                self.release(caller, num)  # they came, and nobody is left to use them
             raise
 
-    def release(self, caller: str) -> None:
-        """Hand the slot to the next in rotation who may have it; it is free if nobody does."""
-        self._num_free += 1
-        self._taken -= Counter({caller: 1})
-        for waiting in list(self._waiting):
-            if self._may_take(waiting) and (mine := self._next_of(waiting)) is not None:
-                self._take(waiting)
-                mine.set_result(None)
-                return
+    def release(self, caller: str, num: int = 1) -> None:
+        """Hand the slots to the next in rotation; they are free if nobody waits who may have them."""
+        self._num_free += num
+        self._taken -= Counter({caller: num})
+        self._serve()
 
-    def _next_of(self, caller: str) -> asyncio.Future[None] | None:
-        """A caller's first that has not left; then it is the others' turn."""
-        queue = self._waiting.pop(caller)
-        mine = None
-        while queue and (mine is None or mine.done()):
-            mine = queue.popleft()
-        if queue:
-            self._waiting[caller] = queue
-        return None if mine is None or mine.done() else mine
+    def _serve(self) -> None:
+        while (found := self._next()) is not None:
+            caller, mine, num = found
+            self._num_free -= num
+            self._taken[caller] += num
+            mine.set_result(None)
 
-    def _may_take(self, caller: str) -> bool:
-        return self._taken[caller] < _SHARE * self._num_free if self._are_shared else self._num_free > 0
+    def _next(self) -> tuple[str, asyncio.Future[None], int] | None:
+        """Whose turn it is, taken out of the line: past those who have left, and callers who have their share."""
+        for caller, queue in list(self._waiting.items()):
+            while queue and queue[0][0].done():
+                queue.popleft()
+            if queue and not self._has_its_share(caller, queue[0][1]):
+                if queue[0][1] > self._num_free:
+                    return None
+                self._waiting.move_to_end(caller)
+                found = (caller, *queue.popleft())
+            else:
+                found = None
+            if not queue:
+                del self._waiting[caller]
+            if found is not None:
+                return found
+        return None
 
-    def _take(self, caller: str) -> None:
-        self._num_free -= 1
-        self._taken[caller] += 1
+    def _has_its_share(self, caller: str, num: int) -> bool:
+        taken = self._taken[caller]
+        return self._are_shared and taken > 0 and taken + num > _SHARE * self._num_free

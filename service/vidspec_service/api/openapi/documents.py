@@ -12,6 +12,8 @@ from vidspec_service.api.openapi import examples
 from vidspec_service.api.schemas.answers import Completion, ErrorBody
 from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
 from vidspec_service.api.schemas.completions import CompletionAnswer, TextCompletion
+from vidspec_service.api.schemas.response_answers import ResponseAnswer
+from vidspec_service.api.schemas.responses import ResponseRequest
 from vidspec_service.api.schemas.tokens import Detokenize, Tokenize
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
@@ -38,6 +40,7 @@ _JSONS: tuple[type[BaseModel], ...] = (
     VideoChatJson,
     VideoUploadJson,
     ChatCompletion,
+    ResponseRequest,
     TextCompletion,
     Tokenize,
     Detokenize,
@@ -64,10 +67,11 @@ VIDEO_CHAT_BODY = _body(
     json=(VideoChatJson, examples.REQUESTS["video_chat"]),
 )
 CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.REQUESTS["chat_completion"]))
-COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, {}))
+RESPONSE_BODY = _body("OpenAI's newer fields, and ours.", json=(ResponseRequest, {}))
+COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, examples.REQUESTS["completion"]))
 TOKENIZE_BODY = _body("As vLLM takes it.", json=(Tokenize, {}))
 DETOKENIZE_BODY = _body("As vLLM takes it.", json=(Detokenize, {}))
-TEXT_STATUSES = (400, 401, 404, 408, 413, 415, 429, 503)
+TEXT_STATUSES = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
 VIDEO_UPLOAD_BODY = _body(
     "A form with a file part, or JSON with a data URL.",
     form=(VideoUploadForm, {}),
@@ -102,13 +106,14 @@ def _answers(
     model: type[BaseModel], whole: dict[str, Any] | None, events: str | None
 ) -> dict[int | str, dict[str, Any]]:
     stream: dict[str, Any] = {"schema": {"type": "string"}} | ({"example": events} if events else {})
-    description = "The answer; with `stream`, as server-sent events that end with `data: [DONE]`."
+    description = "The answer; with `stream`, as server-sent events."
     content = {"application/json": {"example": whole} if whole else {}, "text/event-stream": stream}
     return {200: {"model": model, "description": description, "content": content}, **problems(*_ERRORS)}
 
 
 VIDEO_CHAT_RESPONSES = _answers(Completion, examples.WHOLE, examples.EVENTS)
 COMPLETION_RESPONSES = _answers(CompletionAnswer, None, None)
+RESPONSE_RESPONSES = _answers(ResponseAnswer, None, None)
 CHAT_COMPLETION_RESPONSES = _answers(ChatCompletionAnswer, examples.CHAT_COMPLETION, None)
 
 

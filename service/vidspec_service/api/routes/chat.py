@@ -1,4 +1,4 @@
-"""The routes that answer: POST /v1/video-chat; /v1/chat/completions and /v1/completions in the words of OpenAI's API.
+"""The routes that answer: POST /v1/video-chat; and, in OpenAI's words, completions and responses.
 
 All go one way: admit, read, decode, submit; then stream the answer, or send it whole.
 """
@@ -6,22 +6,24 @@ All go one way: admit, read, decode, submit; then stream the answer, or send it 
 from __future__ import annotations
 
 import secrets
-from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
 
 from vidspec_service.api.generate.generation import Generation
+from vidspec_service.api.generate.spoken import spoken
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.completions import TextCompletion
-from vidspec_service.api.schemas.logprobs import logprobs_of
+from vidspec_service.api.schemas.responses import ResponseRequest
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
 from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.errors import InvalidRequest
+from vidspec_service.settings import Settings
 
 
 def chat_router(services: Services) -> APIRouter:
@@ -58,6 +60,16 @@ def chat_router(services: Services) -> APIRouter:
         """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
         return await _answer(request, services, TextCompletion)
 
+    @router.post(
+        "/v1/responses",
+        summary="Ask about videos, in the newer words of OpenAI's API",
+        responses=documents.RESPONSE_RESPONSES,
+        openapi_extra=documents.RESPONSE_BODY,
+    )
+    async def responses(request: Request) -> Response:
+        """The same as /v1/chat/completions, as items and named events; nothing is stored."""
+        return await _answer(request, services, ResponseRequest)
+
     return router
 
 
@@ -71,13 +83,15 @@ async def _answer(
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body.check_model(info.model_names)
+        body.check_engine(info)
+        _check_n(body.n or 1, settings)
+        permit.hold_places(body.n or 1)
         deadline = services.deadline(permit, request.receive)
         if (grammar := body.grammar) is not None:
-            await deadline.run(services.grammars.check(grammar))
+            await deadline.run(services.grammars.check(grammar, permit.caller))
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
-        request_id = f"{dialect.id_prefix}-{secrets.token_hex(12)}"
+        request_id = f"{dialect.id_prefix}{secrets.token_hex(12)}"
         asked = body.generation_request(request_id, settings.speculation, settings.compression, info.default_sampling)
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline)
@@ -85,14 +99,15 @@ async def _answer(
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        choice = await generation.run(_choice(generation))
-        whole = dialect.whole.model_validate({**generation.head, "choices": [choice], **generation.facts()})
-        return Response(whole.model_dump_json(), media_type="application/json")
+        found = await generation.run(spoken(generation))
+        return Response(dialect.whole(found), media_type="application/json")
 
 
-async def _choice(generation: Generation) -> dict[str, Any]:
-    async with aclosing(generation.pieces()) as found:
-        pieces = [piece async for piece in found]
-    logprobs = logprobs_of(each for piece in pieces for each in piece.logprobs) if generation.tells_logprobs else None
-    message = {"content": "".join(piece.text for piece in pieces)}
-    return {"message": message, "logprobs": logprobs, "finish_reason": generation.finish_reason}
+def _check_n(n: int, settings: Settings) -> None:
+    """Raises InvalidRequest for more answers than the operator lets be generated at a time."""
+    limits = {"VIDSPEC_MAX_RUNNING_REQUESTS": settings.max_running_requests}
+    if settings.max_requests_per_key is not None:
+        limits["VIDSPEC_MAX_REQUESTS_PER_KEY"] = settings.max_requests_per_key
+    name = min(limits, key=lambda each: limits[each])
+    if n > limits[name]:
+        raise InvalidRequest(f"n is {n}, and at most {limits[name]} answers may be under way ({name}).", param="n")

@@ -13,7 +13,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, HTMLResponse
+
+from vidspec_service.api.openapi.try_out import to_try_out
 
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 _FAVICON = "data:,"  # none
@@ -22,32 +24,51 @@ _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 )
 
+# Swagger UI sends the empty fields of a form, too; to the API an empty field is one that is given.
+_START = "SwaggerUIBundle({"
+_WITHOUT_EMPTY_FIELDS = """
+        requestInterceptor: (request) => {
+            if (!(request.body instanceof FormData)) return request
+            const given = new FormData()
+            for (const [name, value] of request.body) if (value !== "") given.append(name, value)
+            return Object.assign(request, {body: given})
+        },"""
+
 
 def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The document that `describe` makes, which takes a while and is done once; the page and its two files."""
+    """The document that `describe` makes, which takes a while and is done once; the page, its two files, and the
+    document that it shows."""
     router = APIRouter(include_in_schema=False)
     folder = Path(str(resources.files("fastapi_swagger.resources")))
 
     @cache
-    def document() -> bytes:
-        return json.dumps(describe(), ensure_ascii=False).encode()
+    def documents() -> tuple[bytes, bytes]:
+        described = describe()
+        whole, to_try = (json.dumps(each, ensure_ascii=False).encode() for each in (described, to_try_out(described)))
+        return whole, to_try
 
     @router.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(await asyncio.to_thread(document), media_type="application/json")
+        whole, _ = await asyncio.to_thread(documents)
+        return Response(whole, media_type="application/json")
 
     @router.get("/docs")
     async def docs(request: Request) -> Response:
         root = request.scope.get("root_path", "")  # under which a proxy serves all of this
         page = get_swagger_ui_html(
-            openapi_url=f"{root}/openapi.json",
+            openapi_url=f"{root}/docs/openapi.json",
             title="vidspec",
             swagger_js_url=f"{root}/docs/swagger-ui-bundle.js",
             swagger_css_url=f"{root}/docs/swagger-ui.css",
             swagger_favicon_url=_FAVICON,
         )
-        page.headers["content-security-policy"] = _POLICY
-        return page
+        script = bytes(page.body).decode().replace(_START, _START + _WITHOUT_EMPTY_FIELDS, 1)
+        return HTMLResponse(script, headers={"content-security-policy": _POLICY})
+
+    @router.get("/docs/openapi.json")
+    async def openapi_to_try() -> Response:
+        _, to_try = await asyncio.to_thread(documents)
+        return Response(to_try, media_type="application/json")
 
     @router.get("/docs/{name}")
     async def asset(name: str) -> Response:

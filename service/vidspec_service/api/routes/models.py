@@ -21,7 +21,13 @@ def models_router(services: Services) -> APIRouter:
     def cards() -> dict[str, ModelCard]:
         info = services.engine.info
         return {
-            name: ModelCard(id=name, created=created, root=info.root, max_model_len=info.context_length)
+            name: ModelCard(
+                id=name,
+                created=created,
+                root=info.root,
+                max_model_len=info.context_length,
+                default_sampling=info.default_sampling,
+            )
             for name in info.model_names
         }
 

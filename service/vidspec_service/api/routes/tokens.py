@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, closing
 from typing import TypeVar
 
 from fastapi import APIRouter, Request
 
+from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.limits.admission import caller_of, sharer_of
+from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.tokens import Detokenize, Detokenized, Tokenize, Tokenized
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
-from vidspec_service.engine.frontend.interface import EngineInfo
+from vidspec_service.engine.frontend.interface import Engine
+from vidspec_service.engine.types import Accepted
+from vidspec_service.errors import GenerationFailed
 
 T = TypeVar("T", Tokenize, Detokenize)
 
@@ -24,13 +30,16 @@ def tokens_router(services: Services) -> APIRouter:
     router = APIRouter(tags=["models"])
     engine = services.engine
 
-    async def read(request: Request, model: type[T]) -> T:
-        with services.admission.permit(caller_of(request), sharer_of(request)) as permit:
-            info: EngineInfo = services.engine.info  # raises EngineDead before a byte is read
+    @asynccontextmanager
+    async def permitted(request: Request, model: type[T]) -> AsyncIterator[tuple[T, Deadline]]:
+        """The body, and the deadline of what is done with it."""
+        caller = caller_of(request)
+        with services.admission.permit(caller, sharer_of(request)) as permit:
+            info = engine.info  # raises EngineDead before a byte is read
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
             check_served(body.model, info.model_names)
-            return body
+            yield body, services.deadline(permit, request.receive)
 
     @router.post(
         "/tokenize",
@@ -39,16 +48,19 @@ def tokens_router(services: Services) -> APIRouter:
         openapi_extra=documents.TOKENIZE_BODY,
     )
     async def tokenize(request: Request) -> Tokenized:
-        """Of a text as it is; what a conversation takes is in the usage of its answer."""
-        body = await read(request, Tokenize)
-        with_special = body.add_special_tokens is not False
-        found = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, add_special_tokens=with_special)
-        return Tokenized(
-            count=len(found.ids),
-            max_model_len=engine.info.context_length,
-            tokens=found.ids,
-            token_strs=found.tokens if body.return_token_strs else None,
-        )
+        """Of a text as it is; of a conversation in text how many the chat template makes of it."""
+        async with permitted(request, Tokenize) as (body, deadline):
+            if body.prompt is None:
+                count = await deadline.run(_count(engine, body))
+                return Tokenized(count=count, max_model_len=engine.info.context_length, tokens=None, token_strs=None)
+            with_special = body.add_special_tokens is not False
+            found = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, add_special_tokens=with_special)
+            return Tokenized(
+                count=len(found.ids),
+                max_model_len=engine.info.context_length,
+                tokens=found.ids,
+                token_strs=found.tokens if body.return_token_strs else None,
+            )
 
     @router.post(
         "/detokenize",
@@ -58,9 +70,24 @@ def tokens_router(services: Services) -> APIRouter:
     )
     async def detokenize(request: Request) -> Detokenized:
         """What ids say, special tokens included."""
-        body = await read(request, Detokenize)
-        return Detokenized(
-            prompt=await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        )
+        async with permitted(request, Detokenize) as (body, _):
+            text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
+            return Detokenized(prompt=text)
 
     return router
+
+
+async def _count(engine: Engine, body: Tokenize) -> int:
+    """What the target says before it computes an answer, which nobody then waits for."""
+    asked = GenerationRequest(
+        request_id=f"tokenize-{secrets.token_hex(12)}",
+        turns=body.turns,
+        template=body.template,
+        max_tokens=1,
+        speculation=SpeculationMode.OFF,
+    )
+    async with aclosing(engine.generate(asked)) as events:
+        async for event in events:
+            if isinstance(event, Accepted):
+                return event.prompt_tokens
+    raise GenerationFailed("the engine's stream had no Accepted")

@@ -1,24 +1,16 @@
-"""Answers as they go over the wire: completion, streamed chunks, model list, health and errors; and Dialect."""
+"""Answers as they go over the wire: completion, streamed chunks, model list, health and errors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.api.schemas.fields import Number, is_none
 from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
-
-
-def is_none(value: object) -> bool:
-    """For a field that an answer only has if it was asked for."""
-    return value is None
-
-
-Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
+from vidspec_service.api.schemas.tellings import TokenDetails, Told
 
 
 class AnswerMessage(BaseModel):
@@ -29,11 +21,14 @@ class AnswerMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """The one answer there is."""
+    """One answer; there are `n`."""
 
     index: int = 0
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none, description="If they were asked for.")
+    token_details: list[TokenDetails] | None = Field(
+        None, exclude_if=is_none, description="One for each token, if `include` asks for it."
+    )
     finish_reason: str = Field(description="stop or length.")
 
 
@@ -112,7 +107,7 @@ class Answer(BaseModel):
     choices: list[Any]
 
 
-class Completion(Summary, Answer):
+class Completion(Told, Summary, Answer):
     """The whole answer, when `stream` is false."""
 
     object: Literal["video.chat.completion"] = "video.chat.completion"
@@ -127,15 +122,16 @@ class Delta(TypedDict, total=False):
 
 
 class ChunkChoice(BaseModel):
-    """The one answer's next piece."""
+    """An answer's next piece."""
 
     index: int = 0
     delta: Delta
     logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none)
+    token_details: list[TokenDetails] | None = Field(None, exclude_if=is_none)
     finish_reason: str | None = None
 
 
-class Chunk(Answer):
+class Chunk(Told, Answer):
     """One server-sent event."""
 
     object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"
@@ -144,20 +140,6 @@ class Chunk(Answer):
 
 class FinalChunk(Summary, Chunk):
     """The last event before `[DONE]`: no choice, the summary instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """What one and the same generation looks like on the wire. Each model takes of what is known what it has."""
-
-    id_prefix: str
-    whole: type[BaseModel]  # the answer of a generation that is complete
-    chunk: type[BaseModel]  # one event of a stream
-    final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
-    opens: bool = True  # a stream begins with an event that says who speaks
-
-
-VIDEO_CHAT = Dialect("vchat", Completion, Chunk, FinalChunk)  # everything that is known is told
 
 
 class ModelCard(BaseModel):
@@ -170,6 +152,9 @@ class ModelCard(BaseModel):
     root: str = Field(description="The hub id, or the name of the model's folder.")
     parent: None = None
     max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
+    default_sampling: dict[str, Number] = Field(
+        description="Sampling of requests that do not say, where the checkpoint has its own; else greedy."
+    )
 
 
 class ModelList(BaseModel):

@@ -5,62 +5,43 @@ What is taken and changes nothing is listed in `client_fields`; nothing else is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
+from typing_extensions import TypedDict
 
-from vidspec_models.request import VIDEO, Turn
-from vidspec_service.api.errors import check_served
-from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Dialect, Usage
-from vidspec_service.api.schemas.chat_parts import TextPart, VideoPart, only
-from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, TurnFields
-from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, Text, check_turns
+from vidspec_models.request import ChatTemplate, Turn
+from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
+from vidspec_service.api.schemas.chat_parts import only
+from vidspec_service.api.schemas.chat_turns import ChatTurn
+from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields
+from vidspec_service.api.schemas.conversation import Conversation
+from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
+from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
 from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
-from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
 from vidspec_service.errors import InvalidRequest
 
-MAX_PARTS = 64
+
+class Tool(Strict):
+    """A function, as OpenAI's clients wrap it."""
+
+    type: Literal["function"]
+    function: Function
 
 
-Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
-Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[
-    Annotated[Text, Tag("a string")] | Annotated[Parts, Tag("a list")],
-    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
-]
+class NamedFunction(Strict):
+    """One of `tools`."""
+
+    name: ToolName
 
 
-class ChatTurn(TurnFields):
-    """One message."""
+class NamedTool(Strict):
+    """The one to call."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
-    content: Content = Field(description="Text, or parts; a user turn may have videos and images among them.")
-
-    @property
-    def text(self) -> str:
-        """All that is said."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
-
-    @property
-    def parts(self) -> tuple[str | None, ...]:
-        """As in Turn; text parts beside each other are joined by line breaks."""
-        if isinstance(self.content, str):
-            return (self.content,)
-        parts: list[str | None] = []
-        for _, group in groupby(self.content, lambda part: isinstance(part, TextPart)):
-            alike = list(group)
-            said = [part.text for part in alike if isinstance(part, TextPart)]
-            parts += ["\n".join(said)] if said else [VIDEO] * len(alike)
-        return tuple(parts)
-
-    @property
-    def videos(self) -> list[VideoPart]:
-        """The videos of this turn."""
-        return [] if isinstance(self.content, str) else [p for p in self.content if not isinstance(p, TextPart)]
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class StreamOptions(Strict):
@@ -73,16 +54,21 @@ class StreamOptions(Strict):
     )
 
 
-class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
+class ChatCompletion(ClientFields, TemplateFields, Conversation):
     """The JSON body of /v1/chat/completions."""
 
-    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
         description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
-    n: Annotated[Literal[1] | None, only(1, "this server gives one answer per request")] = Field(None, description="1.")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="Functions that the answer may call, or must."
+    )
+    tool_choice: ToolChoice | NamedTool | None = Field(
+        None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if there are tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -90,19 +76,31 @@ class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
             raise InvalidRequest("Give max_completion_tokens or max_tokens, not both.", param="max_completion_tokens")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
-        last = "assistant" if self.continue_final_message else "user"
-        check_turns([(_role(turn), len(turn.text)) for turn in self.messages], last)
-        for index, turn in enumerate(self.messages):
-            if turn.videos and turn.role != "user":
-                raise InvalidRequest("Videos and images must be in user turns.", param=f"messages.{index}.role")
-        if not self.messages[-1].text:
-            raise InvalidRequest("The last message must say something.", param=f"messages.{len(self.messages) - 1}")
+        places = [f"messages.{index}" for index in range(len(self.messages))]
+        self.check_conversation(places, is_continued=bool(self.continue_final_message))
         return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """See Conversation."""
+        choice = self.tool_choice
+        return ToolUse(
+            functions=[tool.function for tool in self.tools or ()],
+            choice=None if isinstance(choice, NamedTool) else choice,
+            named=choice.function.name if isinstance(choice, NamedTool) else None,
+            are_several=self.parallel_tool_calls is not False,
+            inside=".function",
+        )
+
+    @property
+    def template(self) -> ChatTemplate:
+        """See ChatRequest."""
+        return self.told(super().template)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """See ChatRequest."""
-        return tuple(Turn(role=_role(turn), parts=turn.parts) for turn in self.messages)
+        return tuple(turn.turn for turn in self.messages)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -112,11 +110,8 @@ class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
     @property
     def dialect(self) -> Dialect:
         """How to answer; a stream ends with the usage if that is wanted."""
-        return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
-
-    def check_model(self, served: Sequence[str]) -> None:
-        """See ChatRequest."""
-        check_served(self.model, served)
+        wants_usage = self.stream_options is not None and self.stream_options.include_usage
+        return replace(_WITH_USAGE if wants_usage else _PLAIN, speech=self.speech)
 
     @property
     def most_tokens(self) -> int | None:
@@ -124,23 +119,30 @@ class ChatCompletion(ClientFields, TemplateFields, ChatRequest):
         return self.max_completion_tokens or self.max_tokens
 
 
-def _role(turn: ChatTurn) -> str:
-    return "system" if turn.role == "developer" else turn.role
+class ToolCallPiece(TypedDict, total=False):
+    """A call, or more of it."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: dict[str, str]  # name and arguments
 
 
 class OpenAIMessage(AnswerMessage):
     """The assistant's turn."""
 
+    content: str | None  # type: ignore[assignment]  # null beside calls
     refusal: None = None
+    tool_calls: list[ToolCallPiece] | None = Field(None, exclude_if=is_none, description="If tools are called.")
 
 
 class OpenAIChoice(BaseModel):
-    """The one answer there is."""
+    """One answer."""
 
     index: int = 0
     message: OpenAIMessage
     logprobs: ChoiceLogprobs | None = None
-    finish_reason: str = Field(description="stop or length.")
+    finish_reason: str = Field(description="stop, length or tool_calls.")
 
 
 class ChatCompletionAnswer(Answer):
@@ -151,11 +153,17 @@ class ChatCompletionAnswer(Answer):
     usage: Usage
 
 
+class OpenAIDelta(Delta, total=False):
+    """What a chunk adds."""
+
+    tool_calls: list[ToolCallPiece]
+
+
 class OpenAIChunkChoice(BaseModel):
-    """The one answer's next piece."""
+    """An answer's next piece."""
 
     index: int = 0
-    delta: Delta
+    delta: OpenAIDelta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
@@ -173,5 +181,5 @@ class ChatCompletionUsageChunk(ChatCompletionChunk):
     usage: Usage | None = None
 
 
-_PLAIN = Dialect("chatcmpl", ChatCompletionAnswer, ChatCompletionChunk, None)
-_WITH_USAGE = Dialect("chatcmpl", ChatCompletionAnswer, ChatCompletionUsageChunk, ChatCompletionUsageChunk)
+_PLAIN = ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionChunk, None)
+_WITH_USAGE = ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionUsageChunk, ChatCompletionUsageChunk)

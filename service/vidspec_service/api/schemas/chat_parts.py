@@ -1,19 +1,22 @@
 """The parts of a turn in the OpenAI dialect: text, videos and images, wherever they are.
 
 OpenAI's own schema knows images and no video. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's,
-and a `file` part with a `file_id` is how OpenAI's own names an upload. To the models an image is a video of one frame.
+and a `file` part is how OpenAI's own names an upload, or has the file in it. To the models an
+image is a video of one frame.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from vidspec_service.api.schemas.fields import Id, Source, Strict, Text
 from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.errors import InvalidRequest
+
+FileName = Annotated[str, StringConstraints(max_length=512)]
 
 
 def only(neutral: object, because: str, *others: object) -> BeforeValidator:
@@ -27,11 +30,16 @@ def only(neutral: object, because: str, *others: object) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class TextPart(Strict):
+class SaidPart(Strict):
     """Something said."""
 
-    type: Literal["text"]
     text: Text
+
+
+class TextPart(SaidPart):
+    """Text in a message."""
+
+    type: Literal["text"]
 
 
 class VideoUrl(WithFrameTimes):
@@ -49,7 +57,7 @@ class VideoUrlPart(Strict):
     @property
     def source(self) -> Source:
         """Where the video is."""
-        return replace(_by_url(self.video_url.url), times=self.video_url.times)
+        return replace(by_url(self.video_url.url), times=self.video_url.times)
 
 
 class InputVideo(Strict):
@@ -75,9 +83,7 @@ class InputVideoPart(Strict):
     def source(self) -> Source:
         """Where the video is."""
         data = self.input_video.data
-        if data is None:
-            return _by_url(self.input_video.url or "")
-        return Source(data_url=data if data.startswith("data:") else f"data:video/mp4;base64,{data}")
+        return by_url(self.input_video.url or "") if data is None else by_data(data)
 
 
 class ImageUrl(Strict):
@@ -96,17 +102,34 @@ class ImageUrlPart(Strict):
     @property
     def source(self) -> Source:
         """Where the image is."""
-        return replace(_by_url(self.image_url.url), is_still=True)
+        return replace(by_url(self.image_url.url), is_still=True)
 
 
 class FileRef(Strict):
-    """The id of an upload."""
+    """An upload's id, or a file's bytes."""
 
-    file_id: Id
+    file_id: Id | None = Field(None, description="Of a video that was uploaded to /v1/videos.")
+    file_data: str | None = Field(
+        None, min_length=1, description="`data:video/...;base64,...` or `data:image/...`; bare base64 is a video's."
+    )
+    filename: FileName | None = Field(None, description="Taken; what a file is its bytes say.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.file_id is None) == (self.file_data is None):
+            raise InvalidRequest("Give exactly one of file_id and file_data in a file.", param="messages")
+        return self
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        if self.file_data is None:
+            return Source(video_id=self.file_id)
+        return replace(by_data(self.file_data), is_still=self.file_data[:11].lower() == "data:image/")
 
 
 class FilePart(Strict):
-    """A video that was uploaded to /v1/videos."""
+    """A video as a file: one that was uploaded to /v1/videos, or in the body."""
 
     type: Literal["file"]
     file: FileRef
@@ -114,11 +137,17 @@ class FilePart(Strict):
     @property
     def source(self) -> Source:
         """Where the video is."""
-        return Source(video_id=self.file.file_id)
+        return self.file.source
 
 
 VideoPart = VideoUrlPart | InputVideoPart | ImageUrlPart | FilePart
 
 
-def _by_url(url: str) -> Source:
+def by_url(url: str) -> Source:
+    """A data URL, or an address."""
     return Source(data_url=url) if url[:5].lower() == "data:" else Source(url=url)
+
+
+def by_data(data: str) -> Source:
+    """Base64 of a video, bare or as a data URL."""
+    return Source(data_url=data if data[:5].lower() == "data:" else f"data:video/mp4;base64,{data}")

@@ -22,13 +22,12 @@ def _minus_one_means(meant: int | None) -> BeforeValidator:
     return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
 
-_NO_TOOLS = "this server calls no tools; a schema for the answer goes in response_format"
+_NO_TOOLS = "it is the older name; use tools and tool_choice"
 _NO_TEMPLATE = "the checkpoint's own template and processor are used"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
-NoTools = Annotated[Nothing | None, only([], _NO_TOOLS)]
 NoProcessing = Annotated[
     NoOptions | None,
     only({}, "frames are chosen by num_frames, fps, max_frames, start_s and end_s"),
@@ -78,7 +77,6 @@ class ClientFields(Strict):
     prompt_cache_key: Label | None = Field(None, description=_INERT)
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description=_INERT)
     safety_identifier: Label | None = Field(None, description=_INERT)
-    parallel_tool_calls: bool | None = Field(None, description="Taken; there are no tools.")
     include_reasoning: bool | None = Field(None, description="Taken; there is no reasoning apart.")
     spaces_between_special_tokens: bool | None = Field(None, description="Taken; special tokens are never shown.")
     request_id: Label | None = Field(None, description="Taken; the header X-Request-Id is what the log has.")
@@ -90,11 +88,7 @@ class ClientFields(Strict):
     modalities: Annotated[list[Literal["text"]] | None, only(["text"], "answers are text here")] = Field(
         None, description="`text` alone."
     )
-    tools: NoTools = Field(None, description="Empty.")
-    functions: NoTools = Field(None, description="Empty.")
-    tool_choice: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
-        None, description="`none` or `auto`."
-    )
+    functions: Annotated[Nothing | None, only([], _NO_TOOLS)] = Field(None, description="Empty.")
     function_call: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
         None, description="`none` or `auto`."
     )
@@ -150,7 +144,6 @@ class TurnFields(Strict):
     refusal: None = Field(None, description="null.")
     audio: None = Field(None, description="null.")
     function_call: None = Field(None, description="null.")
-    tool_calls: NoTools = Field(None, description="Empty.")
     annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(None, description="Empty.")
     reasoning: None = Field(None, description="null.")
     reasoning_content: None = Field(None, description="null.")

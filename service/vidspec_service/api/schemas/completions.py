@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.schemas.answers import Answer, Dialect, Usage
+from vidspec_service.api.schemas.answers import Answer, Usage
 from vidspec_service.api.schemas.chat_completions import StreamOptions
 from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.client_fields import ClientFields
+from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, Source
 from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
 _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
@@ -32,7 +34,6 @@ class TextCompletion(ClientFields, ChatRequest):
     suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
         None, description="Empty."
     )
-    n: Annotated[Literal[1] | None, only(1, "one answer per request here")] = Field(None, description="1.")
     logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
     top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
 
@@ -40,8 +41,8 @@ class TextCompletion(ClientFields, ChatRequest):
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
-        if of_frames := self.model_fields_set & _OF_FRAMES:
-            raise InvalidRequest("There are no videos here to choose frames of.", param=min(of_frames))
+        if of_frames := [name for name in sorted(_OF_FRAMES) if self._says(name)]:
+            raise InvalidRequest("There are no videos here to choose frames of.", param=of_frames[0])
         return self
 
     @property
@@ -64,13 +65,13 @@ class TextCompletion(ClientFields, ChatRequest):
         """How to answer; a stream ends with the usage if that is wanted."""
         return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
 
-    def check_model(self, served: Sequence[str]) -> None:
+    def check_engine(self, info: EngineInfo) -> None:
         """See ChatRequest."""
-        check_served(self.model, served)
+        check_served(self.model, info.model_names)
 
 
 class TextChoice(BaseModel):
-    """The one answer there is, or its next piece."""
+    """One answer, or its next piece."""
 
     index: int = 0
     text: str
@@ -82,7 +83,8 @@ class TextChoice(BaseModel):
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
         """What chat calls a message, or its delta, is text here."""
         said = choice.get("message") or choice.get("delta") or {}
-        return {"text": said.get("content", ""), "finish_reason": choice["finish_reason"]}
+        text = said.get("content", "")
+        return {"index": choice["index"], "text": text, "finish_reason": choice.get("finish_reason")}
 
 
 class CompletionAnswer(Answer):
@@ -106,5 +108,5 @@ class CompletionUsageChunk(CompletionChunk):
     usage: Usage | None = None
 
 
-_PLAIN = Dialect("cmpl", CompletionAnswer, CompletionChunk, None, opens=False)
-_WITH_USAGE = Dialect("cmpl", CompletionAnswer, CompletionUsageChunk, CompletionUsageChunk, opens=False)
+_PLAIN = ChatDialect("cmpl-", CompletionAnswer, CompletionChunk, None, names_role=False)
+_WITH_USAGE = ChatDialect("cmpl-", CompletionAnswer, CompletionUsageChunk, CompletionUsageChunk, names_role=False)

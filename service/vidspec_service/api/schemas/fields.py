@@ -1,12 +1,14 @@
-"""Types and limits of the fields that several requests have."""
+"""Types and limits of the fields that several requests, or answers, have."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from vidspec_service.errors import InvalidRequest
 
@@ -22,6 +24,12 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def is_none(value: object) -> bool:
+    """For a field that an answer only has if it was asked for."""
+    return value is None
+
+
+Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
@@ -63,12 +71,18 @@ class Source:
     times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
 
 
-def check_turns(turns: list[tuple[str, int]], last: str = "user") -> None:
-    """Roles and lengths of a conversation's turns make sense together; raises InvalidRequest."""
+def check_turns(turns: list[tuple[str, int]], *lasts: str, places: Sequence[str] | None = None) -> None:
+    """Roles and lengths of a conversation's turns make sense together; one of `lasts` (the user) speaks last.
+
+    `places` are where they are in the body. Raises InvalidRequest.
+    """
+    found = places or [f"messages.{index}" for index in range(len(turns))]
     if sum(length for _, length in turns) > MAX_TEXT:
-        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param="messages")
-    for index, (role, _) in enumerate(turns):
-        if role == "system" and index > 0:
-            raise InvalidRequest("A system message can only be the first.", param=f"messages.{index}.role")
-    if turns[-1][0] != last:
-        raise InvalidRequest(f"The last message must be the {last}'s.", param=f"messages.{len(turns) - 1}.role")
+        field = found[-1].partition(".")[0]
+        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param=field)
+    for (role, _), place in zip(turns[1:], found[1:], strict=True):
+        if role == "system":
+            raise InvalidRequest("A system message can only be the first.", param=f"{place}.role")
+    allowed = lasts or ("user",)
+    if turns[-1][0] not in allowed:
+        raise InvalidRequest(f"The last message must be the {allowed[0]}'s.", param=f"{found[-1]}.role")

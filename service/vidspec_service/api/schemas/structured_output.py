@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from llguidance import LLMatcher, grammar_from
 from pydantic import Field, StringConstraints, model_validator
@@ -16,11 +16,17 @@ from pydantic import Field, StringConstraints, model_validator
 from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # which is in its stubs only
+
 MAX_GRAMMAR = 64 * 1024  # characters
 MAX_CHOICES = 1024
 _ANY_OBJECT = {"type": "object"}
+# As `json.dumps` writes: blanks of the model's choice could go on for ever, and leave nothing forced.
+JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 Schema = dict[str, Any]
+Wanted = tuple[str, str, Any]  # the field that says so, the kind of thing it has, and that
 Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR)]
 Choice = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Choices = Annotated[list[Choice], Field(min_length=1, max_length=MAX_CHOICES)]
@@ -66,6 +72,7 @@ class Grammar:
 
     text: str
     param: str
+    spelt: str | None = None  # the same without tokens that only one model has; None: `text` has none
 
 
 class StructuredOutput(Strict):
@@ -88,14 +95,17 @@ class StructuredOutput(Strict):
     @cached_property
     def grammar(self) -> Grammar | None:
         """None: plain text. Raises InvalidRequest for more than one, and for what is no schema or grammar at all."""
-        wanted = [*self._by_response_format(), *self._by_structured_outputs(), *self._by_older_names()]
+        wanted = self.wanted()
         if len(wanted) > 1:
             both = " and ".join(param for param, _, _ in wanted[:2])
             raise InvalidRequest(f"Only one may say what the answer looks like, not {both}.", param=wanted[1][0])
         return _written(*wanted[0]) if wanted else None
 
-    def _by_response_format(self) -> list[tuple[str, str, Any]]:
-        """What is wanted: the field, the kind of thing it has, and that."""
+    def wanted(self) -> list[Wanted]:
+        """Everything that says what the answer looks like."""
+        return [*self._by_response_format(), *self._by_structured_outputs(), *self._by_older_names()]
+
+    def _by_response_format(self) -> list[Wanted]:
         form = self.response_format
         if form is None or form.type == "text":
             return []
@@ -103,7 +113,7 @@ class StructuredOutput(Strict):
             return [("response_format", "json", _ANY_OBJECT)]
         return [("response_format.json_schema.schema", "json", form.json_schema.schema_)]
 
-    def _by_structured_outputs(self) -> list[tuple[str, str, Any]]:
+    def _by_structured_outputs(self) -> list[Wanted]:
         asked = self.structured_outputs
         if asked is None:
             return []
@@ -118,21 +128,21 @@ class StructuredOutput(Strict):
             )
         return found
 
-    def _by_older_names(self) -> list[tuple[str, str, Any]]:
+    def _by_older_names(self) -> list[Wanted]:
         kinds = ("json", "regex", "choice", "grammar")
         older = ((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in kinds)
         return [each for each in older if each[2] is not None]
 
 
 def _written(param: str, kind: str, value: Any) -> Grammar:
+    spelt = None
     try:
         if kind == "json":
-            # As `json.dumps` writes: blanks of the model's choice could go on for ever, and leave nothing forced.
-            text = LLMatcher.grammar_from_json_schema(
-                value, defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-            )
+            text = LLMatcher.grammar_from_json_schema(value, defaults=JSON_DEFAULTS)
         elif kind == "choice":
             text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
+        elif kind == "tools":
+            text, spelt = map(LLMatcher.grammar_from_lark, value)
         elif kind == "regex":
             text = LLMatcher.grammar_from_regex(value)
         else:
@@ -141,7 +151,7 @@ def _written(param: str, kind: str, value: Any) -> Grammar:
         raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
     if len(text) > MAX_GRAMMAR:
         raise InvalidRequest(f"{param} may have {MAX_GRAMMAR} characters as a grammar.", param=param)
-    return Grammar(text, param)
+    return Grammar(text, param, spelt)
 
 
 def short(message: str) -> str:

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
+from vidspec_models.request import Turn
+from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation
+from vidspec_service.api.schemas.client_fields import TemplateFields
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Strict
+from vidspec_service.errors import InvalidRequest
 
 MAX_TOKENS = 65_536
 ModelName = Annotated[str, Field(max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class Tokenize(Strict):
-    """A text to count."""
+class Tokenize(TemplateFields):
+    """A text, or a conversation, to count."""
 
     model: ModelName | None = Field(None, description="The model served here, if given.")
-    prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] = Field(description="Text, as it is.")
+    prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
+        None, description="Text, as it is; or give `messages`."
+    )
+    messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] | None = Field(
+        None, description="A conversation in text, as the chat template writes it."
+    )
     add_special_tokens: bool | None = Field(True, description="With those that the tokenizer puts around a text.")
     return_token_strs: bool | None = Field(False, description="Tell each token's piece of the vocabulary, too.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
+        if self.prompt is not None:
+            return self
+        places = [f"messages.{index}" for index in range(len(self.messages or ()))]
+        check_conversation(self.turns, places, is_continued=bool(self.continue_final_message))
+        if any(turn.num_videos for turn in self.turns):
+            raise InvalidRequest("Here messages are text; what videos take is in an answer's usage.", param="messages")
+        if self.return_token_strs:
+            raise InvalidRequest("Of messages only the number of tokens is told.", param="return_token_strs")
+        return self
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The conversation."""
+        return tuple(turn.turn for turn in self.messages or ())
 
 
 class Tokenized(BaseModel):
@@ -27,7 +55,7 @@ class Tokenized(BaseModel):
 
     count: int
     max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
-    tokens: list[int]
+    tokens: list[int] | None = Field(description="null of a conversation: the model's worker counts it.")
     token_strs: list[str] | None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,11 +19,13 @@ from vidspec_models.request import (
     ChatTemplate,
     Compression,
     GenerationRequest,
+    Include,
+    Preservation,
     SamplingParams,
     SpeculationMode,
     Turn,
 )
-from vidspec_service.api.schemas.answers import VIDEO_CHAT, Dialect
+from vidspec_service.api.schemas.dialects import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
     MAX_TURNS,
@@ -43,8 +45,10 @@ from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
+from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
+MAX_N = 8
 MAX_VIDEOS = 1000  # of a body; how many a request may have is the operator's setting
 _VIDEO_ID = "Id of a video that was uploaded to /v1/videos."
 _VIDEO_URL = "https address of a video, if the operator allows its host."
@@ -66,6 +70,9 @@ class ChatRequest(SamplingFields, StructuredOutput):
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Same request and seed, same text. Random if not given."
     )
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
+        1, description="Answers to the one prompt, 1 to 8; number i, from 0, has the seed `seed` + i."
+    )
     stop: Stops | None = Field(
         None,
         description="Up to 4 strings that end the answer and are not in it; repeat the part in a form.",
@@ -80,6 +87,12 @@ class ChatRequest(SamplingFields, StructuredOutput):
     )
     compression: Compression | None = Field(
         None, description="Lossy compression of the video on the target; `dycoke` may change the text."
+    )
+    preservation: Preservation | None = Field(
+        None, description="Which of the video's tokens the draft sees. It changes the speed, never the text."
+    )
+    prune_ratio: Annotated[float, Field(ge=0, le=0.99, allow_inf_nan=False)] | None = Field(
+        None, description="The share of the video's tokens that the draft does not see."
     )
 
     @model_validator(mode="after")
@@ -105,12 +118,17 @@ class ChatRequest(SamplingFields, StructuredOutput):
         return VIDEO_CHAT
 
     @property
+    def included(self) -> frozenset[Include]:
+        """What is to be told besides the answer."""
+        return frozenset()
+
+    @property
     def template(self) -> ChatTemplate | None:
         """What the checkpoint's template is told; None: the prompt is the text as it is."""
         return DEFAULT_TEMPLATE
 
-    def check_model(self, served: Sequence[str]) -> None:
-        """Raises ModelNotFound if the client asks for another model than the one that has the names `served`."""
+    def check_engine(self, info: EngineInfo) -> None:
+        """Raises ModelNotFound for another model than the one that is served, InvalidRequest for what it cannot do."""
 
     @property
     def frames(self) -> FrameRequest:
@@ -145,6 +163,10 @@ class ChatRequest(SamplingFields, StructuredOutput):
             grammar=None if self.grammar is None else self.grammar.text,
             speculation=self.speculation or default_speculation,
             compression=self.compression or default_compression,
+            preservation=self.preservation,
+            prune_ratio=self.prune_ratio,
+            include=self.included,
+            n=self.n or 1,
         )
         request = self.with_law(request)
         defaults: dict[str, Any] = {
@@ -171,6 +193,9 @@ class VideoChat(ChatRequest):
         None,
         description="A conversation, instead of `prompt`; it ends with a user turn. JSON text in a form.",
     )
+    include: Annotated[list[Include], Field(max_length=len(Include))] | None = Field(
+        None, description="What else is told: who wrote each token, what the draft saw, who worked when."
+    )
 
     @model_validator(mode="after")
     def _one_question(self) -> Self:
@@ -179,6 +204,11 @@ class VideoChat(ChatRequest):
         if self.messages is not None:
             check_turns([(message.role, len(message.content)) for message in self.messages])
         return self
+
+    @property
+    def included(self) -> frozenset[Include]:
+        """See ChatRequest."""
+        return frozenset(self.include or ())
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -240,7 +270,7 @@ class VideoChatJson(VideoChat):
 class VideoChatForm(VideoChat):
     """The multipart form. Parts of these three names may be repeated and mixed: the videos come in their order."""
 
-    repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop", "bad_words", "stop_token_ids"})
+    repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop", "bad_words", "stop_token_ids", "include"})
 
     video: list[FormFile] = Field([], description="A video file; repeat the part for several.")
     video_id: list[Id] = Field([], description=_VIDEO_ID)

@@ -7,8 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from vidspec_service.api.schemas.answers import Number
-from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Source, Strict, Url
+from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Number, Source, Strict, Url
 from vidspec_service.errors import InvalidRequest
 
 

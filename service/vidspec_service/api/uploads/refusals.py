@@ -9,10 +9,14 @@ from pydantic import BaseModel, ValidationError
 from vidspec_service.api.schemas import (
     chat_completions,
     chat_parts,
+    chat_turns,
     client_fields,
     completions,
+    response_items,
+    responses,
     structured_output,
     tokens,
+    tool_use,
 )
 from vidspec_service.api.schemas.video_chat import Message, VideoChatForm, VideoChatJson, VideoRef
 from vidspec_service.errors import InvalidRequest
@@ -20,31 +24,36 @@ from vidspec_service.errors import InvalidRequest
 _WORDS = frozenset(
     name
     for model in (
-        VideoChatJson, VideoChatForm, VideoRef, Message, chat_completions.ChatCompletion, chat_completions.ChatTurn,
-        chat_completions.StreamOptions,
+        VideoChatJson, VideoChatForm, VideoRef, Message, chat_completions.ChatCompletion, chat_turns.ChatTurn,
+        chat_completions.StreamOptions, chat_completions.Tool, chat_completions.NamedTool,
+        chat_completions.NamedFunction, chat_turns.CalledTool, chat_turns.CalledFunction, tool_use.Function,
         chat_parts.TextPart, chat_parts.VideoUrlPart, chat_parts.VideoUrl, chat_parts.InputVideoPart,
         chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
         chat_parts.FileRef, client_fields.TemplateSwitches, completions.TextCompletion,
         structured_output.ResponseFormat, structured_output.JsonSchema, structured_output.StructuredOutputs,
+        responses.ResponseRequest, responses.ResponseTool, responses.NamedTool, responses.TextOptions,
+        responses.TextSchema, response_items.InputText, response_items.InputImage, response_items.InputFile,
+        response_items.InputMessage, response_items.FunctionCall, response_items.FunctionCallOutput,
         tokens.Tokenize, tokens.Detokenize,
     )
     for name in (field.alias or name for name, field in model.model_fields.items())
 )  # fmt: skip
 _MOST_TOLD = 4096
 _LONGEST_NAME = 64  # characters of a name that a client chose, in our answer and in what is compared with it
-_PARTS = "Parts may be text, video_url, input_video, image_url or file; this server takes no audio and no tools"
 
 
 def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """The first thing wrong, in one sentence that names the field and never repeats its value."""
     if error.error_count() > _MOST_TOLD:  # to list them holds up everybody
         return InvalidRequest("The body has more faults than could be listed: fields that are unknown, or wrong.")
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    problem = error.errors(include_url=False, include_input=False)[0]
     location = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         return unknown_field(location[-1], ".".join([*_meant(location[:-1]), location[-1]]), model)
     param = ".".join(_meant(location)) or None
-    message = _PARTS if problem["type"] == "union_tag_invalid" else problem["msg"].removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "union_tag_invalid":
+        message = f"its type may be {problem['ctx']['expected_tags']}; this server takes no audio"
     return InvalidRequest(f"{param}: {message}." if param else f"{message}.", param=param)
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import SpeculationMode
 from vidspec_service import __version__
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.workers import share_cores, worker_configs
@@ -116,3 +117,8 @@ def threads_of(config: EngineConfig) -> dict[str, int]:
 def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
     """The model that a worker of this role loads."""
     return ModelSpec(path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype)
+
+
+def alone_config(pair: EngineConfig) -> EngineConfig:
+    """The same target without a draft and with every core: the baseline of speed-ups."""
+    return replace(pair, target=replace(pair.target, threads=None), draft=None, speculation=SpeculationMode.OFF)

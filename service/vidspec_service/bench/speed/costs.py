@@ -5,15 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from statistics import fmean
 
 import numpy as np
 
-from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.common.facts import alone_config, spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.bench.speed.worker import Forwards, echo, time_forwards
@@ -45,11 +44,6 @@ class ProbedCosts:
     def cost_ratio(self) -> float | None:
         """c = T_target(1) / T_draft(1)."""
         return self.target.seconds[1] / self.draft.seconds[1] if self.draft is not None else None
-
-
-def alone_config(pair: EngineConfig) -> EngineConfig:
-    """The same target without a draft and with every core."""
-    return replace(pair, target=replace(pair.target, threads=None), draft=None, speculation=SpeculationMode.OFF)
 
 
 def typical_context(samples: Sequence[Sample]) -> int:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import psutil
 from prometheus_client import CollectorRegistry
 
-from vidspec_service.bench.common.facts import Provenance, num_cores, spec_of
+from vidspec_service.bench.common.facts import Provenance, alone_config, num_cores, spec_of
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
@@ -30,7 +30,6 @@ from vidspec_service.bench.speed.contenders import (
 )
 from vidspec_service.bench.speed.costs import (
     ProbedCosts,
-    alone_config,
     measure_round_trip,
     probe_costs,
     typical_context,

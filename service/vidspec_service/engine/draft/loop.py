@@ -11,8 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.request import Include
 from vidspec_models.sampling import Guess
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
@@ -29,9 +32,11 @@ from vidspec_service.engine.ipc.messages import (
     Verdict,
 )
 from vidspec_service.engine.ipc.payload import CellScores, read_scores
+from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.sampler import sampler_of
+from vidspec_service.engine.worker.teller import Teller
 
 MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
 _PACE_MEMORY = 0.95
@@ -47,11 +52,11 @@ class DraftLoop(WorkerLoop):
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
         self._target = PeerLink("target")
         super().__init__(model, api, config, self._target)
-        self._strategy = find_strategy(self._config.preservation)
         self._offered: dict[str, Input] = {}  # what the target has not asked to follow (yet)
         self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._proposer = Proposer(model)
+        self._teller = Teller(api, "draft")
 
     def _work(self) -> bool:
         with self._meter:
@@ -140,7 +145,8 @@ class DraftLoop(WorkerLoop):
                 logger.warning("draft cannot follow request %s: %s", item.request_id, item.prompt)
                 continue
             with self._sparing_others(item.request_id):
-                self._active[item.request_id] = self._draft_request(item)
+                request = self._active[item.request_id] = self._draft_request(item)
+                self._teller.prepared(item, request.prompt.num_tokens)
             for said in early:
                 self._hear(said)
         return bool(finished)
@@ -151,10 +157,16 @@ class DraftLoop(WorkerLoop):
         room = self._model.context_length - prompt.context_used
         return DraftRequest(
             request_id=item.request_id,
-            view=PrunedView(prompt, self._strategy, self._config.prune_ratio, request.sampling.seed),
+            view=PrunedView(
+                prompt,
+                find_strategy(request.preservation or self._config.preservation),
+                self._config.prune_ratio if request.prune_ratio is None else request.prune_ratio,
+                request.sampling.seed,
+            ),
             cache=self._pool.new_cache(),
             sampler=sampler_of(request, prompt, self._model, item.grammar),
             grammar=item.grammar,
+            include=request.include,
             max_tokens=min(request.max_tokens or room, room),
         )
 
@@ -162,11 +174,30 @@ class DraftLoop(WorkerLoop):
         request = next((item for item in self._active.values() if not item.is_prefilled), None)
         if request is None:
             return False
+        others = [item for item in self._active.values() if item.is_prefilled and item.view.is_like(request.view)]
+        if others:  # answers to the same prompt
+            self._borrow_prompt(request, others[0])
+            return True
         num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
         if self._allocate(request, num_rows):
+            self._tell_view(request)
             self._meter.rows(num_rows)
+            started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
+            self._teller.prefilled(request.request_id, request.include, started, num_rows)
         return True
+
+    def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
+        num_rows = request.prompt.num_tokens
+        if self._allocate(request, num_rows - request.cache.length) and lender.is_prefilled:
+            request.cache.truncate(0)
+            self._tell_view(request)
+            request.cache.copy_rows(lender.cache, num_rows)
+
+    def _tell_view(self, request: DraftRequest) -> None:
+        """A view is read from its first row on once it is chosen, and whenever it is chosen anew."""
+        if request.cache.length == 0 and Include.DRAFT_VIEW in request.include:
+            self._api.send(request.view.told(request.request_id))
 
     def _propose(self) -> bool:
         """The next tokens of every request with room, in one forward."""
@@ -181,10 +212,13 @@ class DraftLoop(WorkerLoop):
         if not batch:
             return self._look_again()
         num_given = sum(len(item.missing) for item in batch)
+        started = time.monotonic()
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
-        for proposal in proposals:
-            self._target.send(proposal)
+        for request, proposal in zip(batch, proposals, strict=True):
+            num_tokens = len(proposal.ids)
+            work = self._teller.worked(request.request_id, request.include, Phase.PROPOSE, started, num_tokens)
+            self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 
     def _look_again(self) -> bool:

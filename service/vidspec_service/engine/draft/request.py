@@ -10,11 +10,14 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import Strategy, kept_of_prompt
+from vidspec_models.request import Include, Preservation
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
+from vidspec_service.engine.draft.seen_cells import seen_cells
 from vidspec_service.engine.ipc.messages import Verdict
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.proposals import DraftSequence
+from vidspec_service.engine.types import DraftView
 
 
 class PrunedView:
@@ -33,6 +36,19 @@ class PrunedView:
     @property
     def num_video_tokens(self) -> int:
         return len(self._kept)
+
+    def told(self, request_id: str) -> DraftView:
+        """For whoever wants to know."""
+        return DraftView(
+            request_id=request_id,
+            preservation=Preservation(self._strategy.name),
+            prune_ratio=self._ratio,
+            videos=seen_cells(self._whole.grid, self._kept),
+        )
+
+    def is_like(self, other: PrunedView) -> bool:
+        """Whether it shows the same rows of the very same prompt."""
+        return self._whole is other._whole and torch.equal(self._kept, other._kept)
 
     def refine(self, scores: CellScores) -> bool:
         """Choose again, knowing the target's attention; True if the choice is another.
@@ -61,6 +77,7 @@ class DraftRequest:
     sampler: CoupledSampler
     max_tokens: int
     grammar: GrammarMask | None = None  # in the sampler, too
+    include: frozenset[Include] = frozenset()
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not looked at yet
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows

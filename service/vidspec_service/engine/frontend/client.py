@@ -11,7 +11,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -35,8 +34,8 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import payload_of
-from vidspec_service.engine.types import Accepted, Finished, GenerationEvent
-from vidspec_service.errors import EngineDead
+from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished, GenerationEvent
+from vidspec_service.errors import EngineDead, EngineError
 from vidspec_service.telemetry import Metrics
 
 OnHeartbeat = Callable[[str, Heartbeat], None]  # role, what its worker did
@@ -83,19 +82,22 @@ class WorkerClient(ABC):
             self._come_up(message, fds)
             return
         if isinstance(message, Heartbeat):
-            self._set_alarm(self._silence_s, "was silent for")
+            self._set_alarm(self._silence_s, self._fall_silent)
         self._on_message(message)
 
-    def _set_alarm(self, seconds: float, what: str) -> None:
-        """It has failed if nothing sets a later alarm in time."""
+    def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do this unless a later alarm is set in time."""
         if self._alarm is not None:
             self._alarm.cancel()
-        fail = partial(self._fail, f"{what} {seconds:g} s", hangs=True)
-        self._alarm = asyncio.get_running_loop().call_later(seconds, fail)
+        self._alarm = asyncio.get_running_loop().call_later(seconds, action)
 
     @abstractmethod
     def _come_up(self, message: Started | Ready | LoadFailed, fds: Sequence[int]) -> None:
         """Its process is there, is ready, or never will be."""
+
+    @abstractmethod
+    def _fall_silent(self) -> None:
+        """It has not been heard for `silence_s`."""
 
     @abstractmethod
     def _fail(self, what: str, *, hangs: bool = False) -> None:
@@ -141,28 +143,35 @@ class EngineClient:
         request = replace(request, speculation=self._mode(request))
         if names_tokens(request):
             request = await asyncio.to_thread(with_token_ids, request, self._tokenizer)
-        output = OutputProcessor(self._tokenizer, request)
         payload = await payload_of(request)
         request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice
-        state = RequestState(request, payload)
-        with self._table.registered(state):
+        messages: asyncio.Queue[RequestMessage | EngineError] = asyncio.Queue()
+        states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
+        running = {each.request_id: OutputProcessor(self._tokenizer, each.request, each.choice) for each in states}
+        with self._table.registered(*states):
             try:
-                self._give_draft(state)  # first, so that it knows the request when the target's first verdict comes
+                for state in states:
+                    self._give_draft(state)  # first, so that it knows a request when the target's first verdict comes
                 self._hand_over()
-                event: GenerationEvent | None = None
-                while not isinstance(event, Finished):
-                    for event in output.process(await state.messages.get()):
+                while running:
+                    message = await messages.get()
+                    if isinstance(message, EngineError):
+                        raise message
+                    if (output := running.get(message.request_id)) is None:
+                        continue  # a stop string came before this
+                    for event in output.process(message):
                         yield event
+                        if isinstance(event, Finished):
+                            del running[message.request_id]
+                            self._forget(message.request_id)
             finally:
-                if self._table.remove(state.request_id):
-                    for worker in self._workers.values():
-                        worker.send(Cancel(request_id=state.request_id))
-                    self._hand_over()
+                for state in states:
+                    self._forget(state.request_id)
 
     def worker_said(self, worker: WorkerClient, message: Message) -> None:
         """Route an event to its request."""
         match message:
-            case Accepted() | Rejected() | Tokens() | Ended():
+            case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
                 if self._table.route(message):
                     self._observe(message)
                     self._hand_over()
@@ -176,6 +185,13 @@ class EngineClient:
                 self._on_heartbeat(worker.role, message)
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
+
+    def _forget(self, request_id: str) -> None:
+        """Nobody waits for what it may still have to say."""
+        if self._table.remove(request_id):
+            for worker in self._workers.values():
+                worker.send(Cancel(request_id=request_id))
+            self._hand_over()
 
     def _give_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from vidspec_models.request import GenerationRequest
+from vidspec_models.request import GenerationRequest, ToolFormat
 from vidspec_service.engine.types import GenerationEvent
 
 
@@ -26,6 +26,7 @@ class EngineInfo:
     devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
     versions: dict[str, str]
     default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that do not say
+    tool_format: ToolFormat = ToolFormat.NONE  # what the target's chat template makes of tools
 
     @property
     def model(self) -> str:
@@ -74,7 +75,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield Accepted, then TextDelta events, then Finished.
+        """Yield Accepted, then TextDelta events, then Finished; of all `request.n` answers, as they come.
 
         Closing the generator early cancels the request on every worker. Raises, before or instead of
         Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have), GenerationFailed,

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
+import psutil
+
 
 class WorkerLauncher:
     """Owns the fork server, which starts with the first worker and again if it has died. Its workers die with it.
@@ -60,6 +62,14 @@ class WorkerProcess:
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self._pidfd = pidfd
+
+    def cpu_s(self) -> float:
+        """Processor's seconds that it has used; 0 if it has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
 
     def end(self, grace_s: float) -> None:
         """Wait a while, then kill; blocks until it is gone."""

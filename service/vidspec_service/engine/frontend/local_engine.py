@@ -56,7 +56,9 @@ class LocalEngine(EngineClient):
             if not isinstance(error, TimeoutError):
                 raise
             limit = self._config.start_timeout_s
-            raise ConfigError(f"the workers were not ready within start_timeout_s = {limit:g} s") from None
+            raise ConfigError(
+                f"workers were not ready within {limit:g} s; slow devices and downloads need more: --start-timeout-s"
+            ) from None
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -8,18 +8,22 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_models.request import GenerationRequest, Include, SpeculationMode
+from vidspec_service.engine.frontend.token_details import TokenDetailer
 from vidspec_service.engine.frontend.token_logprobs import TokenSpeller
 from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
     Accepted,
+    Activity,
+    DraftView,
     Finished,
     FinishReason,
     GenerationEvent,
     SpeculationStats,
+    Telling,
     TextDelta,
 )
-from vidspec_service.errors import ContextLengthExceeded, EngineError, GenerationFailed
+from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
 
 
 class Detokenizer:
@@ -80,11 +84,16 @@ class Detokenizer:
 
 
 class OutputProcessor:
-    """One request's messages from the target as the events its caller reads: detokenised, counted, ended once."""
+    """One answer's messages from the target as the events its caller reads: detokenised, counted, ended once."""
 
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, choice: int = 0) -> None:
+        """`choice` says which of several answers it is."""
+        self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
+        is_detailed = Include.TOKEN_DETAILS in request.include
+        self._detailer = TokenDetailer(tokenizer, request) if is_detailed else None
+        self._early: list[Telling] = []  # what came before Accepted, which is the first event
         self._text.push(request.committed)  # the caller has had their text
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
@@ -93,11 +102,16 @@ class OutputProcessor:
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # what each of them committed
 
-    def process(self, message: Accepted | Rejected | Tokens | Ended | EngineError) -> list[GenerationEvent]:
-        """What the caller is told; raises what the target or the engine refused it with. Finished comes last."""
+    def process(self, message: Accepted | Rejected | Tokens | Ended | Telling) -> list[GenerationEvent]:
+        """What the caller is told; raises what the target refused it with. Finished comes last."""
         match message:
             case Accepted():
                 self._accepted, self._accepted_at = message, time.monotonic()
+                return [message, *self._early]
+            case Activity() | DraftView():
+                if self._accepted is None:
+                    self._early.append(message)
+                    return []
                 return [message]
             case Rejected():
                 raise (ContextLengthExceeded if message.is_too_long else GenerationFailed)(message.message)
@@ -107,9 +121,8 @@ class OutputProcessor:
                 rest = self._text.finish()
                 # The rest may hold a stop string that only the last tokens completed.
                 reason = FinishReason.STOP if self._text.is_stopped else FinishReason(message.finish_reason)
-                return [*([TextDelta(text=rest, num_tokens=0)] if rest else []), self._finished(reason)]
-            case EngineError():
-                raise message
+                last = [TextDelta(text=rest, num_tokens=0, choice=self._choice)] if rest else []
+                return [*last, self._finished(reason)]
 
     def _tokens(self, message: Tokens) -> list[GenerationEvent]:
         if not self._forwards:  # the first ends the prefill
@@ -121,14 +134,19 @@ class OutputProcessor:
         num_tokens = self._text.num_tokens - before
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
-        delta = TextDelta(text=text, num_tokens=num_tokens, ids=ids, logprobs=logprobs)
-        return [delta, self._finished(FinishReason.STOP)] if self._text.is_stopped else [delta]
+        details = self._detailer.details(ids, message) if self._detailer is not None else ()
+        delta = TextDelta(
+            text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
+        )
+        ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
+        return [*message.work, delta, *ended]
 
     def _finished(self, reason: FinishReason) -> Finished:
         # What was actually done: `auto` is a way to choose, not a way to decode.
         num_drafts = sum(forward.num_judged > 0 for forward in self._forwards)
         used = SpeculationMode.PARALLEL if num_drafts else SpeculationMode.OFF
         return Finished(
+            choice=self._choice,
             finish_reason=reason,
             completion_tokens=self._text.num_tokens - self._num_before,
             speculation=SpeculationStats(

@@ -18,22 +18,23 @@ from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, Activity, DraftView
 from vidspec_service.errors import EngineError
 
 PAST_SUSPICION = 33  # tokens: no forward verifies more draft tokens than 32, so none reaches further than that
 _MOST_LOST_TARGETS = 2  # that had the request; beyond them it is tried to its end
 _MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without one, which costs its speed only
 
-RequestMessage = Accepted | Rejected | Tokens | Ended
+RequestMessage = Accepted | Rejected | Tokens | Ended | Activity | DraftView
 
 
 @dataclass(slots=True)
 class RequestState:
-    """One request. Its message queue is bounded by its own max_tokens; its payload stays open until its end."""
+    """One answer. Its message queue is bounded by its own max_tokens; its payload stays open until its end."""
 
     request: GenerationRequest  # without its frames, which lie in the payload
-    payload: int
+    payload: int  # of all answers to one prompt, as their queue is
+    choice: int = 0  # which of them this is
     messages: asyncio.Queue[RequestMessage | EngineError] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
     is_accepted: bool = False
@@ -51,7 +52,8 @@ class RequestState:
 
     def message(self) -> Generate:
         """The request as a target must see it that has to go on where another stopped."""
-        return Generate(request_id=self.request_id, committed=(*self.request.committed, *self.committed))
+        committed = (*self.request.committed, *self.committed)
+        return Generate(request_id=self.request_id, choice=self.choice, committed=committed)
 
 
 class RequestTable:
@@ -70,13 +72,14 @@ class RequestTable:
         return len(self._given) + len(self._held)
 
     @contextmanager
-    def registered(self, state: RequestState) -> Iterator[None]:
-        """Known from before anything is sent. Closes the payload in the end."""
+    def registered(self, *states: RequestState) -> Iterator[None]:
+        """The answers to one prompt, known from before anything is sent. Closes their payload in the end."""
         try:
-            self.add(state)
+            for state in states:
+                self.add(state)
             yield
         finally:
-            os.close(state.payload)
+            os.close(states[0].payload)
 
     def add(self, state: RequestState) -> None:
         """It is given after those that are held, and at once where none is; raises ValueError for an id in use."""
@@ -135,7 +138,7 @@ class RequestTable:
             is_cleared = state.num_new >= PAST_SUSPICION and state.num_lost_targets <= _MOST_LOST_TARGETS
             if self._on_trial == state.request_id and is_cleared:
                 self._on_trial = None
-        else:
+        elif isinstance(message, Rejected | Ended):
             self.remove(message.request_id)
         state.messages.put_nowait(message)
         return True

@@ -1,5 +1,8 @@
 """Worker: one worker process as its owner sees it: launch, watch, bring back, give up.
 
+A forward may take longer than the longest silence (a prompt of a large model on a CPU): a silent worker that computes
+all the while is waited for, many times as long.
+
 States: starting → ready → (died or hung) → starting … → dead after too many failures in a row. Death is seen as the
 closed channel, a hang as missing heartbeats; both end in a kill and a fresh process after a growing pause.
 """
@@ -23,6 +26,9 @@ _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
 _MOST_FAILURES = 5  # in a row, without having been ready in between for _STABLE_S or been excused
 _STABLE_S = 5.0
+_MOST_SILENCES = 20  # in a row, of a worker that computes all the while
+_LOOK_S = 1.0  # how long a silent worker is watched
+_AT_WORK = 0.1  # of a core, at least, if it computes
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +53,7 @@ class Worker(WorkerClient):
         self._process: WorkerProcess | None = None
         self._failures = 0
         self._since = 0.0  # start of the present state
+        self._num_silences = 0
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -61,7 +68,9 @@ class Worker(WorkerClient):
         self._enter(WorkerState.STARTING)
         self._channel.send(self._config)
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
-        self._set_alarm(self._config.engine.start_timeout_s, "was not ready within")
+        self._num_silences = 0
+        limit_s = self._config.engine.start_timeout_s
+        self._set_alarm(limit_s, partial(self._fail, f"was not ready within {limit_s:g} s", hangs=True))
 
     async def stop(self) -> None:
         """End the process: close its channel, which ends its loop; kill it if that takes too long."""
@@ -83,8 +92,27 @@ class Worker(WorkerClient):
                 self._give_up(message.message)
             case Ready():
                 self._enter(WorkerState.READY)
-                self._set_alarm(self._silence_s, "was silent for")
+                self._set_alarm(self._silence_s, self._fall_silent)
                 self._owner.worker_ready(self, message)
+
+    def _handle(self, message: Message, fds: Sequence[int]) -> None:
+        self._num_silences = 0
+        super()._handle(message, fds)
+
+    def _fall_silent(self) -> None:
+        self._num_silences += 1
+        self._set_alarm(_LOOK_S, partial(self._judge_silence, self._cpu_s()))
+
+    def _judge_silence(self, cpu_before_s: float) -> None:
+        silent_s = self._num_silences * self._silence_s
+        if self._num_silences < _MOST_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
+            logger.warning("%s worker has been silent for %g s and computes; waiting for it", self.role, silent_s)
+            self._set_alarm(self._silence_s, self._fall_silent)
+        else:
+            self._fail(f"was silent for {silent_s:g} s", hangs=True)
+
+    def _cpu_s(self) -> float:
+        return self._process.cpu_s() if self._process is not None else 0.0
 
     def _fail(self, what: str, *, hangs: bool = False) -> None:
         if self.state is WorkerState.DEAD or self._channel is None:

@@ -91,6 +91,7 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
         devices={role: f"{worker.device} {worker.dtype}" for role, worker in ready.items()},
         versions=target.versions,
         default_sampling=target.default_sampling if config.generation_config == "auto" else {},
+        tool_format=target.tool_format,
     )
 
 

@@ -14,6 +14,8 @@
 | target | API    | Rejected   | the request cannot be served; nothing follows                         |
 | target | API    | Tokens     | tokens were committed                                                 |
 | target | API    | Ended      | end of sequence or token limit; nothing follows                       |
+| worker | API    | Activity   | prepared or prefilled a request that asks for its timeline            |
+| draft  | API    | DraftView  | what it sees was chosen (again), of a request that asks               |
 | API    | draft  | Generate   | the same request, before the target gets it                           |
 | API    | draft  | Cancel     | as for the target                                                     |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
@@ -29,8 +31,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import ToolFormat
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.types import Accepted, RowLogprobs
+from vidspec_service.engine.types import Accepted, Activity, DraftView, RowLogprobs
 
 
 class Configure(Struct, frozen=True, kw_only=True):
@@ -47,6 +50,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     """A request; all of it lies in the shared memory sent with this message, as it was submitted."""
 
     request_id: str
+    choice: int = 0  # which answer of those that the request asks for: see `GenerationRequest.choice`
     committed: tuple[int, ...] = ()  # what clients have seen already, when a new target takes over
 
 
@@ -73,6 +77,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     is_batch_invariant: bool
     versions: dict[str, str]
     default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
+    tool_format: ToolFormat = ToolFormat.NONE
 
 
 class Loading(Struct, frozen=True, kw_only=True):
@@ -115,6 +120,8 @@ class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_accepted: int = 0
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
     logprobs: tuple[RowLogprobs, ...] = ()  # one of each id, of requests that ask: at most 33 with 20 alternatives each
+    forced: tuple[int, ...] = ()  # places in `ids` that the grammar left no choice about, of requests that ask
+    work: tuple[Activity, ...] = ()  # of either worker since the last such message, of requests that ask
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -136,7 +143,7 @@ class Follow(Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-class Proposal(Struct, frozen=True, kw_only=True):
+class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
 
     request_id: str
@@ -146,6 +153,7 @@ class Proposal(Struct, frozen=True, kw_only=True):
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
     step_s: float  # the draft's mean time per token, for the target's plan
     video_tokens: int  # that the draft sees
+    work: tuple[Activity, ...] = ()  # what it took, of requests that ask
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -171,6 +179,8 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | Generate | Cancel | Peer
-WorkerToApi = Started | Ready | Loading | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended
+WorkerToApi = (
+    Started | Ready | Loading | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended | Activity | DraftView
+)
 BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

@@ -9,13 +9,14 @@ which is put at what the target's own preparation took. The modes that force spe
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.inputs import cell_rows, grid_checksum
 from vidspec_models.preservation.strategies import find_strategy
-from vidspec_models.preservation.text_queries import TextQueries, using_threads
+from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, using_threads
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import PeerLink
@@ -119,20 +120,27 @@ class RelevanceSource:
 
     def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:
         self._decoder = model.decoder
-        engine = config.engine
-        self._law = find_strategy(engine.preservation).relevance if engine.prune_ratio > 0 else None
+        self._preservation = config.engine.preservation
+        self._prune_ratio = config.engine.prune_ratio
         self._draft = draft
         self._threads = config.threads
+
+    def law_of(self, request: GenerationRequest) -> RelevanceLaw | None:
+        """Which attention the request's draft chooses by, if it does."""
+        ratio = self._prune_ratio if request.prune_ratio is None else request.prune_ratio
+        return find_strategy(request.preservation or self._preservation).relevance if ratio > 0 else None
 
     def observer(self, request: TargetRequest, num_rows: int) -> QueryObserver | None:
         """For the request's next `num_rows` prompt rows; None where nobody would read the result."""
         is_read = self._draft.channel is not None and request.speculation.mode is not SpeculationMode.OFF
-        if self._law is None or not is_read or request.relevance is not None:
+        if request.relevance_law is None or not is_read or request.relevance is not None:
             return None
         start, queries = request.cache.length, request.text_queries
         if start == 0 or queries is None:  # an earlier prompt may have left the first rows here
             layers = self._decoder.geometry.num_layers
-            queries = request.text_queries = TextQueries(request.prompt, self._law, layers, self._decoder.scale)
+            queries = request.text_queries = TextQueries(
+                request.prompt, request.relevance_law, layers, self._decoder.scale
+            )
         return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:
@@ -153,6 +161,12 @@ class RelevanceSource:
             values=(values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16),
         )
         self.tell(request)
+
+    def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
+        """What was measured of another answer to the same prompt holds for this one."""
+        if lender.relevance is not None:
+            request.relevance = replace(lender.relevance, request_id=request.request_id)
+            self.tell(request)
 
     def tell(self, request: TargetRequest) -> None:
         """What was measured, if anything: also for a draft that came later."""

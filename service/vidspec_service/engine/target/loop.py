@@ -14,24 +14,28 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
+from vidspec_models.request import Include
 from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Proposal, Rejected, Tokens
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
+from vidspec_service.engine.target.forced_tokens import with_forced
 from vidspec_service.engine.target.logprobs import with_logprobs
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.sampler import sampler_of
+from vidspec_service.engine.worker.teller import Teller
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -50,6 +54,7 @@ class TargetLoop(WorkerLoop):
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._config.prefill_chunk)
         self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)
+        self._teller = Teller(api, "target")
         self._acceptance = 0.85  # of requests so far; where a new request starts from
 
     @property
@@ -124,10 +129,14 @@ class TargetLoop(WorkerLoop):
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
             num_top_logprobs=request.logprobs,
+            include=request.include,
+            relevance_law=self._relevance.law_of(request),
             prepare_s=item.prepare_s,
+            prompt_of=request.prompt_of,
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
+        self._teller.prepared(item, prompt.num_tokens)
         self._api.send(
             Accepted(
                 request_id=item.request_id,
@@ -165,26 +174,48 @@ class TargetLoop(WorkerLoop):
         request = self._scheduler.next_prefill()
         if request is None:
             return
+        if (lender := self._scheduler.lender(request)) is not None:
+            self._borrow_prompt(request, lender)
+            return
         num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
         if not self._scheduler.allocate(request, num_rows):
             return
         self._meter.rows(num_rows)
+        started = time.monotonic()
         with self._confined_to(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
+            self._teller.prefilled(request.request_id, request.include, started, num_rows)
             if logits is None:
                 return
-            if request.finish_reason is not None:  # the last target died between the last token and the end
-                self._scheduler.begin_decoding(request)
-                self._end(request)
-                return
-            if request.committed:
-                self._replay(request)
-            else:
-                self._scheduler.begin_decoding(request)
-                first = request.commit(request.sampler.choose(logits[None], []))
-                self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
+            self._begin_decoding(request, logits)
             self._relevance.measure(request)
+
+    def _borrow_prompt(self, request: TargetRequest, lender: TargetRequest) -> None:
+        """Another answer to the very same prompt has prefilled it: a copy of its rows has the bits of a prefill."""
+        num_rows = request.prompt.num_tokens
+        if not self._scheduler.allocate(request, num_rows - request.cache.length) or not lender.can_lend:
+            return  # no room for both of them now
+        assert lender.first_logits is not None
+        with self._confined_to(request.request_id):
+            request.cache.truncate(0)
+            request.cache.copy_rows(lender.cache, num_rows)
+            self._begin_decoding(request, lender.first_logits)
+            self._relevance.borrow(request, lender)
+
+    def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
+        """Its prompt is in the cache, and `logits` [V] come after it: the first token, or those that it had already."""
+        if request.prompt_of is not None:
+            request.first_logits = logits
+        if request.finish_reason is not None:  # the last target died between the last token and the end
+            self._scheduler.begin_decoding(request)
+            self._end(request)
+        elif request.committed:
+            self._replay(request)
+        else:
+            self._scheduler.begin_decoding(request)
+            first = request.commit(request.sampler.choose(logits[None], []))
+            self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
         """Bring back the rows of a request that was preempted, or whose target died, as verification made them."""
@@ -235,6 +266,9 @@ class TargetLoop(WorkerLoop):
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._confined_to(request.request_id):
+                request.work += self._teller.worked(
+                    request.request_id, request.include, Phase.VERIFY, started, len(tokens)
+                )
                 self._publish(request, request.judge(pending, tokens), rows)
 
     def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
@@ -247,6 +281,11 @@ class TargetLoop(WorkerLoop):
             self._plan(request)
         if request.num_top_logprobs is not None:
             tokens = with_logprobs(tokens, logits, request.num_top_logprobs)
+        if request.grammar is not None and Include.TOKEN_DETAILS in request.include:
+            tokens = with_forced(tokens, request.grammar, request.committed)
+        if request.work:
+            tokens = replace(tokens, work=tuple(request.work))
+            request.work.clear()
         self._api.send(tokens)
         if request.finish_reason is not None:
             self._end(request)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.merging import merge_prompt
 from vidspec_models.compression.pruner import KVPruner
@@ -12,14 +14,14 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
-from vidspec_models.preservation.text_queries import TextQueries
-from vidspec_models.request import Compression, GenerationRequest
+from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.request import Compression, GenerationRequest, Include
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import Speculation
-from vidspec_service.engine.types import FinishReason
+from vidspec_service.engine.types import Activity, FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,13 +40,18 @@ class TargetRequest:
     stop_ids: frozenset[int]
     max_tokens: int
     num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
+    include: frozenset[Include] = frozenset()
+    work: list[Activity] = field(default_factory=list)  # to be told with the next tokens, if it asks for that
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     grammar: GrammarMask | None = None  # in the sampler, too
     pruner: KVPruner | None = None  # of requests that are compressed
     prepare_s: float = 0.0  # what its prompt took
+    prompt_of: str | None = None  # see GenerationRequest; who has the same may have this one's rows
+    first_logits: Tensor | None = None  # of such a request, after its prompt: [V]
     ticket: int = 0  # order of admission
     num_rows_waited: float = 0  # of its caller's other prompts, prefilled while it waited; inf: it was preempted
+    relevance_law: RelevanceLaw | None = None  # how the draft wants it measured; None: it does not
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
     relevance: CellScores | None = None  # what the draft was told, or a later one will be
 
@@ -66,6 +73,12 @@ class TargetRequest:
     def num_left(self) -> int:
         """Tokens that may still be committed."""
         return self.max_tokens - len(self.committed)
+
+    @property
+    def can_lend(self) -> bool:
+        """All rows of the prompt are here, in their places, and the logits after them."""
+        is_whole = self.cache.hidden is None and self.cache.length >= self.prompt.num_tokens
+        return is_whole and self.first_logits is not None
 
     @property
     def has_enough(self) -> bool:
@@ -93,6 +106,7 @@ class TargetRequest:
         """A proposal has arrived."""
         self.speculation.is_followed = True
         self.speculation.draft_video_tokens = proposal.video_tokens
+        self.work += proposal.work
         self.speculation.chain.extend(
             proposal.epoch, proposal.start, proposal.ids, proposal.confidences, self.committed
         )

@@ -3,7 +3,7 @@
 waiting → preparing → prefilling → decoding, and preempted when room runs out: the youngest gives way, keeps its
 committed tokens, and is prefilled again, before its caller's others, once there is room. Nothing is ever dropped.
 
-Callers take turns (ADR 19): the next prompt to prepare is of the caller who has the fewest requests here, the next
+Callers take turns (ADR 20): the next prompt to prepare is of the caller who has the fewest requests here, the next
 chunk to prefill is of the caller who had none for the longest time. Of one caller's prompts, the one with the fewest
 rows left goes first; waiting counts as having fewer, so none waits for ever.
 
@@ -37,12 +37,13 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._num_added = 0
         self.waiting: deque[Input] = deque()
-        self._preparing: dict[str, str] = {}  # request id, caller
+        self._preparing: dict[str, Input] = {}
         self.preempted: deque[TargetRequest] = deque()
         self.prefilling: deque[TargetRequest] = deque()
         self.decoding: dict[str, TargetRequest] = {}
         self._num_chunks = 0
         self._last_chunks: dict[str, int] = {}  # of each caller, which of all
+        self._lenders: list[TargetRequest] = []  # ended, before all answers to the same prompt had its rows
 
     @property
     def entered(self) -> list[TargetRequest]:
@@ -74,10 +75,11 @@ class Scheduler:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
         if not self.can_admit:
             return None
-        num_here = Counter([*self._preparing.values(), *(request.caller for request in self.entered)])
+        here = [*(item.request.caller for item in self._preparing.values()), *(each.caller for each in self.entered)]
+        num_here = Counter(here)
         item = min(self.waiting, key=lambda item: num_here[item.request.caller])
         self.waiting.remove(item)
-        self._preparing[item.request_id] = item.request.caller
+        self._preparing[item.request_id] = item
         return item
 
     def end_preparing(self, request_id: str) -> bool:
@@ -97,7 +99,7 @@ class Scheduler:
             if self._pool.fits(self.preempted[0].num_rows_to_resume):
                 self.prefilling.append(self.preempted.popleft())
                 break
-            if not self._prefixes.evict():
+            if not self._evict():
                 break
         if not self.prefilling:
             return None
@@ -112,15 +114,23 @@ class Scheduler:
                 other.num_rows_waited += self._prefill_chunk
         return chosen
 
+    def lender(self, request: TargetRequest) -> TargetRequest | None:
+        """Another answer to the same prompt, which has its rows and the logits after it."""
+        if request.prompt_of is None:
+            return None
+        others = [*self.decoding.values(), *self._lenders]
+        return next((other for other in others if other.prompt_of == request.prompt_of and other.can_lend), None)
+
     def begin_decoding(self, request: TargetRequest) -> None:
         """Its prompt is in the cache."""
         self.prefilling.remove(request)
         self.decoding[request.request_id] = request
+        self._dismiss_lenders()
 
     def allocate(self, request: TargetRequest, num_rows: int) -> bool:
         """Room for more rows of a request, at the cost of younger ones; False if it was itself preempted."""
         while not self._pool.grow(request.cache, request.cache.length + num_rows):
-            if self._prefixes.evict():
+            if self._evict():
                 continue
             youngest = max([*self.prefilling, *self.decoding.values()], key=lambda other: other.ticket)
             self._preempt(youngest)
@@ -130,8 +140,8 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """It has ended: its place is free, and its room, but for what a question about the same video can use."""
-        request = self.decoding.pop(request_id)
-        self._prefixes.keep(request.prompt, request.cache)
+        self._lenders.append(self.decoding.pop(request_id))
+        self._dismiss_lenders()
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is."""
@@ -144,6 +154,7 @@ class Scheduler:
         if request is not None:
             self._pool.release(request.cache)
         self.waiting = deque(item for item in self.waiting if item.request_id != request_id)
+        self._dismiss_lenders()
 
     def _preempt(self, request: TargetRequest) -> None:
         if self.decoding.pop(request.request_id, None) is None:
@@ -151,6 +162,27 @@ class Scheduler:
         self._pool.release(request.cache)
         request.num_rows_waited = math.inf
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
+
+    def _dismiss_lenders(self) -> None:
+        """Those that nobody will borrow from any more."""
+        if not self._lenders:
+            return
+        coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
+        coming |= {request.prompt_of for request in (*self.prefilling, *self.preempted)}
+        coming.discard(None)
+        for lender in self._lenders:
+            if lender.prompt_of not in coming:
+                self._prefixes.keep(lender.prompt, lender.cache)
+        self._lenders = [lender for lender in self._lenders if lender.prompt_of in coming]
+
+    def _evict(self) -> bool:
+        """Make room at nobody's cost who is here; False if there is none to be had."""
+        if self._prefixes.evict():
+            return True
+        if self._lenders:
+            self._pool.release(self._lenders.pop(0).cache)
+            return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
 
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
@@ -42,7 +43,7 @@ class Input:
     @classmethod
     def of(cls, message: Generate, fd: int) -> Input:
         """As the API sent it; closes `fd`."""
-        return cls(replace(read_request(fd), committed=message.committed))
+        return cls(replace(read_request(fd).choice(message.choice), committed=message.committed))
 
     @property
     def request_id(self) -> str:
@@ -57,6 +58,8 @@ class InputProcessor:
         self._encoder_cache = EncoderCache(max_cached_feature_bytes)
         self._model = model
         self._compress = compress
+        # Those that several answers have, for as long as one that has it is at work here.
+        self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._done: deque[Input] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -80,8 +83,7 @@ class InputProcessor:
     def _process(self, item: Input) -> None:
         request, started = item.request, time.monotonic()
         try:
-            prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache, request.template)
-            item.prompt = prompt if self._compress is None else self._compress(request, prompt)
+            item.prompt = self._prompt(request)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
         except (ContextOverflow, GrammarError) as error:
             item.prompt = error
@@ -92,3 +94,13 @@ class InputProcessor:
         item.queue_s, item.prepare_s = started - item.arrived, time.monotonic() - started
         self._done.append(item)
         os.eventfd_write(self._wake, 1)
+
+    def _prompt(self, request: GenerationRequest) -> Prompt:
+        if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
+            return shared
+        prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache, request.template)
+        if self._compress is not None:
+            prompt = self._compress(request, prompt)
+        if request.prompt_of is not None:
+            self._shared[request.prompt_of] = prompt
+        return prompt

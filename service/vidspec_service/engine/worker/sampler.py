@@ -15,4 +15,4 @@ def sampler_of(
 ) -> CoupledSampler:
     """`prompt` is the whole of it, as its model has it, whatever of its video is left out later."""
     found = processors_of(request, prompt.ids, request.end_ids(model.stop_ids))
-    return CoupledSampler(request.sampling, found if grammar is None else [*found, grammar])
+    return CoupledSampler(request.sampling, found, constraint=grammar)

@@ -28,9 +28,9 @@ class Served:
         self.queue = queue
         self.order: list[str] = []
 
-    def wants(self, caller: str) -> asyncio.Task[None]:
+    def wants(self, caller: str, num: int = 1) -> asyncio.Task[None]:
         async def acquire() -> None:
-            await self.queue.acquire(caller)
+            await self.queue.acquire(caller, num)
             self.order.append(caller)
 
         return asyncio.create_task(acquire())
@@ -65,6 +65,39 @@ def test_a_slot_that_comes_while_its_request_is_cancelled_goes_to_the_next() -> 
         return served.order
 
     assert asyncio.run(scenario()) == ["next"]
+
+
+def test_who_wants_several_slots_has_them_together_and_is_passed_by_nobody() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(3))
+        await served.queue.acquire("first", 2)
+        tasks = [served.wants("several", 3), served.wants("one")]
+        await settle()
+        assert served.order == []  # though one slot is free
+        served.queue.release("first")
+        await settle()
+        assert served.order == []
+        served.queue.release("first")
+        await settle()
+        assert served.order == ["several"]
+        served.queue.release("several", 3)
+        await asyncio.gather(*tasks)
+        return served.order
+
+    assert asyncio.run(scenario()) == ["several", "one"]
+
+
+def test_who_waits_behind_one_that_wanted_several_and_leaves_is_served() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(2))
+        await served.queue.acquire("first")
+        leaving, small = served.wants("leaving", 2), served.wants("small")
+        await settle()
+        leaving.cancel()
+        await asyncio.wait({leaving, small}, timeout=1)
+        return served.order
+
+    assert asyncio.run(scenario()) == ["small"]
 
 
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1))

@@ -22,6 +22,7 @@ from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.api.grammars.check import GrammarCheck
+from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
 from vidspec_service.errors import InvalidRequest
 
@@ -126,7 +127,21 @@ SCHEMAS: dict[str, Any] = {
     },
     "draft 7": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer", "minimum": 0},
     "quotes": {"enum": ['a"b', "c\\d", "e\nf", "g/h", "\u20ac"]},
+    "anchor": {**an_object(a={"$ref": "#here"}), "$defs": {"b": {"$anchor": "here", "type": "boolean"}}},
+    "escaped place": {**an_object(a={"$ref": "#/$defs/x~1y%25"}), "$defs": {"x/y%": {"type": "boolean"}}},
+    "beside $ref": {"$ref": "#/$defs/b", "minimum": 3, "$defs": {"b": {"type": "integer", "maximum": 5}}},
+    "both ways to one place": {
+        "$defs": {"n": {"type": "integer"}}, "allOf": [an_object(a={"$ref": "#/$defs/n"}), {"type": "object"}],
+    },
+    "no name": an_object(**{"": {"type": "null"}, "a\nb": {"type": "null"}, "$ref": {"type": "null"}}),
     "no such type": {"type": "colour"},
+    "false": {"type": "object", "properties": {"a": False}, "required": ["a"]},
+    "overlapping patterns": {"patternProperties": {"^a": {"type": "null"}, "b": {"type": "null"}}},
+    "unevaluatedProperties": {**an_object(a={"type": "null"}), "unevaluatedProperties": False},
+    "dependencies": {"type": "object", "dependencies": {"a": ["b"]}},
+    "a number of digits": {"type": "number", "multipleOf": 1.2345678899999998},
+    "an integer that is too large": {"const": -18446744073709551615},
+    "$dynamicRef": {"$dynamicRef": "#node", "$defs": {"a": {"$dynamicAnchor": "node", "type": "null"}}},
     "no such place": {"$ref": "#/nowhere"},
     "elsewhere": {"$ref": "https://example.com/schema.json"},
     "nothing": {"enum": []},
@@ -135,13 +150,15 @@ SCHEMAS: dict[str, Any] = {
 }  # fmt: skip
 REFUSED = [
     "unknown format", "not", "if", "uniqueItems", "contains", "dependentRequired", "no such type", "no such place",
+    "false", "overlapping patterns", "unevaluatedProperties", "dependencies", "a number of digits",
+    "an integer that is too large", "$dynamicRef",
     "elsewhere", "nothing", "contradiction", "no regex", "propertyNames", "oneOf overlapping",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMAS if name not in REFUSED])
 async def test_an_answer_follows_its_schema(name: str) -> None:
-    await GrammarCheck().check(asked := by_schema(SCHEMAS[name]))
+    await GrammarCheck().check(asked := by_schema(SCHEMAS[name]), ANYONE)
     for seed in range(3):
         text = babble(grammars().mask(asked.text), seed)
         jsonschema.validate(json.loads(text), SCHEMAS[name], format_checker=FORMATS)
@@ -150,7 +167,7 @@ async def test_an_answer_follows_its_schema(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"response_format.json_schema.schema: .{10}") as refusal:
-        await GrammarCheck().check(by_schema(SCHEMAS[name]))
+        await GrammarCheck().check(by_schema(SCHEMAS[name]), ANYONE)
     assert refusal.value.param == "response_format.json_schema.schema"
     assert len(refusal.value.message) < 400
 
@@ -174,7 +191,7 @@ async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(name: str) 
 )
 async def test_every_way_to_say_it_becomes_a_grammar(fields: dict[str, Any], pattern: str) -> None:
     asked = grammar(**fields)
-    await GrammarCheck().check(asked)
+    await GrammarCheck().check(asked, ANYONE)
     assert re.fullmatch(pattern, babble(grammars().mask(asked.text), 1), re.DOTALL)
 
 
@@ -231,12 +248,12 @@ HOSTILE: dict[str, dict[str, Any]] = {
 async def test_a_hostile_grammar_costs_a_bounded_time(name: str) -> None:
     """Alone on a core none takes a worker half a second, or a step of it 50 ms; tests share theirs."""
     try:
-        await GrammarCheck().check(asked := grammar(**HOSTILE[name]))
+        await GrammarCheck().check(asked := grammar(**HOSTILE[name]), ANYONE)
     except InvalidRequest:
         return
     started = time.process_time()
     mask, ids = grammars().mask(asked.text), list[int]()
-    used = CoupledSampler(SamplingParams(temperature=1.0, seed=1), (mask,))
+    used = CoupledSampler(SamplingParams(temperature=1.0, seed=1), constraint=mask)
     assert time.process_time() - started < 2
     slowest = 0.0
     with suppress(GrammarError):  # a request that ends so is its own problem
@@ -251,19 +268,19 @@ async def test_a_hostile_grammar_costs_a_bounded_time(name: str) -> None:
 async def test_a_grammar_that_takes_minutes_to_compile_is_refused_soon() -> None:
     """A rule that is missing at the end of many others: llguidance searches them all for what may be meant."""
     with pytest.raises(InvalidRequest, match="too much time"):
-        await GrammarCheck().check(grammar(**HOSTILE["many rules"]))
+        await GrammarCheck().check(grammar(**HOSTILE["many rules"]), ANYONE)
 
 
 async def test_what_was_checked_is_known_by_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     check = GrammarCheck()
     good, bad = grammar(guided_regex="a+"), grammar(guided_regex="(")
-    await check.check(good)
+    await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match="unclosed"):
-        await check.check(bad)
+        await check.check(bad, ANYONE)
     monkeypatch.setattr(subprocess, "run", None)  # no further child
-    await check.check(good)
+    await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
-        await check.check(grammar(structured_outputs={"regex": "("}))
+        await check.check(grammar(structured_outputs={"regex": "("}), ANYONE)
 
 
 async def test_requests_that_leave_free_their_place_in_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,11 +292,44 @@ async def test_requests_that_leave_free_their_place_in_the_line(monkeypatch: pyt
         return run(*command, **options)
 
     monkeypatch.setattr(subprocess, "run", held)
-    waiting = [asyncio.ensure_future(check.check(grammar(guided_regex=f"a{{{n}}}"))) for n in range(12)]
+    waiting = [asyncio.ensure_future(check.check(grammar(guided_regex=f"a{{{n}}}"), ANYONE)) for n in range(12)]
     while not started:  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.01)
     for task in waiting:
         task.cancel()
     may_end.set()
-    await check.check(grammar(guided_regex="b"))
+    await check.check(grammar(guided_regex="b"), ANYONE)
     assert len(started) <= 3, "two at once, and the last"
+
+
+async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check, may_end, started = GrammarCheck(), threading.Semaphore(0), list[str]()
+
+    def held(*_: Any, input: bytes, **__: Any) -> subprocess.CompletedProcess[bytes]:
+        started.append("theirs" if b"theirs" in input else "mine")
+        assert may_end.acquire(timeout=10)
+        return subprocess.CompletedProcess((), 0, b"")
+
+    async def until_started(count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(started) < count:  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(0.005)
+
+    monkeypatch.setattr(subprocess, "run", held)
+    flood = [asyncio.ensure_future(check.check(grammar(guided_regex=f"mine{n}"), "mine")) for n in range(8)]
+    await until_started(2)
+    theirs = asyncio.ensure_future(check.check(grammar(guided_regex="theirs"), "theirs"))
+    await asyncio.sleep(0)
+    for leaving in flood[:2]:  # those that are tried keep their places until they are done
+        leaving.cancel()
+    await asyncio.sleep(0.02)
+    assert len(started) == 2
+    for count in (3, 4):
+        may_end.release()
+        await until_started(count)
+    assert "theirs" in started[2:4]
+    for _ in range(20):
+        may_end.release()
+    await asyncio.gather(theirs, *flood[2:])

@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from torch import Tensor
 
 from tests.unit.engine.counting_model import Running, configure, submit
 from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
@@ -234,3 +237,23 @@ def test_several_requests_are_advanced_together_and_not_mixed_up(stack: ExitStac
         proposal = draft.target.next(Proposal)
         waited_for[proposal.request_id] += len(proposal.ids)
     assert {name: joined(draft.of(name)) for name in names} == {name: text_of(name)[1:13] for name in names}
+
+
+def test_of_several_answers_the_draft_reads_the_prompt_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, prefill, num_rows = Draft(stack), RecordingModel.prefill, list[int]()
+
+    def counted(model: RecordingModel, prompt: Prompt, cache: KVCache, num: int, *rest: Any) -> Tensor | None:
+        num_rows.append(num)
+        return prefill(model, prompt, cache, num, *rest)
+
+    monkeypatch.setattr(RecordingModel, "prefill", counted)
+    asked = request("what", n=3)
+    submit(draft.api.channel, asked)
+    names = [asked.choice(index).request_id for index in range(3)]
+    for name in names:
+        draft.target.channel.send(Follow(request_id=name))
+        draft.tell(name, 0, text_of("what")[:1], max_lead=4)
+    while any(sum(len(proposal.ids) for proposal in draft.of(name)) < 4 for name in names):
+        draft.target.next(Proposal)
+    assert [joined(draft.of(name)) for name in names] == [text_of("what")[1:5]] * 3
+    assert sum(num_rows) == draft.loop._active[names[0]].prompt.num_tokens

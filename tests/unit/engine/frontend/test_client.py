@@ -499,7 +499,7 @@ async def test_workers_that_are_not_ready_in_time_do_not_start(
     engine_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeWorker, "starts", False)
-    with pytest.raises(ConfigError, match=r"start_timeout_s = 0\.01 s"):
+    with pytest.raises(ConfigError, match=r"not ready within 0\.01 s; .*--start-timeout-s"):
         async with engine_of(replace(PAIR, start_timeout_s=0.01)):
             pass
 

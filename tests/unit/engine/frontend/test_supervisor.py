@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 from types import SimpleNamespace
 from typing import cast
@@ -118,6 +119,30 @@ async def test_where_no_process_ever_came_what_starts_them_is_started_anew(monke
         while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
             await asyncio.sleep(0.001)
     assert launcher.num_restarts == 1
+    await worker.stop()
+    for channel in launcher.channels:
+        channel.close()
+
+
+@pytest.mark.parametrize(("cores", "num_silences"), [(0.0, 1), (0.05, 1), (1.0, 4)])
+async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cores: float, num_silences: int
+) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "_MOST_SILENCES", 4)
+    started = configure("target")
+    owner, launcher = Owner(), Launcher()
+    patient = structs.replace(started, engine=dataclasses.replace(started.engine, silence_s=0.1))
+    worker = Worker(patient, cast(WorkerLauncher, launcher), owner)
+    looks = itertools.count()
+    monkeypatch.setattr(Worker, "_cpu_s", lambda _: next(looks) * 0.02 * cores)
+    worker.start()
+    async with asyncio.timeout(10):
+        launcher.channels[0].send(READY)
+        assert await owner.told.get() == "ready"
+        assert await owner.told.get() == "lost"
+    assert f"was silent for {0.1 * num_silences:g} s" in caplog.text
+    assert caplog.text.count("computes; waiting for it") == num_silences - 1
     await worker.stop()
     for channel in launcher.channels:
         channel.close()

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.unit.engine.counting_model import configure
-from tests.unit.engine.requests import target_request
+from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
+from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.ipc.channel import Channel
@@ -48,7 +49,9 @@ def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int 
         next_position=num_rows,
         grid=torch.cartesian_prod(torch.arange(num_cells // 4), torch.arange(2), torch.arange(2)),
     )
-    return target_request(prompt, cache, mode=mode, max_tokens=9)
+    running = target_request(prompt, cache, mode=mode, max_tokens=9)
+    running.relevance_law = STRATEGIES["hippo"].relevance
+    return running
 
 
 def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
@@ -128,6 +131,7 @@ def test_nothing_is_noted_where_nobody_would_read_it(
 ) -> None:
     link, theirs = ends
     source, running = source_of(link if is_connected else DraftLink(), preservation, ratio), running_of(mode)
+    running.relevance_law = source.law_of(request_of())
     assert source.observer(running, CELLS + TEXT) is None
     running.cache.length = CELLS + TEXT
     source.measure(running)

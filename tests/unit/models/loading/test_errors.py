@@ -16,6 +16,7 @@ from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import Turn
 
 WEIGHTS = "model.safetensors"
 STORED, UP = (f"{model}.layers.1.mlp.up_proj.weight" for model in ("language_model.model", "model.language_model"))
@@ -64,6 +65,14 @@ def shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
+def longer(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.cat([weights[name], weights[name][:3]])
+        for name in weights
+        if name.endswith(("embed_tokens.weight", "lm_head.weight"))
+    }
+
+
 def cut(folder: Path) -> None:
     file = folder / WEIGHTS
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -95,6 +104,22 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
     "no processor": (lambda folder: (folder / "processor_config.json").unlink(), "none of processor_config.json"),
+    "tokens added and not counted": (
+        lambda folder: change_weights(folder, lambda weights: weights.update(longer(weights))),
+        "config.json a vocab_size of",
+    ),
+    "quantised": (
+        lambda folder: configure(folder, quantization_config={"quant_method": "fp8", "fmt": "e4m3"}),
+        "its weights are quantised (fp8), which is not supported",
+    ),
+    "a template of text only": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0]['role'] }}"),
+        "its chat template has no <video> for a video",
+    ),
+    "a template that fails": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ raise_exception('text only') }}"),
+        "its chat template fails: text only",
+    ),
     "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
 }
 
@@ -165,3 +190,38 @@ def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeyp
 
     monkeypatch.setattr("vidspec_models.loading.load_model.move", full)
     assert "several devices" in refusal(whole)
+
+
+def test_a_template_that_lies_with_the_tokenizer_is_found(broken: Path) -> None:
+    template = broken / "chat_template.jinja"
+    file = broken / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template.read_text()}))
+    template.unlink()
+    model = load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32"))
+    assert model.prepare([Turn(role="user", parts=("Hello.",))], []).num_tokens > 3
+
+
+def test_a_head_that_only_the_text_config_ties_is_the_embedding(whole: Path, tmp_path: Path) -> None:
+    """As released Qwen3-VL checkpoints have it: no head among the weights, and the outer config ties nothing."""
+    folder = tmp_path / "tied"
+    save("qwen3_vl", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = True
+    configure(folder, text_config=config["text_config"], tie_word_embeddings=False)
+    change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+    load_model(ModelSpec(path=str(folder), role="target", device="cpu", dtype="float32"))
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_checkpoint_that_names_no_end_has_the_tokenizers_and_says_so(
+    broken: Path, has_one: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (broken / "generation_config.json").unlink()
+    for name, key in (("tokenizer_config.json", "eos_token"), ("special_tokens_map.json", "eos_token")):
+        if (file := broken / name).exists():
+            settings = json.loads(file.read_text())
+            settings[key] = "<|im_end|>" if has_one else None
+            file.write_text(json.dumps(settings))
+    model = load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32"))
+    assert len(model.stop_ids) == int(has_one)
+    assert ("the tokenizer's" if has_one else "every answer goes on to max_tokens") in caplog.text

@@ -13,6 +13,8 @@ from vidspec_models.training.export import export_pair, reopen
 from vidspec_models.training.options import TrainOptions
 from vidspec_models.training.tokenizer import ADDED_PIECES, VOCAB_SIZE, build_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_reopened_pair_is_exported_as_it_was(tmp_path: Path) -> None:
     options = TrainOptions(work_dir=tmp_path / "work", output_dir=tmp_path / "out")

@@ -22,6 +22,7 @@ from vidspec_models.training.harden import HardenStage, Hiding, View, draw_view
 from vidspec_models.training.options import TrainOptions
 from vidspec_models.video_lm import StepRows
 
+pytestmark = pytest.mark.slow
 _SERVED = View(merge_ratio=0.5, hide_ratio=0.7, is_noisy=False)
 
 

@@ -13,6 +13,7 @@ from vidspec_models.training.options import TrainOptions
 from vidspec_models.training.widen import WidenStage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair_share", [0.0, 1.0])
 def test_single_clips_and_pairs_give_gradients(
     pair_share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

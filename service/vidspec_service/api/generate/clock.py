@@ -1,0 +1,51 @@
+"""AnswerClock: when the tokens of one answer came, and where its time went."""
+
+from __future__ import annotations
+
+import time
+
+from vidspec_service.engine.types import Finished
+from vidspec_service.telemetry import Metrics
+
+
+class AnswerClock:
+    """Records in the metrics as it goes."""
+
+    def __init__(self, metrics: Metrics, began: float) -> None:
+        """`began` is when the request's body was here."""
+        self._metrics = metrics
+        self._began = began
+        self.first = self._last = began  # when its first and latest tokens came
+        self.num_tokens = 0
+        self.finished: Finished | None = None  # once it has ended
+
+    @property
+    def per_token_s(self) -> float:
+        """Mean over the tokens after the first; 0 if there are none."""
+        return (self._last - self.first) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+
+    def count(self, count: int) -> None:
+        """`count` tokens arrived together."""
+        if count == 0:
+            return
+        now = time.monotonic()
+        if self.num_tokens == 0:
+            self.first = now
+            self._metrics.time_to_first_token.observe(now - self._began)
+        else:
+            self._metrics.inter_token_latency.observe(now - self._last)
+        self._last = now
+        self.num_tokens += count
+        self._metrics.generation_tokens.inc(count)
+
+    def end(self, finished: Finished, queue_s: float) -> None:
+        """It is complete; `queue_s` passed before it was submitted. One of a single token has no time per token."""
+        self.finished = finished
+        metrics = self._metrics
+        metrics.request_queue_time.observe(queue_s + finished.queue_s)
+        metrics.request_prefill_time.observe(finished.prefill_s)
+        metrics.request_decode_time.observe(self._last - self.first)
+        metrics.request_inference_time.observe(finished.prefill_s + (self._last - self.first))
+        metrics.request_generation_tokens.observe(finished.completion_tokens)
+        if self.num_tokens > 1:
+            metrics.request_time_per_output_token.observe(self.per_token_s)

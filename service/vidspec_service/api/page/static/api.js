@@ -1,0 +1,77 @@
+// The server's routes: each call carries the key, asks for one on 401, and turns refusals into errors one can read.
+
+import { askForKey, authorization } from "./key.js";
+import { events } from "./sse.js";
+
+const urlOf = (path) => new URL(path, document.baseURI); // relative: the page may lie behind a path
+
+export class Refused extends Error {
+  constructor(status, problem = {}) {
+    super(problem.message || `The server answered ${status}.`);
+    this.status = status;
+    this.code = problem.code;
+    this.param = problem.param;
+  }
+}
+
+async function call(path, options = {}) {
+  let response;
+  do {
+    response = await fetch(urlOf(path), { ...options, headers: { ...options.headers, ...authorization() } });
+  } while (response.status === 401 && (await askForKey()));
+  if (!response.ok) {
+    const body = await response.json().catch(() => ({}));
+    throw new Refused(response.status, body.error);
+  }
+  return response;
+}
+
+export const models = async () => (await (await call("v1/models")).json()).data;
+export const isReady = async () => (await fetch(urlOf("health/ready"))).ok;
+export const metrics = async () => (await call("metrics")).text();
+
+export async function sampleClip(seed) {
+  const response = await call(`page/samples/${seed}`);
+  return { blob: await response.blob(), caption: response.headers.get("x-caption") };
+}
+
+// A file to keep, with its progress from 0 to 1; fetch cannot tell that.
+export async function upload(file, onProgress, signal) {
+  let answer;
+  do {
+    answer = await send(file, onProgress, signal);
+  } while (answer.status === 401 && (await askForKey()));
+  if (answer.status !== 200) throw new Refused(answer.status, answer.body?.error);
+  return answer.body;
+}
+
+function send(file, onProgress, signal) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", urlOf("v1/videos"));
+    for (const [name, value] of Object.entries(authorization())) request.setRequestHeader(name, value);
+    request.responseType = "json";
+    request.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
+    request.onload = () => resolve({ status: request.status, body: request.response });
+    request.onerror = () => reject(new Error("The server cannot be reached."));
+    request.onabort = () => reject(new DOMException("aborted", "AbortError"));
+    signal.addEventListener("abort", () => request.abort());
+    const form = new FormData();
+    form.append("video", file);
+    request.send(form);
+  });
+}
+
+// The events of an answer, as they come; an error in the stream is thrown.
+export async function* ask(body, signal) {
+  const response = await call("v1/video-chat", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true }),
+    signal,
+  });
+  for await (const event of events(response.body)) {
+    if (event.error) throw new Refused(500, event.error);
+    yield event;
+  }
+}

@@ -1,0 +1,43 @@
+// Puts the parts together and tells whether the server is there.
+
+import { isReady, models } from "./api.js";
+import * as clips from "./clips.js";
+import { byId, el } from "./dom.js";
+import * as history from "./history.js";
+import * as schema from "./schema.js";
+import * as server from "./server.js";
+import * as talk from "./talk.js";
+
+const IDEAS = ["Describe the video.", "How many objects are there?", "What color is the circle?", "What happens at the end?"];
+const RETRY_MS = 1500;
+
+byId("ideas").append(...IDEAS.map((idea) => el("button", { type: "button", class: "idea", onclick: () => {
+  byId("prompt").value = idea;
+  byId("prompt").focus();
+} }, idea)));
+
+clips.start(() => document.body.classList.toggle("has-clips", clips.current().length > 0));
+schema.start();
+server.start();
+talk.start();
+history.start(talk.restore);
+byId("new").addEventListener("click", () => {
+  talk.clear();
+  clips.clear();
+  history.begin();
+  byId("prompt").value = IDEAS[0];
+});
+
+async function greet() {
+  try {
+    if (!(await isReady())) throw new Error("loading the models");
+    const [model] = await models();
+    byId("state").textContent = model.id;
+    byId("model").classList.add("ready");
+  } catch (error) {
+    byId("state").textContent = error.status === 401 ? "needs an API key" : error.status ? error.message : "not ready yet";
+    if (error.status !== 401) setTimeout(greet, RETRY_MS);
+  }
+}
+
+greet();

@@ -1,0 +1,153 @@
+// The clips of the conversation: added in five ways, uploaded at once, shown with a player.
+
+import { Refused, sampleClip, upload } from "./api.js";
+import { byId, el, show } from "./dom.js";
+import { jpegOf } from "./frames.js";
+import { record } from "./record.js";
+
+const clips = [];
+let onChange = () => {};
+let arriving = Promise.resolve(); // a sample that was asked for
+
+export const current = () => clips;
+
+// The clips, and what a request names them by; throws what went wrong with one.
+export async function sources() {
+  await arriving;
+  const shown = [...clips];
+  return { shown, videos: await Promise.all(shown.map((clip) => clip.ready)) };
+}
+
+export function start(changed) {
+  onChange = changed;
+  const drop = byId("drop");
+  byId("pick").addEventListener("click", () => byId("files").click());
+  byId("files").addEventListener("change", (event) => {
+    addAll(event.target.files);
+    event.target.value = "";
+  });
+  byId("sample").addEventListener("click", () => { arriving = addSample(); });
+  byId("record").addEventListener("click", async () => {
+    const file = await record();
+    if (file) add(file);
+  });
+  document.addEventListener("paste", (event) => addAll(event.clipboardData.files));
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    drop.classList.add("over");
+  });
+  document.addEventListener("dragleave", () => drop.classList.remove("over"));
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+    addAll(event.dataTransfer.files);
+  });
+}
+
+const addAll = (files) => [...files].forEach((file) => add(file));
+
+async function addSample() {
+  const button = byId("sample");
+  button.disabled = true;
+  try {
+    const seed = clips.some((clip) => clip.caption) ? Math.floor(Math.random() * 10000) : 7;
+    const { blob, caption } = await sampleClip(seed);
+    add(new File([blob], `sample-${seed}.mp4`, { type: "video/mp4" }), caption);
+  } catch (error) {
+    show(byId("clip-problem"), error.message);
+  } finally {
+    button.disabled = false;
+  }
+}
+
+function add(file, caption) {
+  show(byId("clip-problem"), "");
+  const clip = {
+    name: file.name,
+    file,
+    caption,
+    isImage: file.type.startsWith("image/"),
+    url: URL.createObjectURL(file),
+    abort: new AbortController(),
+  };
+  clips.push(clip);
+  byId("clip-list").append(card(clip));
+  clip.ready = prepare(clip);
+  clip.ready.catch(() => {}); // whoever asks hears of it; the card shows it
+  onChange();
+}
+
+// Resolves to what a request names the clip by.
+async function prepare(clip) {
+  try {
+    if (clip.isImage) {
+      clip.source = { video: `data:video/jpeg;base64,${await jpegOf(clip.url)}` };
+      clip.note.textContent = "image";
+    } else {
+      const kept = await upload(clip.file, (share) => { clip.bar.value = share; }, clip.abort.signal);
+      clip.source = { video_id: kept.id };
+      clip.note.textContent = [
+        `${kept.duration_s.toFixed(1)} s, ${kept.width} × ${kept.height}, ${kept.codec}`, ...kept.warnings,
+      ].join("; ");
+    }
+    return clip.source;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    clip.card.classList.add("failed");
+    clip.note.textContent = "";
+    show(byId("clip-problem"), `${clip.name}: ${error.message}`);
+    remove(clip);
+    throw error instanceof Refused ? error : new Error(`${clip.name}: ${error.message}`);
+  } finally {
+    clip.bar.remove();
+  }
+}
+
+function card(clip) {
+  clip.bar = el("progress", { max: 1, value: 0, "aria-label": `Upload of ${clip.name}` });
+  clip.note = el("span", { class: "note" }, "…");
+  clip.player = clip.isImage
+    ? el("img", { src: clip.url, alt: clip.name })
+    : el("video", { src: clip.url, controls: true, loop: true, muted: true, playsInline: true, preload: "auto",
+      "aria-label": clip.name });
+  clip.strip = el("div", { class: "strip", role: "group", "aria-label": `Frames of ${clip.name}`, hidden: true });
+  clip.card = el("li", { class: "clip" },
+    clip.player,
+    title(clip),
+    clip.note,
+    clip.bar,
+    clip.caption ? el("details", {}, el("summary", {}, "What it truly shows"), el("p", {}, clip.caption)) : null,
+    clip.strip);
+  return clip.card;
+}
+
+const title = (clip) => el("div", { class: "title" }, el("span", { class: "name" }, clip.name),
+  el("button", { type: "button", class: "quiet", "aria-label": `Remove ${clip.name}`, onclick: () => remove(clip) },
+    "Remove"));
+
+function remove(clip) {
+  clip.abort.abort();
+  clips.splice(clips.indexOf(clip), 1);
+  clip.card.remove();
+  URL.revokeObjectURL(clip.url);
+  onChange();
+}
+
+export function clear() {
+  [...clips].forEach(remove);
+}
+
+// A conversation of earlier: its clips are known by their ids only, while the server keeps them.
+export function recall(kept) {
+  clear();
+  for (const { name, source } of kept) {
+    const strip = el("div", { hidden: true });
+    const entry = { name, source, ready: Promise.resolve(source), strip, url: "", abort: new AbortController() };
+    entry.card = el("li", { class: "clip" }, title(entry),
+      el("span", { class: "note" }, "as long as the server keeps it: an hour after the last question"));
+    clips.push(entry);
+    byId("clip-list").append(entry.card);
+  }
+  onChange();
+}
+

@@ -1,0 +1,71 @@
+// One answer while it is read: its tokens and who wrote them, what the draft sees, who works when, and the clocks.
+
+import { ask } from "./api.js";
+
+export const INCLUDE = ["token_details", "draft_view", "timeline"];
+
+export function unread() {
+  return { text: "", tokens: [], spans: [], view: null, facts: null, finish: null, error: null,
+    began: performance.now(), first: null, last: null };
+}
+
+// Reads the answer to `body` into `answer`, calling `changed` after each event; whatever goes wrong is in `error`.
+export async function read(body, answer, changed, signal) {
+  try {
+    for await (const event of ask({ ...body, include: INCLUDE }, signal)) {
+      take(event, answer);
+      changed();
+    }
+    if (!answer.facts) throw new Error("The answer ended early.");
+  } catch (error) {
+    answer.error = error.name === "AbortError" ? "Stopped." : error.message;
+  }
+  trim(answer);
+  changed();
+}
+
+function take(event, answer) {
+  const [choice] = event.choices;
+  if (event.draft_view) answer.view = event.draft_view;
+  if (event.timeline) answer.spans.push(...event.timeline);
+  if (event.usage) answer.facts = event;
+  if (!choice) return;
+  answer.text += choice.delta.content ?? "";
+  if (choice.finish_reason) answer.finish = choice.finish_reason;
+  if (!choice.token_details?.length) return;
+  answer.last = performance.now();
+  answer.first ??= answer.last;
+  choice.token_details.forEach((token, place) => {
+    answer.tokens.push({ ...token, logprob: choice.logprobs?.content[place] });
+  });
+}
+
+// A stop string is no part of the answer, but of its tokens.
+function trim(answer) {
+  let length = 0;
+  if (!answer.finish) return;
+  for (const token of answer.tokens) {
+    token.text = token.text.slice(0, Math.max(0, answer.text.length - length));
+    length += token.text.length;
+  }
+}
+
+export function figures(answer) {
+  const { tokens, spans, facts } = answer;
+  const count = (source) => tokens.filter((token) => token.source === source).length;
+  const verifications = spans.filter((span) => span.phase === "verify").length;
+  const since = answer.first === null ? 0 : (answer.last - answer.first) / 1000;
+  return {
+    draft: count("draft"),
+    target: count("target"),
+    grammar: count("grammar"),
+    rate: facts?.timings.time_per_output_token_s > 0 ? 1 / facts.timings.time_per_output_token_s
+      : since > 0 ? (tokens.length - 1) / since : null,
+    firstToken: facts?.timings.time_to_first_token_s ?? (answer.first === null ? null : (answer.first - answer.began) / 1000),
+    acceptance: facts?.speculation.acceptance_rate ?? null,
+    accepted: facts?.speculation.mean_accepted_tokens ?? (verifications ? count("draft") / verifications : null),
+    mode: facts?.speculation.mode ?? null,
+    cached: facts?.usage.prompt_tokens_details.cached_tokens ?? null,
+    prompt: facts?.usage.prompt_tokens ?? null,
+  };
+}

@@ -1,0 +1,162 @@
+// The conversation: questions, follow-ups, the same question again. The clips stay through all of it.
+
+import { AnswerCard } from "./answer.js";
+import * as clips from "./clips.js";
+import { byId, el, seconds } from "./dom.js";
+import { curlOf, download, pythonOf } from "./export.js";
+import * as history from "./history.js";
+import { Race } from "./race.js";
+import { read, unread } from "./reading.js";
+import { areValid, fields } from "./settings.js";
+import { showStrip } from "./strip.js";
+
+let turns = [];
+let running = null;
+
+export function start() {
+  byId("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    ask();
+  });
+  byId("prompt").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    if (!running) byId("ask").requestSubmit();
+  });
+  byId("stop").addEventListener("click", () => running?.abort());
+  byId("race").addEventListener("click", race);
+}
+
+export function clear() {
+  running?.abort();
+  turns = [];
+  byId("turns").replaceChildren();
+  byId("hint").hidden = false;
+}
+
+// What was said so far and the new question, as the API takes it; turns that failed are left out.
+function messages(prompt, before) {
+  const said = before.filter((turn) => turn.answer.finish && turn.answer.text.trim());
+  return [
+    ...said.flatMap((turn) => [
+      { role: "user", content: turn.prompt }, { role: "assistant", content: turn.answer.text },
+    ]),
+    { role: "user", content: prompt },
+  ];
+}
+
+async function question(before = turns) {
+  const prompt = byId("prompt").value.trim();
+  if (!prompt || !areValid()) return null;
+  const body = { messages: messages(prompt, before), ...fields() };
+  const { shown, videos } = await clips.sources();
+  if (videos.length) body.videos = videos;
+  return { prompt, body, names: shown.map((clip) => clip.name) };
+}
+
+// Runs `work` with everything that asks switched off, and hands it what stops it.
+async function exclusively(work) {
+  if (running) return;
+  running = new AbortController();
+  for (const id of ["send", "race"]) byId(id).disabled = true;
+  byId("stop").hidden = false;
+  try {
+    await work(running.signal);
+  } catch (error) {
+    byId("turns").append(el("li", {}, el("p", { class: "problem", role: "alert" }, error.message)));
+  } finally {
+    running = null;
+    for (const id of ["send", "race"]) byId(id).disabled = false;
+    byId("stop").hidden = true;
+  }
+}
+
+function ask() {
+  return exclusively(async (signal) => {
+    const turn = await question();
+    if (!turn) return;
+    turns.push(turn);
+    byId("prompt").value = "";
+    place(turn);
+    await write(turn, signal);
+    byId("prompt").focus({ preventScroll: true });
+  });
+}
+
+function place(turn) {
+  byId("hint").hidden = true;
+  turn.item = el("li", { class: "turn" }, el("p", { class: "said" }, turn.prompt), el("div"));
+  byId("turns").append(turn.item);
+}
+
+async function write(turn, signal) {
+  const action = (label, run) => el("button", { type: "button", class: "quiet", onclick: run }, label);
+  const copy = (make) => async (event) => {
+    await navigator.clipboard.writeText(make(turn));
+    event.target.textContent = "Copied";
+  };
+  const card = new AnswerCard(
+    action("Again, same seed", () => exclusively((stop) => again(turn, stop))),
+    action("Copy text", copy(() => turn.answer.text)),
+    action("Copy as curl", copy(curlOf)),
+    action("Copy as Python", copy(pythonOf)),
+    action("Export JSON", () => download(turn)),
+  );
+  turn.item.lastElementChild.replaceWith(card.node);
+  card.node.scrollIntoView({ block: "nearest" });
+  turn.answer = unread();
+  await read(turn.body, turn.answer, () => {
+    card.update(turn.answer);
+    if (turn.answer.view !== turn.shownView) showFrames(turn);
+  }, signal);
+  card.finish(turn.answer);
+  card.node.scrollIntoView({ block: "nearest" });
+  showFrames(turn);
+  history.keep(turns, clips.current());
+  return card;
+}
+
+async function again(turn, signal) {
+  const before = turn.answer.text;
+  const card = await write(turn, signal);
+  if (turn.answer.finish) {
+    card.note.textContent = before === turn.answer.text ? "The same text again." : "Another text: the first was cut short.";
+  }
+}
+
+function showFrames(turn) {
+  const { view, facts } = turn.answer;
+  turn.shownView = view;
+  clips.current().forEach((clip, place) => {
+    const seen = view?.videos[place];
+    const times = facts?.videos[place]?.timestamps_s;
+    const frames = seen ? seen.frames.map((frame) => ({ time: frame.timestamp_s, cells: frame.cells }))
+      : times?.map((time) => ({ time }));
+    if (frames) showStrip(clip, frames, seen);
+  });
+}
+
+function race() {
+  return exclusively(async (signal) => {
+    const turn = await question([]); // alone: what is compared is the same for both, whatever was said before
+    if (!turn) return;
+    byId("hint").hidden = true;
+    const track = new Race(turn, (again) => exclusively(again));
+    byId("turns").append(el("li", { class: "turn" }, el("p", { class: "said" }, turn.prompt), track.node));
+    track.node.scrollIntoView({ block: "nearest" });
+    await track.run(signal);
+  });
+}
+
+// A conversation of earlier, as `history` has kept it.
+export function restore(kept) {
+  clear();
+  clips.recall(kept.clips);
+  for (const turn of kept.turns) {
+    place(turn);
+    const card = new AnswerCard(el("span", { class: "note" }, `first token after ${seconds(turn.firstToken)}`));
+    turn.item.lastElementChild.replaceWith(card.node);
+    card.finish(turn.answer);
+  }
+  turns = kept.turns;
+}

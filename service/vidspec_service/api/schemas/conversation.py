@@ -1,0 +1,63 @@
+"""What the routes in the words of OpenAI's API have in common: a model's name, turns, and tools that may be called."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated
+
+from pydantic import Field
+
+from vidspec_models.request import ChatTemplate, ToolFormat
+from vidspec_service.api.errors import check_served
+from vidspec_service.api.schemas.chat_turns import check_conversation
+from vidspec_service.api.schemas.speech import PlainSpeech, SpeechFactory
+from vidspec_service.api.schemas.structured_output import Wanted
+from vidspec_service.api.schemas.tool_calls import CallSpeech
+from vidspec_service.api.schemas.tool_use import ToolUse
+from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.engine.frontend.interface import EngineInfo
+from vidspec_service.errors import InvalidRequest
+
+
+class Conversation(ChatRequest):
+    """A body with turns."""
+
+    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
+
+    @property
+    @abstractmethod
+    def tool_use(self) -> ToolUse:
+        """What may be called, or must."""
+
+    @property
+    def speech(self) -> SpeechFactory:
+        """What the answer's text is told as."""
+        written = self.tool_use.call_format
+        return PlainSpeech if written is None else partial(CallSpeech, written)
+
+    def wanted(self) -> list[Wanted]:
+        """See StructuredOutput."""
+        return [*super().wanted(), *self.tool_use.wanted]
+
+    def check_conversation(self, places: Sequence[str], *, is_continued: bool = False) -> None:
+        """Turns and tools make sense; raises InvalidRequest. `places` are where the turns are in the body."""
+        check_conversation(self.turns, places, is_continued=is_continued)
+        self.tool_use.check()
+
+    def check_engine(self, info: EngineInfo) -> None:
+        """See ChatRequest."""
+        check_served(self.model, info.model_names)
+        self.tool_use.check_format(info.tool_format)
+        if info.tool_format is ToolFormat.NONE and any(turn.tool_calls or turn.tool_call_id for turn in self.turns):
+            raise InvalidRequest(
+                "The model's chat template does not show calls of tools and their results; say them in user messages.",
+                param="messages",
+            )
+
+    def told(self, template: ChatTemplate) -> ChatTemplate:
+        """The template's arguments with the tools."""
+        described = self.tool_use.described
+        return replace(template, tools=described) if described else template

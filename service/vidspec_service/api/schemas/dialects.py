@@ -1,0 +1,154 @@
+"""What one and the same generation looks like on the wire: whole, or as server-sent events. Pure: text in, text out."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from vidspec_service.api.schemas.answers import Chunk, Completion, FinalChunk
+from vidspec_service.api.schemas.speech import PlainSpeech, Speech, SpeechFactory, message_of
+
+Facts = Mapping[str, Any]
+News = Callable[[], Facts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenChoice:
+    """One complete answer."""
+
+    text: str
+    about: Facts  # what was asked for about its tokens: `logprobs`, `token_details`
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """A complete generation: what every dialect tells of it, in its own way."""
+
+    head: Facts  # id, created, model
+    choices: Sequence[SpokenChoice]
+    facts: Facts  # see `Summary`
+
+
+class Events(ABC):
+    """One stream: what its client reads when. Every text is whole events; none may be empty."""
+
+    def opened(self) -> Iterator[str]:
+        """The engine has accepted the request."""
+        yield from ()
+
+    @abstractmethod
+    def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
+        """Text of an answer was committed; the first ends the prefill. `about` is as in SpokenChoice."""
+
+    @abstractmethod
+    def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
+        """An answer is complete."""
+
+    @abstractmethod
+    def closed(self, facts: Facts) -> Iterator[str]:
+        """All of them are."""
+
+    @abstractmethod
+    def failed(self, error: Facts) -> Iterator[str]:
+        """They never will be; `error` is the body of such an answer."""
+
+
+class Dialect(ABC):
+    """A way to answer."""
+
+    id_prefix: str
+
+    @abstractmethod
+    def whole(self, spoken: Spoken) -> str:
+        """The body of an answer that is not streamed."""
+
+    @abstractmethod
+    def events(self, head: Facts, news: News) -> Events:
+        """Of one stream; `head` is as in Spoken, `news` tells what became known since it was last asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDialect(Dialect):
+    """Answers with `choices`; each model takes of what is known what it has."""
+
+    id_prefix: str
+    answer: type[BaseModel]
+    chunk: type[BaseModel]  # one event of a stream
+    final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
+    names_role: bool = True  # a stream's first event says who speaks
+    speech: SpeechFactory = field(default=PlainSpeech)  # what the text is told as
+
+    def whole(self, spoken: Spoken) -> str:
+        """See Dialect."""
+        choices = [self._choice(index, choice) for index, choice in enumerate(spoken.choices)]
+        return self.answer.model_validate({**spoken.head, "choices": choices, **spoken.facts}).model_dump_json()
+
+    def _choice(self, index: int, spoken: SpokenChoice) -> dict[str, Any]:
+        speech = self.speech()
+        deltas = speech.push(spoken.text)
+        last, finish_reason = speech.finish(spoken.finish_reason)
+        message = message_of([*deltas, *last])
+        return {"index": index, "message": message, **spoken.about, "finish_reason": finish_reason}
+
+    def events(self, head: Facts, news: News) -> Events:
+        """See Dialect."""
+        return _Chunks(self, head, news)
+
+
+class _Chunks(Events):
+    """The role comes with the first text, as vLLM sends it: clients take the first event for the first token."""
+
+    def __init__(self, dialect: ChatDialect, head: Facts, news: News) -> None:
+        self._dialect = dialect
+        self._head = head
+        self._news = news
+        self._speeches: dict[int, Speech] = {}  # of the answers that have begun
+
+    def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
+        yield from self._begun(choice)
+        deltas = self._speeches[choice].push(text)
+        for delta in deltas or ([{"content": ""}] if about else []):
+            yield self._chunk(choice, delta, about)
+            about = {}
+
+    def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
+        yield from self._begun(choice)
+        deltas, finish_reason = self._speeches[choice].finish(finish_reason)
+        for delta in deltas:
+            yield self._chunk(choice, delta)
+        yield self._chunk(choice, {}, {"finish_reason": finish_reason})
+
+    def closed(self, facts: Facts) -> Iterator[str]:
+        if self._dialect.final is not None:
+            final = self._dialect.final.model_validate({**self._head, "choices": [], **facts, **self._news()})
+            yield sse(final.model_dump_json())
+        yield sse("[DONE]")
+
+    def failed(self, error: Facts) -> Iterator[str]:
+        yield sse(json.dumps(error, ensure_ascii=False))
+        yield sse("[DONE]")
+
+    def _begun(self, choice: int) -> Iterator[str]:
+        if choice not in self._speeches:
+            self._speeches[choice] = self._dialect.speech()
+            if self._dialect.names_role:
+                yield self._chunk(choice, {"role": "assistant", "content": ""})
+
+    def _chunk(self, index: int, delta: Facts, rest: Facts | None = None) -> str:
+        choice = {"index": index, "delta": delta, **(rest or {})}
+        chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._news()})
+        return sse(chunk.model_dump_json())
+
+
+def sse(data: str, event: str | None = None) -> str:
+    """A server-sent event."""
+    return f"data: {data}\n\n" if event is None else f"event: {event}\ndata: {data}\n\n"
+
+
+VIDEO_CHAT = ChatDialect("vchat-", Completion, Chunk, FinalChunk)  # everything that is known is told

@@ -1,0 +1,214 @@
+"""Answers of /v1/responses: a list of items, whole or as OpenAI's named events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, Spoken, sse
+from vidspec_service.api.schemas.speech import Delta, SpeechFactory, message_of
+
+Item = dict[str, Any]
+
+
+class InputTokensDetails(BaseModel):
+    """What the prompt consisted of."""
+
+    cached_tokens: int
+    video_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    """What the answer consisted of."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(BaseModel):
+    """Tokens, as the target model counts them."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int
+
+
+class ResponseAnswer(BaseModel):
+    """The whole answer, and what its events say of it."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: bool = False
+    error: dict[str, str] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = {}
+    model: str
+    output: list[Item] = Field(description="Messages, and calls of tools.")
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    store: bool = False
+    temperature: float | None = None
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    tool_choice: str | dict[str, str] = "auto"
+    tools: list[dict[str, Any]] = []
+    top_p: float | None = None
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseDialect(Dialect):
+    """`asked` is what an answer repeats of its request."""
+
+    asked: Mapping[str, Any]
+    speech: SpeechFactory
+    id_prefix: str = "resp_"
+
+    def whole(self, spoken: Spoken) -> str:
+        """See Dialect."""
+        (choice,) = spoken.choices
+        speech = self.speech()
+        deltas = speech.push(choice.text)
+        message = message_of([*deltas, *speech.finish(choice.finish_reason)[0]])
+        calls = [_call(each["id"], **each["function"]) for each in message.get("tool_calls", ())]
+        said = [_message(message["content"])] if message["content"] or not calls else []
+        return self.response(spoken.head, [*said, *calls], choice.finish_reason, spoken.facts).model_dump_json()
+
+    def events(self, head: Facts, news: News) -> Events:
+        """See Dialect."""
+        return _ResponseEvents(self, head)
+
+    def response(
+        self, head: Facts, output: list[Item], finish_reason: str | None = None, facts: Facts | None = None
+    ) -> ResponseAnswer:
+        """As much of the answer as is known."""
+        is_cut = finish_reason == "length"
+        return ResponseAnswer(
+            id=head["id"],
+            created_at=head["created"],
+            model=head["model"],
+            status="in_progress" if finish_reason is None else "incomplete" if is_cut else "completed",
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            output=output,
+            usage=None if facts is None else _usage(facts["usage"]),
+            **self.asked,
+        )
+
+
+class _ResponseEvents(Events):
+    def __init__(self, dialect: ResponseDialect, head: Facts) -> None:
+        self._dialect = dialect
+        self._head = head
+        self._speech = dialect.speech()
+        self._output: list[Item] = []
+        self._is_open = False  # the last of them goes on
+        self._num_events = 0
+        self._finish_reason = ""
+
+    def opened(self) -> Iterator[str]:
+        response = self._dialect.response(self._head, []).model_dump()
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
+        for delta in self._speech.push(text):
+            yield from self._told(delta)
+
+    def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
+        self._finish_reason = finish_reason
+        for delta in self._speech.finish(finish_reason)[0]:
+            yield from self._told(delta)
+        if not self._output:
+            yield from self._open(_message(""))
+        yield from self._close("incomplete" if finish_reason == "length" else "completed")
+
+    def closed(self, facts: Facts) -> Iterator[str]:
+        response = self._dialect.response(self._head, self._output, self._finish_reason, facts)
+        yield self._event(f"response.{response.status}", response=response.model_dump())
+
+    def failed(self, error: Facts) -> Iterator[str]:
+        response = self._dialect.response(self._head, self._output).model_dump()
+        told = {"code": "server_error", "message": error["error"]["message"]}
+        yield self._event("response.failed", response={**response, "status": "failed", "error": told})
+
+    def _told(self, delta: Delta) -> Iterator[str]:
+        for piece in delta.get("tool_calls", ()):
+            function = piece["function"]
+            if "id" in piece:
+                yield from self._close()
+                yield from self._open(_call(piece["id"], function["name"], ""))
+            if function["arguments"]:
+                self._output[-1]["arguments"] += function["arguments"]
+                yield self._item_event("response.function_call_arguments.delta", delta=function["arguments"])
+        if text := delta.get("content"):
+            if not self._is_open:
+                yield from self._open(_message(""))
+            self._output[-1]["content"][0]["text"] += text
+            yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+
+    def _open(self, item: Item) -> Iterator[str]:
+        begun = {**item, "status": "in_progress"}
+        self._output.append(item)
+        self._is_open = True
+        if item["type"] == "message":
+            yield self._place_event("response.output_item.added", item={**begun, "content": []})
+            yield self._item_event("response.content_part.added", content_index=0, part=dict(item["content"][0]))
+        else:
+            yield self._place_event("response.output_item.added", item=begun)
+
+    def _close(self, status: str = "completed") -> Iterator[str]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self._output[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            (part,) = item["content"]
+            text = part["text"]
+            yield self._item_event("response.output_text.done", content_index=0, text=text, logprobs=[])
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        else:
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._item_event("response.function_call_arguments.done", **said)
+        yield self._place_event("response.output_item.done", item=item)
+
+    def _item_event(self, kind: str, **fields: Any) -> str:
+        return self._place_event(kind, item_id=self._output[-1]["id"], **fields)
+
+    def _place_event(self, kind: str, **fields: Any) -> str:
+        return self._event(kind, output_index=len(self._output) - 1, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        event = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return sse(json.dumps(event, ensure_ascii=False), kind)
+
+
+def _message(text: str) -> Item:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    name = f"msg_{secrets.token_hex(12)}"
+    return {"id": name, "type": "message", "status": "completed", "role": "assistant", "content": [part]}
+
+
+def _call(call_id: str, name: str, arguments: str) -> Item:
+    called = {"call_id": call_id, "name": name, "arguments": arguments}
+    return {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "completed", **called}
+
+
+def _usage(usage: Facts) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage["prompt_tokens"],
+        input_tokens_details=InputTokensDetails(**usage["prompt_tokens_details"]),
+        output_tokens=usage["completion_tokens"],
+        total_tokens=usage["total_tokens"],
+    )

@@ -1,0 +1,151 @@
+"""The input of /v1/responses: messages, calls of tools and their results, one item after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+
+from vidspec_models.request import ToolCall, Turn
+from vidspec_service.api.schemas.chat_parts import (
+    FileRef,
+    InputVideoPart,
+    SaidPart,
+    VideoUrlPart,
+    by_url,
+)
+from vidspec_service.api.schemas.chat_turns import MAX_PARTS, Arguments, CallId, parts_of
+from vidspec_service.api.schemas.fields import Id, Source, Strict, Text, Url
+from vidspec_service.api.schemas.tool_use import ToolName
+from vidspec_service.errors import InvalidRequest
+
+_INERT = "Taken, so that an answer's items can be sent back."
+
+Label = Annotated[str, StringConstraints(max_length=128)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(SaidPart):
+    """Something said; `output_text` is how answers have it."""
+
+    type: Literal["input_text", "output_text"]
+    annotations: list[Any] | None = Field(None, max_length=0, description="Empty.")
+    logprobs: list[Any] | None = Field(None, max_length=0, description="Empty.")
+
+
+class InputImage(Strict):
+    """An image: PNG, JPEG or WebP."""
+
+    type: Literal["input_image"]
+    image_url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the host is allowed.")
+    detail: Literal["low", "high", "auto", "original"] | None = Field(None, description="Taken; images have one size.")
+
+    @property
+    def source(self) -> Source:
+        """Where the image is."""
+        return replace(by_url(self.image_url), is_still=True)
+
+
+class InputFile(FileRef):
+    """A video, or an image in `file_data`."""
+
+    type: Literal["input_file"]
+    file_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if sum(given is not None for given in (self.file_id, self.file_data, self.file_url)) != 1:
+            raise InvalidRequest("Give exactly one of file_id, file_data and file_url.", param="input")
+        return self
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        return super().source if self.file_url is None else Source(url=self.file_url)
+
+
+InputPart = Annotated[
+    InputText | InputImage | InputFile | VideoUrlPart | InputVideoPart,
+    Field(discriminator="type"),
+]
+InputParts = Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]
+Content = Annotated[
+    Annotated[Text, Tag("a string")] | Annotated[InputParts, Tag("a list")],
+    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
+]
+
+
+class InputMessage(Strict):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
+    content: Content = Field(description="Text, or parts; a user's may have videos and images among them.")
+    id: Id | None = Field(None, description=_INERT)
+    status: Status | None = Field(None, description=_INERT)
+    phase: Label | None = Field(None, description=_INERT)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where its videos and images are."""
+        return tuple(part.source for part in self.content if not isinstance(part, str | SaidPart))
+
+    @property
+    def turn(self) -> Turn:
+        """For the engine."""
+        return Turn(role="system" if self.role == "developer" else self.role, parts=parts_of(self.content))
+
+
+class FunctionCall(Strict):
+    """A call that an answer made."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: ToolName
+    arguments: Arguments = Field(description="A JSON object, as text.")
+    id: Id | None = Field(None, description=_INERT)
+    status: Status | None = Field(None, description=_INERT)
+
+    @property
+    def turn(self) -> Turn:
+        """For the engine."""
+        call = ToolCall(call_id=self.call_id, name=self.name, arguments=self.arguments)
+        return Turn(role="assistant", parts=(), tool_calls=(call,))
+
+
+class FunctionCallOutput(Strict):
+    """The result of one."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Text
+    id: Id | None = Field(None, description=_INERT)
+    status: Status | None = Field(None, description=_INERT)
+
+    @property
+    def turn(self) -> Turn:
+        """For the engine."""
+        return Turn(role="tool", parts=(self.output,), tool_call_id=self.call_id)
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(lambda value: value.get("type") or "message" if isinstance(value, dict) else value.type),
+]
+
+
+def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[tuple[str, Turn]]:
+    """The turns and where each begins in the body. What an assistant says and calls one after the other is one turn."""
+    found: list[tuple[str, Turn]] = []
+    for index, item in enumerate(items):
+        turn = item.turn
+        if turn.tool_calls and found and found[-1][1].role == "assistant":
+            place, before = found.pop()
+            found.append((place, replace(before, tool_calls=(*before.tool_calls, *turn.tool_calls))))
+        else:
+            found.append((f"input.{index}", turn))
+    return found

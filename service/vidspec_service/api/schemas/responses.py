@@ -1,0 +1,170 @@
+"""/v1/responses: the newer words of OpenAI's API for what /v1/chat/completions does. Nothing is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
+from vidspec_service.api.schemas.chat_parts import only
+from vidspec_service.api.schemas.client_fields import ClientFields, Label
+from vidspec_service.api.schemas.conversation import Conversation
+from vidspec_service.api.schemas.dialects import Dialect
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Count, Source, Strict, Text
+from vidspec_service.api.schemas.response_answers import ResponseDialect
+from vidspec_service.api.schemas.response_items import InputItem, InputMessage, turns_of
+from vidspec_service.api.schemas.structured_output import JsonSchema, Wanted
+from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
+from vidspec_service.errors import InvalidRequest
+
+_STATELESS = "answers are not stored here; send the whole conversation as input"
+_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
+
+Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)]
+Input = Annotated[
+    Annotated[Text, Tag("a string")] | Annotated[Items, Tag("a list")],
+    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
+]
+
+
+class OfFunction(Strict):
+    """What kind of tool it is; there are no others."""
+
+    type: Literal["function"]
+
+
+class ResponseTool(Function, OfFunction):
+    """A function that the answer may call, or must."""
+
+
+class NamedTool(OfFunction):
+    """The one to call."""
+
+    name: ToolName
+
+
+class PlainText(Strict):
+    """Text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class TextSchema(JsonSchema):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+
+
+class TextOptions(Strict):
+    """What the text looks like."""
+
+    format: Annotated[PlainText | TextSchema, Field(discriminator="type")] | None = Field(
+        None, description="Text, any JSON object, or JSON by a schema."
+    )
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Taken; say it in the prompt.")
+
+
+class StreamOptions(Strict):
+    """Of a stream."""
+
+    include_obfuscation: bool | None = Field(None, description="Taken; events are not padded here.")
+
+
+class ResponseRequest(ClientFields, Conversation):
+    """The JSON body."""
+
+    input: Input = Field(
+        description="The question; or a conversation with videos and images in it, calls of tools and their results."
+    )
+    instructions: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
+        None, description="The system's words."
+    )
+    max_output_tokens: Count | None = Field(None, description="Most tokens of the answer.")
+    text: TextOptions | None = Field(None, description="What the answer looks like.")
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="Functions that the answer may call, or must."
+    )
+    tool_choice: ToolChoice | NamedTool | None = Field(
+        None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if there are tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+    reasoning: dict[Label, Any] | None = Field(None, description="Taken; no model here reasons by degrees.")
+    include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="Taken; there is none.")
+    truncation: Annotated[Literal["disabled"] | None, only("disabled", "what is too long is refused here")] = Field(
+        None, description="`disabled`."
+    )
+    background: Annotated[Literal[False] | None, only(False, _STATELESS)] = Field(None, description="false.")
+    previous_response_id: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
+    conversation: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
+    prompt: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
+    n: Annotated[Literal[1] | None, only(1, "a response is one answer")] = Field(None, description="1.")
+    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
+    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="0.")
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.max_output_tokens is not None and self.max_tokens not in (None, self.max_output_tokens):
+            raise InvalidRequest("Give max_output_tokens or max_tokens, not both.", param="max_output_tokens")
+        self.check_conversation([place for place, _ in self._placed_turns])
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """See SamplingFields."""
+        return self.max_output_tokens or self.max_tokens
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """See Conversation."""
+        choice = self.tool_choice
+        return ToolUse(
+            functions=self.tools or (),
+            choice=None if isinstance(choice, NamedTool) else choice,
+            named=choice.name if isinstance(choice, NamedTool) else None,
+            are_several=self.parallel_tool_calls is not False,
+        )
+
+    def wanted(self) -> list[Wanted]:
+        """See StructuredOutput."""
+        form = None if self.text is None else self.text.format
+        if isinstance(form, TextSchema):
+            return [*super().wanted(), ("text.format.schema", "json", form.schema_)]
+        if form is not None and form.type == "json_object":
+            return [*super().wanted(), ("text.format", "json", {"type": "object"})]
+        return super().wanted()
+
+    @property
+    def template(self) -> ChatTemplate:
+        """See ChatRequest."""
+        return self.told(DEFAULT_TEMPLATE)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """See ChatRequest."""
+        return tuple(turn for _, turn in self._placed_turns)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """See ChatRequest."""
+        items = () if isinstance(self.input, str) else self.input
+        return tuple(source for item in items if isinstance(item, InputMessage) for source in item.sources)
+
+    @property
+    def dialect(self) -> Dialect:
+        """How to answer: with what was asked, as OpenAI's API does."""
+        asked = self.model_dump(
+            mode="json",
+            by_alias=True,
+            include={"instructions", "max_output_tokens", "temperature", "top_p", "metadata", "tools", "tool_choice"},
+            exclude_none=True,
+        )
+        return ResponseDialect(asked=asked, speech=self.speech)
+
+    @property
+    def _placed_turns(self) -> list[tuple[str, Turn]]:
+        first = [("instructions", Turn(role="system", parts=(self.instructions,)))] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*first, ("input", Turn(role="user", parts=(self.input,)))]
+        return [*first, *turns_of(self.input)]

@@ -1,0 +1,96 @@
+"""How an answer came about, as `include` asks: who wrote each token, what the draft saw, who worked when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from vidspec_models.request import Preservation
+from vidspec_service.api.schemas.fields import Number, is_none
+from vidspec_service.engine.types import DraftView, Phase, SeenCells, TokenDetail, TokenSource
+
+
+class TokenDetails(BaseModel):
+    """A token of the answer."""
+
+    model_config = ConfigDict(from_attributes=True)  # of the engine's TokenDetail
+
+    text: str = Field(description="What it adds to the text; nothing while a character is incomplete.")
+    source: TokenSource = Field(description="Who wrote it.")
+
+
+class SeenFrame(BaseModel):
+    """A frame as the draft's grid has it."""
+
+    timestamp_s: Number = Field(description="When it is shown; a model may make one frame of two: of the first.")
+    cells: list[int] = Field(description="Those that the draft saw: row * columns + column.")
+
+
+class SeenVideo(BaseModel):
+    """One of the request's videos, in their order."""
+
+    rows: int
+    columns: int
+    frames: list[SeenFrame]
+
+
+class DraftViewFacts(BaseModel):
+    """What the draft saw."""
+
+    preservation: Preservation
+    prune_ratio: Number
+    videos: list[SeenVideo]
+
+
+class Span(BaseModel):
+    """A stretch of work on the request, in seconds as `timings` counts them."""
+
+    worker: str = Field(description="target or draft.")
+    phase: Phase
+    start_s: Number
+    end_s: Number
+    num_tokens: int = Field(description="Of this request: rows of the prompt or of a verification, draft tokens.")
+
+
+class Told(BaseModel):
+    """What a request may ask for besides its answer; in a stream, what is new since the last event."""
+
+    draft_view: DraftViewFacts | None = Field(None, exclude_if=is_none, description="If `include` asks for it.")
+    timeline: list[Span] | None = Field(None, exclude_if=is_none, description="If `include` asks for it.")
+
+
+def details_of(tokens: Iterable[TokenDetail]) -> list[dict[str, Any]]:
+    """What a list of TokenDetails is made of."""
+    return [{"text": each.text, "source": each.source} for each in tokens]
+
+
+def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What a DraftViewFacts is made of; `timestamps_s` are those of each video's frames."""
+    return {
+        "preservation": view.preservation,
+        "prune_ratio": view.prune_ratio,
+        "videos": [_seen(*each) for each in zip(view.videos, timestamps_s, strict=False)],
+    }
+
+
+def _seen(cells: SeenCells, times: Sequence[float]) -> dict[str, Any]:
+    num_frames, rows, columns = cells.shape
+    places = np.unpackbits(np.frombuffer(cells.bits, np.uint8), bitorder="little", count=num_frames * rows * columns)
+    frames, seen = places.reshape(num_frames, -1).nonzero()
+    by_frame = {
+        frame: [place for _, place in group]
+        for frame, group in groupby(zip(frames.tolist(), seen.tolist(), strict=True), lambda each: each[0])
+    }
+    merged = -(-len(times) // num_frames)  # frames of the video that are one of the model's
+    return {
+        "rows": rows,
+        "columns": columns,
+        "frames": [
+            {"timestamp_s": times[min(frame * merged, len(times) - 1)], "cells": by_frame.get(frame, [])}
+            for frame in range(num_frames)
+        ],
+    }

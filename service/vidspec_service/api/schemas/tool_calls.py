@@ -1,0 +1,113 @@
+"""Text in which a model calls tools, read while it comes; written by the grammars of `tools`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vidspec_service.api.schemas.speech import Delta, Speech
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"  # tokens of models that call tools as Hermes and Qwen do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How calls are written: a head, the arguments as a JSON object, a tail."""
+
+    heads: Mapping[str, str]  # what comes before the arguments -> the tool's name
+    tail: str = ""
+    opens: str | None = None  # what begins a head after any text; None: the whole text is one call
+
+
+class CallSpeech(Speech):
+    """Text up to the first call is content; between and after calls it is not told, as with vLLM."""
+
+    def __init__(self, written: CallFormat) -> None:
+        self._format = written
+        self._pending = ""  # not read yet
+        self._num_calls = 0
+        self._read = self._read_content if written.opens is not None else self._read_head
+        self._arguments = _ObjectEnd()
+
+    def push(self, text: str) -> list[Delta]:
+        """See Speech. Argument text is told as it comes."""
+        self._pending += text
+        deltas: list[Delta] = []
+        before = None
+        while before != (before := (self._read, len(self._pending))):
+            deltas += self._read()
+        return deltas
+
+    def finish(self, reason: str) -> tuple[list[Delta], str]:
+        """See Speech. A call that was cut before its name was known is content."""
+        rest, self._pending = self._pending, ""
+        if not self._num_calls:
+            return self._content(rest), reason
+        return [], "tool_calls" if reason == "stop" else reason
+
+    def _content(self, text: str) -> list[Delta]:
+        return [{"content": text}] if text and not self._num_calls else []
+
+    def _read_content(self) -> list[Delta]:
+        opens = self._format.opens or ""
+        at = self._pending.find(opens)
+        if at >= 0:
+            self._read = self._read_head
+        else:  # the end of it may be the beginning of a call
+            held = (size for size in range(len(opens) - 1, 0, -1) if self._pending.endswith(opens[:size]))
+            at = len(self._pending) - next(held, 0)
+        said, self._pending = self._pending[:at], self._pending[at:]
+        return self._content(said)
+
+    def _read_head(self) -> list[Delta]:
+        for head, name in self._format.heads.items():
+            if self._pending.startswith(head):
+                self._pending = self._pending[len(head) :]
+                self._arguments = _ObjectEnd()
+                self._read = self._read_arguments
+                self._num_calls += 1
+                called = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+                return [self._piece("", name=name, **called)]
+        return []
+
+    def _read_arguments(self) -> list[Delta]:
+        end = self._arguments.find(self._pending)
+        if end is not None:
+            self._read = self._read_tail
+        said, self._pending = self._pending[:end], "" if end is None else self._pending[end:]
+        return [self._piece(said)] if said else []
+
+    def _read_tail(self) -> list[Delta]:
+        if self._pending.startswith(self._format.tail) and self._format.opens is not None:
+            self._pending = self._pending[len(self._format.tail) :]
+            self._read = self._read_content
+        return []
+
+    def _piece(self, arguments: str, *, name: str | None = None, **called: str) -> Delta:
+        function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
+        return {"tool_calls": [{"index": self._num_calls - 1, **called, "function": function}]}
+
+
+class _ObjectEnd:
+    """Finds where a JSON object ends that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_string = self._is_escaped = False
+
+    def find(self, piece: str) -> int | None:
+        """The place after its last brace; None if that is not in this piece."""
+        for at, char in enumerate(piece):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_string:
+                self._is_escaped = char == "\\"
+                self._is_string = char != '"'
+            elif char == '"':
+                self._is_string = True
+            elif char in "{}":
+                self._depth += 1 if char == "{" else -1
+                if self._depth == 0:
+                    return at + 1
+        return None

@@ -1,0 +1,170 @@
+"""Which tools an answer may call, or must: one grammar, and how its text is read.
+
+A call is an answer of a given form, as `response_format` is. `auto` leaves the choice to a model whose template knows
+tools: then text is free up to `<tool_call>`, and what follows is a call of one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from vidspec_models.request import ToolFormat
+from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
+from vidspec_service.api.schemas.structured_output import JSON_DEFAULTS, Schema, Wanted
+from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
+from vidspec_service.errors import InvalidRequest
+
+MAX_TOOLS = 128
+_NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
+_SCHEMA_LISTS = frozenset({"anyOf", "prefixItems"})
+# What could name further properties, too
+_CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"})
+
+ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+ToolChoice = Literal["none", "auto", "required"]
+
+
+class Function(Strict):
+    """A function that the model may ask the client to call."""
+
+    name: ToolName
+    description: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
+        None, description="For a model whose chat template reads tools."
+    )
+    parameters: Schema | None = Field(None, description="A JSON schema of type object; not given: no arguments.")
+    strict: bool | None = Field(None, description="Always done: arguments follow the schema.")
+
+    @property
+    def schema_(self) -> Schema:
+        """What its arguments must look like."""
+        return self.parameters or _NO_ARGUMENTS
+
+    @property
+    def closed_schema(self) -> Schema:
+        """The same without arguments that it does not name; a schema with `allOf` stays as it is."""
+        closed: Schema = self.schema_ if "allOf" in json.dumps(self.schema_) else _closed(self.schema_)
+        return closed
+
+    @property
+    def described(self) -> str:
+        """As JSON, in OpenAI's words, for a chat template."""
+        function = {"name": self.name, "description": self.description or "", "parameters": self.schema_}
+        return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+
+    @property
+    def head(self) -> str:
+        """What a call begins with that says its name."""
+        return f'{{"name": "{self.name}", "arguments": '
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What a client says of its tools, whichever route it uses."""
+
+    functions: Sequence[Function] = ()
+    choice: ToolChoice | None = None  # None: `auto`, unless one is named
+    named: str | None = None
+    are_several: bool = True  # with `auto`: calls in one answer
+    inside: str = ""  # of a tool in the body, where the function is
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what does not agree."""
+        names = [function.name for function in self.functions]
+        for index, function in enumerate(self.functions):
+            param = f"tools.{index}{self.inside}"
+            if function.name in names[:index]:
+                raise InvalidRequest(f"{param}.name: another tool has it.", param=f"{param}.name")
+            if function.parameters and function.parameters.get("type") != "object":
+                raise InvalidRequest(f"{param}.parameters: its type must be object.", param=f"{param}.parameters")
+        if self.named is not None and self.named not in names:
+            raise InvalidRequest("tool_choice: there is no such tool in tools.", param="tool_choice")
+        if self.choice == "required" and not names:
+            raise InvalidRequest("tool_choice: there are no tools to choose among.", param="tool_choice")
+        if sum(map(len, self.described)) > MAX_TEXT:
+            raise InvalidRequest(f"All tools together may have {MAX_TEXT} characters.", param="tools")
+
+    def check_format(self, known: ToolFormat) -> None:
+        """Raises InvalidRequest for `auto` with a model whose template cannot do it."""
+        if self.is_auto and known is not ToolFormat.HERMES:
+            why = "knows no tools" if known is ToolFormat.NONE else "writes calls in a form that is not read here"
+            raise InvalidRequest(
+                f"tool_choice: the model's chat template {why}, so auto cannot be followed; "
+                "use required, a named tool or none.",
+                param="tool_choice",
+            )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the model chooses if it calls anything."""
+        return bool(self.functions) and self.named is None and self.choice in (None, "auto")
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """See `ChatTemplate.tools`; with `none` the model is told of nothing."""
+        return () if self.choice == "none" else tuple(function.described for function in self.functions)
+
+    @property
+    def call_format(self) -> CallFormat | None:
+        """How calls are written; None: there will be none."""
+        callable_ = [function for _, function in self._callable]
+        if self.is_auto:
+            heads = {f"{OPENS}\n{function.head}": function.name for function in callable_}
+            return CallFormat(heads=heads, tail=f"}}\n{CLOSES}", opens=OPENS)
+        if len(callable_) == 1:
+            return CallFormat(heads={"": callable_[0].name})
+        return CallFormat(heads={each.head: each.name for each in callable_}, tail="}") if callable_ else None
+
+    @property
+    def wanted(self) -> list[Wanted]:
+        """See `StructuredOutput.wanted`. A single tool's arguments are all that is written of a call that must be."""
+        if len(self._callable) == 1 and not self.is_auto:
+            ((index, function),) = self._callable
+            return [(f"tools.{index}{self.inside}.parameters", "json", function.closed_schema)]
+        if not self._callable:
+            return []
+        # The tags are tokens of the model's own, which only it knows.
+        spelt = self._lark(json.dumps(OPENS), json.dumps(CLOSES))
+        return [("tools", "tools", (self._lark(OPENS, CLOSES), spelt))]
+
+    @property
+    def _callable(self) -> list[tuple[int, Function]]:
+        """The tools that may be called, and their places."""
+        if self.choice == "none":
+            return []
+        return [(at, each) for at, each in enumerate(self.functions) if self.named in (None, each.name)]
+
+    def _lark(self, opens: str, closes: str) -> str:
+        """One call; or, for `auto`, text and calls in it between what `opens` and `closes` them."""
+        lines = ["call: " + " | ".join(f"call_{index}" for index, _ in self._callable)]
+        for index, function in self._callable:
+            schema: dict[str, Any] = {**function.closed_schema, "x-guidance": JSON_DEFAULTS}
+            lines.append(f'call_{index}: {json.dumps(function.head)} arguments_{index} "}}"')
+            lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
+        if not self.is_auto:
+            return "\n".join(["start: call", *lines])
+        tagged = f'tagged: TEXT {opens} "\\n" call "\\n" {closes}'
+        calls = "tagged*" if self.are_several else "tagged?"
+        return "\n".join([f"start: {calls} TEXT", "TEXT: /(.|\\n)*/", tagged, *lines])
+
+
+def _closed(schema: Any) -> Any:
+    """With `additionalProperties: false` wherever properties are named and nothing is said of others."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        key: {name: _closed(each) for name, each in value.items()}
+        if key in _NAMED_SCHEMAS and isinstance(value, dict)
+        else [_closed(each) for each in value]
+        if key in _SCHEMA_LISTS and isinstance(value, list)
+        else _closed(value)
+        if key == "items"
+        else value
+        for key, value in schema.items()
+    }
+    return {"additionalProperties": False, **found} if found.keys() & _CLOSABLE == {"properties"} else found

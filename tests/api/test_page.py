@@ -1,0 +1,68 @@
+"""The page's files: open to a browser without a key, closed in themselves, and never an old one beside a new one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.api.uploads import as_
+from tests.api.world import World
+from vidspec_service.api.page.files import page_files
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+KEY = "the-key-0123456789abcdef"
+
+
+async def test_every_file_is_served_without_a_key_and_together_they_are_small(tmp_path: Path) -> None:
+    world = World(tmp_path, keys=[KEY])
+    total = 0
+    for path, file in page_files().items():
+        response = await world.client.get(path)
+        assert response.status_code == 200, path
+        assert response.content == file.content
+        total += len(response.content)
+    assert total < 300_000
+
+
+async def test_the_policy_allows_nothing_from_elsewhere_and_no_script_inside(tmp_path: Path) -> None:
+    response = await World(tmp_path).client.get("/")
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert "unsafe" not in policy
+    assert "//" not in policy
+    assert not re.search(r"<script(?![^>]*src=)|<style| style=| on[a-z]+=", response.text)
+
+
+def test_no_file_names_another_host_or_an_address_from_the_root() -> None:
+    for path, file in page_files().items():
+        text = file.content.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, path
+        assert not re.search(r"""(src|href)=["']/""", text), path
+
+
+async def test_a_file_that_did_not_change_is_not_sent_again(tmp_path: Path) -> None:
+    client = World(tmp_path).client
+    first = await client.get("/page/app.js")
+    again = await client.get("/page/app.js", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_a_sample_clip_needs_a_key_and_a_seed_in_bounds(tmp_path: Path) -> None:
+    world = World(tmp_path, keys=[KEY])
+    assert (await world.client.get("/page/samples/7")).status_code == 401
+    for seed in ("-1", "10000", "x"):
+        assert (await world.client.get(f"/page/samples/{seed}", headers=as_(KEY))).status_code == 400
+    response = await world.client.get("/page/samples/7", headers=as_(KEY))
+    assert response.headers["content-type"] == "video/mp4"
+    assert response.content[4:8] == b"ftyp"
+    assert response.headers["x-caption"].startswith("Everything happens on a dotted teal background.")
+    assert world.admission.num_admitted == 0
+
+
+async def test_files_that_are_no_part_of_the_page_are_not_served(tmp_path: Path) -> None:
+    client = World(tmp_path).client
+    for path in ("/page/../app.py", "/page/files.py", "/page/", "/index.html"):
+        assert (await client.get(path)).status_code == 404

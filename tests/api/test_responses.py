@@ -1,0 +1,198 @@
+"""/v1/responses: the same questions in OpenAI's newer words, whole and as named events."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.chat import IMAGE_URL, VIDEO, ask
+from tests.api.world import DATA_URL, World
+from tests.fakes import ACCEPTED, ANSWER, FINISHED, INFO, FakeEngine
+from vidspec_models.request import ToolCall, ToolFormat, Turn
+from vidspec_service.engine.types import FinishReason, TextDelta
+from vidspec_service.errors import GenerationFailed
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+FILE = {"type": "input_file", "file_data": DATA_URL, "filename": "clip.mp4"}
+TEXT = {"type": "input_text", "text": "What moves?"}
+TOOL = {"type": "function", "name": "go", "strict": True, "parameters": {"type": "object", "properties": {}}}
+CALL = {
+    "type": "function_call",
+    "id": "fc_1",
+    "call_id": "call_1",
+    "name": "go",
+    "arguments": "{}",
+    "status": "completed",
+}
+SCHEMA = {"type": "json_schema", "name": "x", "schema": {"not": {}}}
+
+
+async def respond(world: World, *parts: Any, **fields: Any) -> httpx.Response:
+    body = {"model": "fake-target", "input": [{"role": "user", "content": list(parts or (FILE, TEXT))}], **fields}
+    return await world.client.post("/v1/responses", json=body)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    found = []
+    for block in text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+async def test_a_whole_answer(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    fields = {"instructions": "Be brief.", "temperature": 0.5, "max_output_tokens": 9, "store": False}
+    answer = (await respond(world, **fields)).json()
+    assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "fake-target")
+    assert answer["id"].startswith("resp_")
+    (message,) = answer["output"]
+    assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
+    assert message["content"] == [{"type": "output_text", "text": "A red squäre.", "annotations": []}]
+    assert answer["usage"] == {
+        "input_tokens": 40, "input_tokens_details": {"cached_tokens": 2, "video_tokens": 30},
+        "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 45,
+    }  # fmt: skip
+    told = {name: answer[name] for name in ("instructions", "temperature", "max_output_tokens", "store")}
+    assert told == {**fields}
+    (asked,) = world.engine.requests
+    assert asked.turns == (
+        Turn(role="system", parts=("Be brief.",)),
+        Turn(role="user", parts=(None, "What moves?")),
+    )
+    assert (asked.max_tokens, asked.sampling.temperature, len(asked.videos)) == (9, 0.5, 1)
+
+
+async def test_it_asks_the_engine_what_chat_completions_asks(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    form = {"name": "x", "schema": schema, "strict": True}
+    said: dict[str, Any] = {"seed": 3, "num_frames": 2, "top_k": 4}
+    assert (await respond(world, text={"format": {"type": "json_schema", **form}}, **said)).is_success
+    assert (await ask(world, response_format={"type": "json_schema", "json_schema": form}, **said)).is_success
+    ours, theirs = (replace(request, request_id="", videos=()) for request in world.engine.requests)
+    assert ours == theirs
+    assert len(world.decoder.requests) == 1, "the second had other frames than the first"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [FILE, VIDEO, {"type": "input_video", "input_video": {"data": DATA_URL}},
+     {"type": "input_image", "image_url": IMAGE_URL, "detail": "auto"},
+     {"type": "input_file", "file_data": IMAGE_URL}],
+)  # fmt: skip
+async def test_videos_and_images_come_in_the_parts_that_clients_use(tmp_path: Path, part: Any) -> None:
+    world = World(tmp_path)
+    response = await respond(world, part, TEXT)
+    assert response.status_code == 200, response.text
+    assert len(world.engine.requests[0].videos) == 1
+
+
+async def test_a_string_is_a_question(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert (await respond(world, input="What moves?")).is_success
+    assert world.engine.requests[0].turns == (Turn(role="user", parts=("What moves?",)),)
+
+
+async def test_an_answers_items_can_be_sent_back(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    world = World(tmp_path, engine)
+    output = (await respond(world)).json()["output"]
+    done = {"type": "function_call_output", "call_id": "call_1", "output": "Arrived."}
+    turns = [{"role": "user", "content": "Go."}, *output, CALL, {**CALL, "call_id": "call_2"}, done]
+    assert (await respond(world, input=turns)).is_success
+    _, said, result = world.engine.requests[1].turns
+    calls = tuple(ToolCall(call_id=name, name="go", arguments="{}") for name in ("call_1", "call_2"))
+    assert said == Turn(role="assistant", parts=("A red squäre.",), tool_calls=calls)
+    assert result == Turn(role="tool", parts=("Arrived.",), tool_call_id="call_1")
+
+
+async def test_a_stream_has_the_events_of_a_message_in_their_order(tmp_path: Path) -> None:
+    found = events((await respond(World(tmp_path), stream=True)).text)
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert "".join(event.get("delta", "") for event in found) == "A red squäre."
+    assert found[0]["response"]["status"] == "in_progress"
+    whole = found[-1]["response"]
+    assert whole["output"] == [found[-2]["item"]]
+    assert whole["output"][0]["content"][0]["text"] == "A red squäre."
+    assert whole["usage"]["total_tokens"] == 45
+
+
+async def test_a_call_is_an_item_whole_and_streamed(tmp_path: Path) -> None:
+    engine = FakeEngine(ACCEPTED, TextDelta(text="{", num_tokens=1), TextDelta(text="}", num_tokens=1), FINISHED)
+    world = World(tmp_path, engine)
+    choice = {"type": "function", "name": "go"}
+    (item,) = (await respond(world, tools=[TOOL], tool_choice=choice)).json()["output"]
+    assert (item["type"], item["name"], item["arguments"]) == ("function_call", "go", "{}")
+    found = events((await respond(world, tools=[TOOL], tool_choice=choice, stream=True)).text)
+    assert [event["type"].removeprefix("response.") for event in found[2:]] == [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert found[-1]["response"]["output"][0]["arguments"] == "{}"
+    assert found[-1]["response"]["tools"][0]["name"] == "go"
+
+
+async def test_what_max_tokens_cut_is_incomplete(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*ANSWER[:-1], replace(FINISHED, finish_reason=FinishReason.LENGTH)))
+    whole = (await respond(world)).json()
+    last = events((await respond(world, stream=True)).text)[-1]
+    assert last["type"] == "response.incomplete"
+    for answer in (whole, last["response"]):
+        assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(ACCEPTED, ANSWER[1], GenerationFailed("secret")))
+    last = events((await respond(world, stream=True)).text)[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    assert "secret" not in last["response"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
+        ({"conversation": "c"}, "conversation", "not stored"),
+        ({"store": True}, "store", "not stored"),
+        ({"background": True}, "background", "not stored"),
+        ({"truncation": "auto"}, "truncation", "refused"),
+        ({"top_logprobs": 3}, "top_logprobs", "chat/completions"),
+        ({"input": None}, "input", ""),
+        ({"input": []}, "input", ""),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0", ""),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "input.0.role", "the user's"),
+        ({"instructions": "a", "input": [{"role": "system", "content": "b"}]}, "input.0.role", "first"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input.0.content.0", ""),
+        ({"text": {"format": SCHEMA}}, "text.format.schema", "not"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format", ""),
+        ({"tools": [TOOL]}, "tool_choice", "knows no tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", ""),
+        ({"max_output_tokens": 3, "max_tokens": 4}, "max_output_tokens", "not both"),
+        ({"messages": []}, "messages", "Unknown field"),
+    ],
+)
+async def test_what_is_not_done_here_is_a_400_that_says_so(
+    tmp_path: Path, fields: dict[str, Any], param: str, words: str
+) -> None:
+    world = World(tmp_path)
+    response = await respond(world, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert (world.decoder.requests, world.engine.requests, world.leftovers) == ([], [], [])

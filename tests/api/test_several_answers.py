@@ -1,0 +1,109 @@
+"""`n`: several answers to one question, told by their index, whole and streamed, in every dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.chat import ask
+from tests.api.test_admission import until_admitted
+from tests.api.test_stream import events_of
+from tests.api.world import World
+from tests.fakes import ACCEPTED, FINISHED, FakeEngine, Step
+from vidspec_service.engine.types import FinishReason, TextDelta
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+SCRIPT: tuple[Step, ...] = (
+    ACCEPTED,
+    TextDelta(text="A", num_tokens=1, choice=0),
+    TextDelta(text="X", num_tokens=2, choice=1),
+    replace(FINISHED, choice=1, finish_reason=FinishReason.LENGTH, completion_tokens=2),
+    TextDelta(text="B", num_tokens=1, choice=0),
+    replace(FINISHED, choice=0, completion_tokens=2),
+)
+
+
+async def complete(world: World, **fields: Any) -> httpx.Response:
+    return await world.client.post("/v1/completions", json={"prompt": "Go on", **fields})
+
+
+async def every_route(world: World, **fields: Any) -> list[httpx.Response]:
+    return [await world.ask(**fields), await ask(world, **fields), await complete(world, **fields)]
+
+
+def told(choice: dict[str, Any]) -> str:
+    text: str = choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content", "")
+    return text
+
+
+async def test_a_whole_answer_has_each_in_its_place(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*SCRIPT))
+    for response in await every_route(world, n=2, seed=5):
+        body = response.json()
+        found = [(choice["index"], told(choice), choice["finish_reason"]) for choice in body["choices"]]
+        assert found == [(0, "AB", "stop"), (1, "X", "length")]
+        usage = body["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (40, 4, 44)
+        assert usage["completion_tokens_details"] == {
+            "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2,
+        }  # fmt: skip
+    assert [(request.n, request.sampling.seed) for request in world.engine.requests] == [(2, 5)] * 3
+    assert world.metric("prompt_tokens_total") == 3 * 40
+    assert world.metric("generation_tokens_total") == 3 * 4
+    assert world.metric("request_generation_tokens_count") == 3 * 2
+    assert world.metric("request_success_total", finished_reason="stop") == 3
+
+
+async def test_a_streams_chunks_say_whose_they_are(tmp_path: Path) -> None:
+    for response in await every_route(World(tmp_path, FakeEngine(*SCRIPT)), n=2, stream=True):
+        choices = [choice for event in events_of(response.text)[:-1] for choice in event["choices"]]
+        texts = ["".join(told(choice) for choice in choices if choice["index"] == index) for index in range(2)]
+        assert texts == ["AB", "X"]
+        ends = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
+        assert ends == [(1, "length"), (0, "stop")]
+        roles = [choice["index"] for choice in choices if choice.get("delta", {}).get("role")]
+        assert roles in ([0, 1], [])
+
+
+async def test_one_that_never_ends_fails_the_request(tmp_path: Path) -> None:
+    response = await ask(World(tmp_path, FakeEngine(*SCRIPT[:-1])), n=2)
+    assert response.status_code == 500
+
+
+@pytest.mark.parametrize("n", [0, 9, -1, "many"])
+async def test_a_wrong_n_is_a_400_that_says_why(tmp_path: Path, n: object) -> None:
+    for response in await every_route(World(tmp_path), n=n):
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+async def test_more_than_can_be_generated_at_once_is_a_400_with_the_limit(tmp_path: Path) -> None:
+    for settings, limit in (
+        ({"max_running_requests": 3}, r"at most 3 .*VIDSPEC_MAX_RUNNING_REQUESTS"),
+        ({"max_requests_per_key": 2}, r"at most 2 .*VIDSPEC_MAX_REQUESTS_PER_KEY"),
+    ):
+        world = World(tmp_path, FakeEngine(*SCRIPT), **settings)  # type: ignore[arg-type]
+        for response in await every_route(world, n=4):
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, "n")
+            assert re.search(limit, error["message"])
+        assert (await ask(world, n=2)).status_code == 200
+
+
+async def test_each_answer_takes_a_place(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, FakeEngine(*SCRIPT[:2], gate, *SCRIPT[2:]), max_running_requests=4, max_queued_requests=0)
+    running = asyncio.create_task(ask(world, n=2))
+    await until_admitted(world, 2)
+    full = await ask(world, n=3)
+    assert (full.status_code, full.json()["error"]["code"]) == (503, "queue_full")
+    assert "3 of 4 places" in full.json()["error"]["message"]
+    gate.set()
+    assert (await running).status_code == 200
+    assert world.admission.num_admitted == 0

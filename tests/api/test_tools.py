@@ -1,0 +1,154 @@
+"""Tools over HTTP: what the engine is asked, what the client is told, and what is refused before a video is decoded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.chat import ASK, VIDEO, ask, user
+from tests.api.world import World
+from tests.fakes import ACCEPTED, FINISHED, INFO, FakeEngine
+from vidspec_models.request import ToolCall, ToolFormat
+from vidspec_service.engine.types import FinishReason, TextDelta
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+GO = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "go", "description": "Go.", "parameters": GO, "strict": True}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+NAMED = {"type": "function", "function": {"name": "go"}}
+CALLED = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": '{"x": 3}'}}
+
+
+def engine(*texts: str, knows: ToolFormat = ToolFormat.NONE, reason: FinishReason = FinishReason.STOP) -> FakeEngine:
+    deltas = [TextDelta(text=text, num_tokens=1) for text in texts]
+    made = FakeEngine(ACCEPTED, *deltas, replace(FINISHED, finish_reason=reason))
+    made.known = replace(INFO, tool_format=knows)
+    return made
+
+
+def chunks(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+async def test_a_named_tool_is_called_with_what_the_model_writes(tmp_path: Path) -> None:
+    world = World(tmp_path, engine('{"x"', ": 3}"))
+    answer = (await ask(world, tools=TOOLS, tool_choice=NAMED)).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "go", "arguments": '{"x": 3}'}}
+    (asked,) = world.engine.requests
+    assert asked.grammar is not None
+    assert '"x"' in asked.grammar
+    assert asked.template is not None
+    assert [json.loads(tool)["function"]["name"] for tool in asked.template.tools] == ["go", "stop"]
+
+
+async def test_a_required_call_is_streamed_in_pieces(tmp_path: Path) -> None:
+    world = World(tmp_path, engine('{"name": "st', 'op", "argu', 'ments": {', "}}"))
+    found = chunks((await ask(world, tools=TOOLS, tool_choice="required", stream=True)).text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in found]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    (begun,) = deltas[1]["tool_calls"]
+    assert begun.pop("id").startswith("call_")
+    assert begun == {"index": 0, "type": "function", "function": {"name": "stop", "arguments": ""}}
+    rest = [delta["tool_calls"] for delta in deltas[2:-1]]
+    assert rest == [[{"index": 0, "function": {"arguments": text}}] for text in ("{", "}")]
+    assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_model_that_knows_tools_chooses(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
+    for text, content, names in (("I stay.", "I stay.", []), (f"{call}\n{call}", None, ["go", "go"])):
+        world = World(tmp_path, engine(text, knows=ToolFormat.HERMES))
+        (choice,) = (await ask(world, tools=TOOLS)).json()["choices"]
+        message = choice["message"]
+        assert message["content"] == content
+        assert [each["function"]["name"] for each in message.get("tool_calls", ())] == names
+        assert choice["finish_reason"] == ("tool_calls" if names else "stop")
+
+
+async def test_a_call_that_max_tokens_cut_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path, engine('{"x"', reason=FinishReason.LENGTH))
+    (choice,) = (await ask(world, tools=TOOLS, tool_choice=NAMED)).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x"'
+
+
+async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_path: Path) -> None:
+    turns = [
+        user(VIDEO, ASK),
+        {"role": "assistant", "content": None, "tool_calls": [CALLED], "refusal": None},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Arrived.", "name": "go"},
+    ]
+    world = World(tmp_path, engine("ok", knows=ToolFormat.OTHER))
+    assert (await ask(world, messages=turns)).status_code == 200
+    _, called, result = world.engine.requests[0].turns
+    assert called.tool_calls == (ToolCall(call_id="call_1", name="go", arguments='{"x": 3}'),)
+    assert (result.role, result.tool_call_id, result.text) == ("tool", "call_1", "Arrived.")
+    response = await ask(World(tmp_path), messages=turns)
+    assert response.status_code == 400
+    assert "say them in user messages" in response.json()["error"]["message"]
+
+
+def turns(*, calls: Any = None, **result: Any) -> list[Any]:
+    called = {"role": "assistant", "tool_calls": [CALLED] if calls is None else calls}
+    return [user(ASK), called, {"role": "tool", "tool_call_id": "call_1", "content": "x", **result}]
+
+
+def function(**changed: Any) -> list[Any]:
+    return [{"type": "function", "function": {"name": "go", "parameters": GO, **changed}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": TOOLS}, "tool_choice", "use required, a named tool or none"),
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", "knows no tools"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools to choose"),
+        ({"tools": [], "tool_choice": NAMED}, "tool_choice", "no such tool"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", ""),
+        ({"tools": TOOLS * 2, "tool_choice": "required"}, "tools.2.function.name", "another tool"),
+        ({"tools": TOOLS * 65}, "tools", "128"),
+        ({"tools": function(name="a b")}, "tools.0.function.name", "match"),
+        ({"tools": function(parameters={"type": "string"})}, "tools.0.function.parameters", "must be object"),
+        (
+            {"tools": function(parameters={**GO, "not": {}}), "tool_choice": "required"},
+            "tools.0.function.parameters", 'Unimplemented keys: ["not"]',
+        ),
+        (
+            {"tools": [*TOOLS, *function(name="x", parameters={**GO, "not": {}})], "tool_choice": "required"},
+            "tools", "not",
+        ),
+        ({"tools": TOOLS, "tool_choice": NAMED, "guided_regex": "a"}, "tools.0.function.parameters", "Only one"),
+        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"messages": turns(calls=[{**CALLED, "id": "a<b"}])}, "messages.1.tool_calls.0.id", "match"),
+        (
+            {"messages": turns(calls=[{**CALLED, "function": {"name": "go", "arguments": "[]"}}])},
+            "messages.1.tool_calls.0.function.arguments", "a JSON object",
+        ),
+        ({"messages": turns(tool_call_id=None)}, "messages.2.role", "tool_call_id"),
+        ({"messages": turns(role="user")}, "messages.2.role", "tool_call_id"),
+        ({"messages": turns(calls=[])}, "messages.1.content", "say something"),
+        ({"messages": turns(calls=[CALLED] * 129)}, "messages.1.tool_calls", "128"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_called_is_a_400_that_says_why(
+    tmp_path: Path, fields: dict[str, Any], param: str, words: str
+) -> None:
+    world = World(tmp_path)
+    response = await ask(world, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert (world.decoder.requests, world.engine.requests, world.leftovers) == ([], [], [])

@@ -1,0 +1,97 @@
+"""The page where things are not as at home: behind keys and a path, a full server, a worker that dies; and /docs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.api.processes import Served, served
+from tests.component.api.page.conftest import Open
+from vidspec_service.bench.common.scenes import write_scene
+
+KEY = "the-key-0123456789abcdef"
+_LONG = {"type": "array", "minItems": 60, "maxItems": 60, "items": {"enum": ["red", "green", "blue"]}}
+
+
+def test_a_key_is_asked_for_once_and_kept_in_the_tab_behind_a_path_too(visit: Open, clip: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    with served("--api-key-file", str(keys), "--root-path", "/video") as server:
+        tab = visit(f"{server.url}/video/").open()
+        tab.expected = ("401",)
+        dialog = tab.page.locator("#key-dialog")
+        expect(dialog).to_be_visible()
+        tab.page.fill("#key-field", "not-the-key-0123456789")
+        tab.page.keyboard.press("Enter")
+        expect(tab.page.locator("#key-reason")).to_have_text("The server does not know that key.")
+        tab.page.fill("#key-field", KEY)
+        tab.page.get_by_role("button", name="Use it").click()
+        expect(tab.page.locator("#model.ready")).to_be_visible()
+        tab.add_file(clip)
+        assert tab.ask("What moves?").locator(".words").inner_text() == "A red squäre."
+        tab.page.reload()
+        expect(tab.page.locator("#model.ready")).to_be_visible()
+        expect(dialog).to_be_hidden()
+        assert KEY not in (tab.page.evaluate("JSON.stringify(localStorage)") or "")
+        tab.leave()
+
+
+def test_stopping_stops_and_a_full_server_says_so(visit: Open) -> None:
+    with served("--max-running-requests", "1", "--max-queued-requests", "0") as server:
+        first, second = visit(server.url + "/").ready(), visit(server.url + "/").ready()
+        second.expected = ("503",)
+        first.page.fill("#prompt", "wait")
+        with first.page.expect_response(server.url + "/v1/video-chat"):
+            first.page.click("#send")
+        expect(second.ask("What moves?").locator(".problem")).to_contain_text("try again")
+        first.page.click("#stop")
+        card = first.finished()
+        expect(card.locator(".problem")).to_have_text("Stopped.")
+        expect(card.locator(".words")).to_have_text("A red")
+        assert second.ask("What moves?").locator(".words").inner_text() == "A red squäre."
+        for tab in (first, second):
+            tab.leave()
+
+
+@pytest.mark.slow
+def test_text_goes_on_after_a_worker_is_killed(server: Served, visit: Open, clip: Path) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.add_file(clip)
+    tab.setting("max_tokens", "1000")
+    tab.setting("schema", json.dumps(_LONG))
+    tab.page.click("#send")
+    expect(tab.page.locator(".words span").nth(5)).to_be_visible()
+    os.kill(_pid_of(server, "vidspec-target"), signal.SIGKILL)
+    card = tab.finished()
+    expect(card.locator(".problem")).to_be_hidden()
+    text = card.locator(".words").inner_text()
+    assert len(json.loads(text)) == _LONG["minItems"]
+    card.get_by_role("button", name="Again, same seed").click()
+    expect(tab.page.locator(".answer > .note")).to_have_text("The same text again.")
+    assert tab.page.locator(".answer .words").inner_text() == text
+
+
+def _pid_of(server: Served, name: str) -> int:
+    """Of the server's process of that name."""
+    return next(pid for pid in server.family() if Path(f"/proc/{pid}/comm").read_text().strip() == name)
+
+
+def test_docs_can_be_tried_out_as_they_come(server: Served, visit: Open, tmp_path: Path) -> None:
+    tab = visit(server.url + "/docs").open()
+    tab.expected = ("Could not find component",)
+    write_scene(1, tmp_path / "clip.mp4")
+    for path in ("/v1/video-chat", "/v1/chat/completions", "/v1/completions", "/v1/videos"):
+        block = tab.page.locator(".opblock-post", has=tab.page.locator(f'[data-path="{path}"]'))
+        block.locator(".opblock-summary-control").click()
+        block.locator(".try-out__btn").click()
+        for field in block.locator("input[type=file]").all():
+            field.set_input_files(tmp_path / "clip.mp4")
+        with tab.page.expect_response(server.url + path) as response:
+            block.locator(".execute").click()
+        assert response.value.status == 200, (path, response.value.text())
+        block.locator(".opblock-summary-control").click()

@@ -1,0 +1,191 @@
+"""Tools as a grammar, and a model's text as calls of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from tests.unit.api.schemas.test_structured_output import END, tokenizer
+from vidspec_models.grammar import Grammars
+from vidspec_service.api.grammars.check import GrammarCheck
+from vidspec_service.api.limits.admission import ANYONE
+from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.conversation import Conversation
+from vidspec_service.api.schemas.responses import ResponseRequest
+from vidspec_service.api.schemas.speech import message_of
+from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, CallSpeech
+from vidspec_service.errors import InvalidRequest
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/X"}},
+    "required": ["x"],
+    "$defs": {"X": {"type": "integer"}},
+}
+NAMED = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "go", "description": "Go there.", "parameters": POINT}},
+    {"type": "function", "function": {"name": "call", "parameters": NAMED}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+GO = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
+
+
+def asked(**fields: Any) -> Conversation:
+    body = {"messages": [{"role": "user", "content": "Go."}], "tools": TOOLS, **fields}
+    return ChatCompletion.model_validate_json(json.dumps(body), strict=True)
+
+
+@cache
+def tagged() -> PreTrainedTokenizerFast:
+    """A tokenizer with the two tokens that those of Qwen have; they are not special ones, so they show in a text."""
+    known = PreTrainedTokenizerFast.from_pretrained(tokenizer().name_or_path)
+    known.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in (OPENS, CLOSES)])
+    return known
+
+
+def allows(request: Conversation, text: str) -> bool:
+    """Whether a model that knows the tags may write it, and end there."""
+    assert request.grammar is not None
+    ids = tagged()(text, add_special_tokens=False)["input_ids"]
+    mask = Grammars(tagged(), frozenset({END}), len(tagged())).mask(request.grammar.text)
+    logits = mask(torch.zeros(len(ids) + 1, len(tagged())), [], ids)
+    mask.check()
+    return all(row[token] == 0 for row, token in zip(logits, [*ids, END], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"name": "go", "arguments": {"x": 3}}', True),
+        ('{"name": "stop", "arguments": {}}', True),
+        ('{"name": "call", "arguments": {"name": "a \\"} b"}}', True),
+        ('{"name": "go", "arguments": {"x": "3"}}', False),
+        ('{"name": "go", "arguments": {"name": "a"}}', False),
+        ('{"name": "run", "arguments": {}}', False),
+        ("I go.", False),
+    ],
+)
+def test_a_required_call_is_one_of_one_of_the_tools_with_arguments_by_its_schema(text: str, is_allowed: bool) -> None:
+    assert allows(asked(tool_choice="required"), text) is is_allowed
+
+
+def test_of_a_named_tool_only_the_arguments_are_written() -> None:
+    request = asked(tool_choice={"type": "function", "function": {"name": "go"}})
+    assert allows(request, '{"x": 3}')
+    assert not allows(request, '{"name": "a"}')
+    assert request.grammar is not None
+    assert request.grammar.param == "tools.0.function.parameters"
+
+
+def test_both_routes_make_the_same_of_the_same_tools() -> None:
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+    body = {"input": "Go.", "tools": flat, "tool_choice": "required"}
+    response = ResponseRequest.model_validate_json(json.dumps(body), strict=True)
+    chat = asked(tool_choice="required")
+    assert (response.grammar, response.template, response.turns) == (chat.grammar, chat.template, chat.turns)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("I will not.", True),
+        ("a <tool_ call> b", True),
+        (GO, True),
+        (f"Well, {GO}\n{GO}", True),
+        (f"Well, {GO} indeed", True),
+        ("<tool_call>\nnothing\n</tool_call>", False),
+        (GO.replace("3", '"3"'), False),
+    ],
+)
+def test_auto_is_text_with_calls_in_it_if_the_model_wants_any(text: str, is_allowed: bool) -> None:
+    assert allows(asked(), text) is is_allowed
+    assert allows(asked(tool_choice="auto"), text) is is_allowed
+
+
+def test_without_parallel_calls_there_is_one_at_most() -> None:
+    request = asked(parallel_tool_calls=False)
+    assert allows(request, f"Well, {GO}")
+    assert not allows(request, f"{GO}\n{GO}")
+
+
+def test_none_is_plain_text_and_the_model_is_told_of_no_tool() -> None:
+    request = asked(tool_choice="none")
+    assert request.grammar is None
+    assert request.template is not None
+    assert request.template.tools == ()
+
+
+def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "at": {"type": "array", "items": {"$ref": "#/$defs/P"}},
+            "free": {"type": "object", "additionalProperties": True},
+        },
+        "required": ["at", "free"],
+        "$defs": {"P": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+    }
+    tools = [{"type": "function", "function": {"name": "go", "parameters": schema}}]
+    request = asked(tools=tools, tool_choice="required")
+    assert allows(request, '{"at": [{"x": 1}], "free": {"y": 1}}')
+    assert not allows(request, '{"at": [{"x": 1, "y": 1}], "free": {}}')
+    assert not allows(request, '{"at": [], "free": {}, "more": 1}')
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_schemas_of_tools_are_tried_like_any_other_without_the_models_own_tokens(choice: str) -> None:
+    check = GrammarCheck()
+    fine, odd = asked(tool_choice=choice).grammar, {**NAMED, "not": {"required": ["x"]}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "odd", "parameters": odd}}]
+    wrong = asked(tool_choice=choice, tools=tools)
+    assert fine is not None
+    assert wrong.grammar is not None
+    asyncio.run(check.check(fine, ANYONE))
+    with pytest.raises(InvalidRequest, match=r'tools: .*"not"'):
+        asyncio.run(check.check(wrong.grammar, ANYONE))
+
+
+BARE = CallFormat(heads={"": "go"})
+AMONG = CallFormat(heads={'{"name": "go", "arguments": ': "go", '{"name": "stop", "arguments": ': "stop"}, tail="}")
+TAGGED = asked().tool_use.call_format
+TEXTS: list[tuple[CallFormat | None, str, str | None, list[tuple[str, str]]]] = [
+    (BARE, '{"a": "}\\"}", "b": {"c": []}}', None, [("go", '{"a": "}\\"}", "b": {"c": []}}')]),
+    (AMONG, '{"name": "stop", "arguments": {"x": {}}}', None, [("stop", '{"x": {}}')]),
+    (TAGGED, "I <tool_> will not <tool", "I <tool_> will not <tool", []),
+    (TAGGED, f"I go. {GO}\n{GO}", "I go. ", [("go", '{"x": 3}')] * 2),
+    (TAGGED, GO, None, [("go", '{"x": 3}')]),
+]
+
+
+@pytest.mark.parametrize(("written", "text", "content", "calls"), TEXTS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_calls_are_read_in_whatever_pieces_they_come(
+    written: CallFormat, text: str, content: str | None, calls: list[tuple[str, str]], size: int
+) -> None:
+    speech = CallSpeech(written)
+    deltas = [delta for at in range(0, len(text), size) for delta in speech.push(text[at : at + size])]
+    last, reason = speech.finish("stop")
+    message = message_of([*deltas, *last])
+    found = message.get("tool_calls", [])
+    assert message["content"] == content
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in found] == calls
+    assert len({call["id"] for call in found}) == len(found)
+    assert reason == ("tool_calls" if calls else "stop")
+
+
+def test_what_was_cut_is_told_as_far_as_it_came() -> None:
+    speech = CallSpeech(AMONG)
+    deltas = speech.push('{"name": "go", "arguments": {"x": "}')
+    assert message_of(deltas)["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"x": "}'}
+    assert speech.finish("length") == ([], "length")
+    nameless = CallSpeech(AMONG)
+    assert nameless.push('{"name": ') == []
+    assert nameless.finish("length") == ([{"content": '{"name": '}], "length")

@@ -1,0 +1,101 @@
+"""`bench structured` without models: what its figures are made of."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from rich.console import Console
+
+from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, describe
+from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
+from vidspec_models.request import SpeculationMode
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.structured.report import structured_report
+from vidspec_service.bench.structured.run import MODES, Form, Judged, StructuredOptions, judge
+from vidspec_service.cli.bench_structured import run
+from vidspec_service.cli.parsing import parse
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.errors import ConfigError
+
+PAIR = EngineConfig(target=WorkerConfig(model="a"), draft=WorkerConfig(model="b"))
+PROVENANCE = Provenance(command="vidspec bench structured", created="now", versions={}, load_average=0.0)
+
+
+def samples(token_s: float, count: int = 2, num_tokens: int = 11) -> Sequence[Sample]:
+    return [
+        Sample(
+            ids=tuple(range(num_tokens)),
+            prompt_tokens=5,
+            submitted=0.0,
+            times=(1.0, 1.0 + token_s * (num_tokens - 1)),
+            group=clip,
+            prompt=clip,
+        )
+        for clip in range(count)
+    ]
+
+
+def judged(off_s: float, parallel_s: float, **others: int) -> Judged:
+    answers = dict(zip(MODES, (samples(off_s), samples(parallel_s)), strict=True))
+    return Judged(samples=answers, **{"num_valid": 2, "num_right": 1, "num_forced": 0, **others})
+
+
+def test_a_row_compares_modes_and_forms_in_one_run() -> None:
+    found = {
+        Form.CAPTION: judged(0.010, 0.005),
+        Form.ANY_TEXT: judged(0.0125, 0.005),
+        Form.JSON: judged(0.010, 0.0025, num_forced=11),
+    }
+    report = structured_report(StructuredOptions(num_clips=2), PAIR, found, PROVENANCE)
+    caption, any_text, as_json = report.figures["results"]
+    assert caption["tokens_per_s_off"] == pytest.approx(100)
+    assert (caption["speedup"], caption["speedup_over_captions"]) == (pytest.approx(2), pytest.approx(1))
+    assert any_text["over_caption"] == pytest.approx(0.8)
+    assert (as_json["speedup"], as_json["speedup_over_captions"]) == (pytest.approx(4), pytest.approx(2))
+    assert (as_json["forced"], as_json["valid"], as_json["all_facts_right"]) == (0.5, 1.0, 0.5)
+    assert report.figures["identical"]
+    console = Console(file=io.StringIO(), width=148)
+    report.show(console)
+    assert "4.00x" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert json.loads(report.to_json())["results"][2]["form"] == "JSON"
+
+
+def test_other_ids_in_a_mode_are_seen() -> None:
+    one = judged(0.01, 0.01)
+    other = Judged(
+        samples={**one.samples, SpeculationMode.PARALLEL: samples(0.01, num_tokens=12)},
+        num_valid=2, num_right=2, num_forced=0,
+    )  # fmt: skip
+    assert one.is_identical
+    assert not other.is_identical
+
+
+def test_answers_are_judged_against_their_scenes() -> None:
+    scenes = [sample_scene(TEST_SEEDS[clip]) for clip in range(3)]
+    texts = [describe(scenes[0]), describe(scenes[0]), '{"background":']
+    found = judge(Form.JSON, {}, texts, 7)
+    assert (found.num_valid, found.num_right, found.num_forced) == (2, 1, 7)
+
+
+def test_the_grammars_allow_what_is_asked_for() -> None:
+    said = describe(sample_scene(3))
+    jsonschema.validate(json.loads(said), DESCRIPTION_SCHEMA)
+    for form, text in ((Form.JSON, said), (Form.ANY_TEXT, "Any text,\nof two lines.")):
+        assert form.grammar is not None
+        matcher = LLMatcher(LLTokenizer("byte"), form.grammar)
+        assert matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
+        assert matcher.is_accepting()
+    assert Form.CAPTION.grammar is None
+
+
+def test_a_negative_temperature_is_refused() -> None:
+    command, args = parse(["bench", "structured", "--temperature", "-1"])
+    assert command.run.__module__ == run.__module__
+    with pytest.raises(ConfigError, match="--temperature must be 0 or more"):
+        command.run(args)

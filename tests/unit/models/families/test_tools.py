@@ -1,0 +1,76 @@
+"""Tools in a prompt: which templates read them, and what these are given."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vidspec_models.families.base import conversation, tokenised
+from vidspec_models.families.tools import as_templates_read_them, tool_format
+from vidspec_models.loading.load_model import load_processor
+from vidspec_models.loading.spec import ModelSpec, model_path
+from vidspec_models.request import ChatTemplate, ToolCall, ToolFormat, Turn
+
+pytestmark = pytest.mark.unit
+
+TAGS = {"<tool_call>": 1, "</tool_call>": 2}
+# As those of Qwen do it, in fewer words.
+HERMES = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
+{%- for message in messages %}<{{ message.role }}>
+{%- for part in message.content %}{{ part.text }}{% endfor %}
+{%- for call in message.tool_calls %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{%- if message.role == 'tool' %}({{ message.tool_call_id }}){% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "known", "found"),
+    [
+        (None, TAGS, ToolFormat.NONE),
+        ("{% for message in messages %}{{ message }}{% endfor %}", TAGS, ToolFormat.NONE),
+        (HERMES, TAGS, ToolFormat.HERMES),
+        (HERMES, {}, ToolFormat.OTHER),
+        ("{{ tools }}<tool_call><function=a></tool_call>arguments", TAGS, ToolFormat.OTHER),
+        (f"{HERMES}<think>", TAGS, ToolFormat.OTHER),
+        ("{{ tools }}[TOOL_CALLS] arguments", TAGS, ToolFormat.OTHER),
+    ],
+)
+def test_a_template_shows_how_its_model_calls_tools(template: Any, known: Any, found: ToolFormat) -> None:
+    assert tool_format(template, known) is found
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    found = load_processor(model_path(ModelSpec(path="bundled", role="draft")), None)
+    assert tool_format(found.chat_template, found.tokenizer.get_vocab()) is ToolFormat.NONE
+    found.chat_template = HERMES
+    return found
+
+
+def test_the_template_is_given_tools_calls_and_results(processor: Any) -> None:
+    called = ToolCall(call_id="call_1", name="go", arguments='{"to": "caf\\u00e9"}')
+    turns = [
+        Turn(role="user", parts=("Go.",)),
+        Turn(role="assistant", parts=(), tool_calls=(called,)),
+        Turn(role="tool", parts=("Arrived.",), tool_call_id="call_1"),
+    ]
+    tool = {"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}
+    ids = tokenised(processor, turns, [], ChatTemplate(tools=(json.dumps(tool),)))
+    text = processor.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == (
+        f"<tools>{json.dumps(tool)}</tools><user>Go.<assistant><tool_call>\n"
+        '{"name": "go", "arguments": {"to": "café"}}\n</tool_call><tool>Arrived.(call_1)'
+    )
+
+
+def test_no_words_about_tools_stand_for_a_video(processor: Any) -> None:
+    hidden = '{"to": "a \\u003cvideo> <image>"}'
+    called = ToolCall(call_id="call_1", name="go", arguments=hidden)
+    messages = conversation(processor, [Turn(role="assistant", parts=(), tool_calls=(called,))])
+    ids = tokenised(processor, [Turn(role="user", parts=("Go.",))], [], ChatTemplate(tools=(hidden,)))
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == {"to": "a < video> < image>"}
+    assert not {processor.tokenizer.convert_tokens_to_ids(name) for name in ("<video>", "<image>")} & {*ids.tolist()}
+    assert as_templates_read_them((), str) is None
