@@ -28,7 +28,9 @@ def _truncations(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
     for kind, data in (("fast", seeds.fast_mp4), ("fragmented", seeds.fragmented_mp4)):
         for part in _kinds_of_boxes(data):
             yield f"cut: inside {kind} {part.path}", data[: part.start + part.length // 2]
-    for name, data in (("mkv", seeds.mkv), ("webm", seeds.webm), ("ts", seeds.ts), ("avi", seeds.avi)):
+    others = ("mkv", "webm", "ts", "avi", "gif", "flv")
+    for name in others:
+        data = getattr(seeds, name)
         yield f"cut: early in {name}", data[: len(data) // 10]
         yield f"cut: late in {name}", data[: len(data) * 9 // 10]
 

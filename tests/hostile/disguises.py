@@ -102,10 +102,10 @@ def _other_files(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
 def _other_codecs(folder: Path) -> Iterator[tuple[str, bytes]]:
     for name, codec, pix_fmt in (
         ("jpeg2000.mov", "jpeg2000", "yuv420p"),
-        ("png.mov", "png", "rgb24"),
-        ("ffv1.mkv", "ffv1", "yuv420p"),
+        ("huffyuv.avi", "huffyuv", "rgb24"),
+        ("screen.flv", "flashsv", "bgr24"),
         ("raw.avi", "rawvideo", "yuv420p"),
-        ("quicktime.mov", "qtrle", "rgb24"),
+        ("cinepak.avi", "cinepak", "rgb24"),
     ):
         yield f"codec: {name}", write_video(folder / name, bar_codes(3), codec=codec, pix_fmt=pix_fmt).read_bytes()
     yield "codec: sound alone.m4a", write_sound(folder / "sound.m4a").read_bytes()

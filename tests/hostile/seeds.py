@@ -12,7 +12,7 @@ _REALTIME = {"deadline": "realtime", "cpu-used": "8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seeds:
-    """24 frames of 64x64 pixels each, and whole files all."""
+    """24 frames of 64x64 pixels each (128x96 where the codec wants them), and whole files all."""
 
     mp4: bytes
     fast_mp4: bytes  # its index comes first
@@ -24,6 +24,18 @@ class Seeds:
     mpg: bytes
     avi: bytes
     mjpeg: bytes
+    gif: bytes
+    apng: bytes
+    flv: bytes
+    wmv: bytes
+    mxf: bytes
+    threegp: bytes
+    divx: bytes
+    ffv1: bytes
+    qtrle: bytes
+    png: bytes
+    h264: bytes
+    hevc: bytes
 
     def all(self) -> list[bytes]:
         """In the order above."""
@@ -49,4 +61,16 @@ def render_seeds(folder: Path) -> Seeds:
         mpg=content("seed.mpg", "mpeg2video"),
         avi=content("seed.avi", "mpeg4"),
         mjpeg=content("mjpeg.avi", "mjpeg", "yuvj420p"),
+        gif=content("seed.gif", "gif", "rgb8"),
+        apng=content("seed.apng", "apng", "rgb24"),
+        flv=content("seed.flv", "flv"),
+        wmv=content("seed.wmv", "wmv2"),
+        mxf=content("seed.mxf", "mpeg2video", rate=25),
+        threegp=write_video(folder / "seed.3gp", bar_codes(24, 128, 96), codec="h263").read_bytes(),
+        divx=content("divx.avi", "msmpeg4"),
+        ffv1=content("ffv1.mkv", "ffv1"),
+        qtrle=content("qtrle.mov", "qtrle", "rgb24"),
+        png=content("png.mov", "png", "rgb24"),
+        h264=content("seed.h264"),
+        hevc=content("seed.hevc", "hevc"),
     )

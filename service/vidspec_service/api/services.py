@@ -7,9 +7,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.types import Receive
+
 from vidspec_service.api.grammars.check import GrammarCheck
-from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue
+from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue, Permit
 from vidspec_service.api.limits.callers import RateLimit
+from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import Clips, Decode
 from vidspec_service.api.store.videos import Videos
 from vidspec_service.api.uploads.fetching import Fetcher
@@ -32,6 +35,10 @@ class Services:
     admission: Admission
     queue: FairQueue  # for decoding and generation
     upload_dir: Path
+
+    def deadline(self, permit: Permit, receive: Receive) -> Deadline:
+        """That of a request whose body has come."""
+        return Deadline(self.settings.request_timeout_s, permit.closing, receive, lambda: self.engine.status().outage_s)
 
 
 def build_services(

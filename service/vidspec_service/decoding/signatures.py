@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from vidspec_service.decoding.unsupported import STILL_IMAGE_BRANDS, guess
+from vidspec_service.decoding.unsupported import STILL_IMAGE_BRANDS, guess, is_animated_webp
 from vidspec_service.errors import VideoUnsupported
 
 HEAD_BYTES = 512  # enough for three MPEG-TS packets
+_PNG = b"\x89PNG\r\n\x1a\n"
 _MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"}
-_VIDEOS = ", not a video. Accepted are MP4/MOV, Matroska/WebM, AVI, MPEG-TS, MPEG-PS and Ogg."
+_MAGIC = (
+    b"\x1aE\xdf\xa3",  # Matroska, WebM
+    b"OggS",
+    b"\x00\x00\x01\xba",  # MPEG-PS
+    b"FLV\x01",
+    b"0&\xb2u\x8ef\xcf\x11\xa6\xd9\x00\xaa\x00b\xcel",  # ASF, WMV
+    b"\x06\x0e+4\x02\x05\x01\x01\r\x01\x02",  # MXF
+    b"GIF87a",
+    b"GIF89a",
+    b"\x1f\x07\x00",  # DV
+)
+_FIRST_UNITS_H264 = {6, 7, 9}  # SEI, sequence parameters, delimiter
+_FIRST_UNITS_HEVC = {32, 33, 35, 39}  # the same, and video parameters
+_VIDEOS = (
+    ", not a video. Accepted are MP4/MOV, Matroska/WebM, AVI, MPEG-TS, MPEG-PS, Ogg, FLV, ASF/WMV, MXF, DV, GIF, APNG, "
+    "and H.264 and H.265 without a container."
+)
 _STILLS = ". Accepted as an image are PNG, JPEG and WebP."
 
 
@@ -22,7 +39,9 @@ def check_signature(head: bytes, *, is_still: bool = False) -> None:
 
 
 def _is_still(head: bytes) -> bool:
-    return head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+    return head.startswith((_PNG, b"\xff\xd8\xff")) or (
+        head[:4] == b"RIFF" and head[8:12] == b"WEBP" and not is_animated_webp(head)
+    )
 
 
 def _is_container(head: bytes) -> bool:
@@ -30,7 +49,18 @@ def _is_container(head: bytes) -> bool:
         return head[8:12] not in STILL_IMAGE_BRANDS
     if head[:4] == b"RIFF":
         return head[8:12] == b"AVI "
-    return head[:4] in (b"\x1aE\xdf\xa3", b"OggS", b"\x00\x00\x01\xba") or _is_transport_stream(head)
+    if head.startswith(_PNG):
+        return b"acTL" in head[8:]  # an animation's
+    return head.startswith(_MAGIC) or _is_transport_stream(head) or _is_bare_stream(head)
+
+
+def _is_bare_stream(head: bytes) -> bool:
+    """H.264 or H.265 by Annex B: a start code, and a unit that a stream begins with."""
+    unit = head[4:6] if head.startswith(b"\x00\x00\x00\x01") else head[3:5] if head[:3] == b"\x00\x00\x01" else b""
+    if len(unit) < 2 or unit[0] & 0x80:
+        return False
+    is_hevc = unit[0] >> 1 & 0x3F in _FIRST_UNITS_HEVC and unit[0] & 1 == 0 and unit[1] == 1
+    return is_hevc or unit[0] & 0x1F in _FIRST_UNITS_H264
 
 
 def _is_transport_stream(head: bytes) -> bool:

@@ -7,7 +7,6 @@ import string
 _NOT_VIDEO = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
-    (b"GIF8", "a GIF image"),
     (b"BM", "a BMP image"),
     (b"%PDF", "a PDF document"),
     (b"PK\x03\x04", "a ZIP archive"),
@@ -27,6 +26,8 @@ def guess(head: bytes) -> str:
     for magic, name in _NOT_VIDEO:
         if head.startswith(magic):
             return name
+    if is_animated_webp(head):
+        return "an animated WebP image"
     if head[:4] == b"RIFF" and head[8:12] in _RIFF_NOT_VIDEO:
         return _RIFF_NOT_VIDEO[head[8:12]]
     if head[4:8] == b"ftyp" and head[8:12] in STILL_IMAGE_BRANDS:
@@ -34,3 +35,8 @@ def guess(head: bytes) -> str:
     if head and _TEXT.issuperset(head):
         return "text"
     return "of an unknown kind"
+
+
+def is_animated_webp(head: bytes) -> bool:
+    """By its extended header; FFmpeg reads none of its frames."""
+    return head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and len(head) > 20 and bool(head[20] & 2)

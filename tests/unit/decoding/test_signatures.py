@@ -25,6 +25,15 @@ TS_PACKET = b"\x47" + bytes(187)
         b"\x00\x00\x01\xba\x44",
         (TS_PACKET * 3)[:HEAD_BYTES],
         (b"\x00\x00\x00\x00" + TS_PACKET) * 2,
+        b"FLV\x01\x05",
+        b"0&\xb2u\x8ef\xcf\x11\xa6\xd9\x00\xaa\x00b\xcel",
+        b"\x06\x0e+4\x02\x05\x01\x01\r\x01\x02\x01",
+        b"GIF89a",
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(17) + b"\x00\x00\x00\x08acTL",
+        b"\x1f\x07\x00\xbf",
+        b"\x00\x00\x00\x01\x67\x64",
+        b"\x00\x00\x01\x09\xf0",
+        b"\x00\x00\x00\x01\x40\x01\x0c",
     ],
 )
 def test_containers_pass(head: bytes) -> None:
@@ -36,8 +45,10 @@ def test_containers_pass(head: bytes) -> None:
     [
         (b"\x89PNG\r\n\x1a\n", "a PNG image"),
         (b"\xff\xd8\xff\xe0", "a JPEG image"),
-        (b"GIF89a", "a GIF image"),
         (b"RIFF\x00\x00\x00\x00WEBP", "a WebP image"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x12", "an animated WebP image"),
+        (b"\x00\x00\x00\x01\x87\x64", "of an unknown kind"),
+        (b"\x00\x00\x01\xb3", "of an unknown kind"),
         (b"RIFF\x00\x00\x00\x00WAVE", "a WAV audio file"),
         (b"RIFF\x00\x00\x00\x00ABCD", "of an unknown kind"),
         (b"\x00\x00\x00\x1cftypavif", "a HEIF or AVIF image"),

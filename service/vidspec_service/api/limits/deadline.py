@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -13,6 +13,8 @@ from starlette.types import Receive
 from vidspec_service.errors import DeadlineExceeded, Draining
 
 T = TypeVar("T")
+_LEAST_WAIT_S = 0.02
+MOST_EXTENDED_S = 60.0  # by what a request waited for a target that had to be started again
 
 
 @asynccontextmanager
@@ -32,12 +34,23 @@ class Deadline:
     Starlette leaves disconnects to a failing `send` under some servers and to a watcher under others. Here
     `receive` is always watched, so that a client that leaves during a decode is noticed too. While the body
     is being read, the reader owns `receive` (pass None) and hears of a disconnect itself.
+
+    What we lose is not the client's: the time that the engine was without a target, of which `outage_s` tells the sum,
+    is added, MOST_EXTENDED_S at most.
     """
 
-    def __init__(self, timeout_s: float, closing: asyncio.Event, receive: Receive | None = None) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        closing: asyncio.Event,
+        receive: Receive | None = None,
+        outage_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._timeout_s = timeout_s
         self._closing = closing
         self._receive = receive
+        self._outage_s = outage_s
+        self._outage_before_s = outage_s()
         self._ends_at = asyncio.get_running_loop().time() + timeout_s
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -45,14 +58,17 @@ class Deadline:
 
         The reasons are ClientDisconnect, Draining and DeadlineExceeded.
         """
-        time_left = self._ends_at - asyncio.get_running_loop().time()
         async with (
             alongside(work) as task,
             alongside(self._closing.wait()) as closing,
             alongside(self._client_gone()) as gone,
         ):
             tasks: tuple[asyncio.Task[Any], ...] = (task, closing, gone)
-            done, _ = await asyncio.wait(tasks, timeout=time_left, return_when=asyncio.FIRST_COMPLETED)
+            done: set[asyncio.Task[Any]] = set()
+            while not done and (time_left := self._time_left()) > 0:
+                # Without a target the end moves on as time does: it is looked at anew now and then.
+                timeout = max(time_left, _LEAST_WAIT_S)
+                done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
         if gone in done:
@@ -60,6 +76,10 @@ class Deadline:
         if closing in done:
             raise Draining("The server is shutting down and had to end this request.")
         raise DeadlineExceeded(f"The request took longer than {self._timeout_s:g} s (VIDSPEC_REQUEST_TIMEOUT_S).")
+
+    def _time_left(self) -> float:
+        extended_s = min(self._outage_s() - self._outage_before_s, MOST_EXTENDED_S)
+        return self._ends_at + extended_s - asyncio.get_running_loop().time()
 
     async def _client_gone(self) -> None:
         if self._receive is None:

@@ -14,7 +14,6 @@ from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.spoken import spoken
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.limits.admission import caller_of, sharer_of
-from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.completions import TextCompletion
@@ -87,7 +86,7 @@ async def _answer(
         body.check_engine(info)
         _check_n(body.n or 1, settings)
         permit.hold_places(body.n or 1)
-        deadline = Deadline(settings.request_timeout_s, permit.closing, request.receive)
+        deadline = services.deadline(permit, request.receive)
         if (grammar := body.grammar) is not None:
             await deadline.run(services.grammars.check(grammar, permit.caller))
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))

@@ -39,7 +39,7 @@ def tokens_router(services: Services) -> APIRouter:
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
             check_served(body.model, info.model_names)
-            yield body, Deadline(services.settings.request_timeout_s, permit.closing, request.receive)
+            yield body, services.deadline(permit, request.receive)
 
     @router.post(
         "/tokenize",

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Path, Query, Request
 
 from vidspec_service.api.generate.generation import default_num_frames
 from vidspec_service.api.limits.admission import caller_of, sharer_of
-from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.videos import (
     Video,
@@ -49,7 +48,7 @@ def videos_router(services: Services) -> APIRouter:
             upload = Upload(request, permit, services.upload_dir, services.settings)
             with closing(upload):
                 body: VideoUpload = await upload.fields(form=VideoUploadForm, json=VideoUploadJson)
-                deadline = Deadline(services.settings.request_timeout_s, permit.closing, request.receive)
+                deadline = services.deadline(permit, request.receive)
                 file = await deadline.run(take(upload, body.source, services.videos, services.fetcher))
                 clip = await deadline.run(_decoded(services, permit.caller, file, num_frames))
                 video = services.videos.keep(permit.caller, file, _facts(file, clip))

@@ -51,14 +51,22 @@ class _Kind:
 
     @property
     def decoders(self) -> str:
-        """As a whitelist; AV1 has a decoder of another name."""
-        return ",".join(sorted(self.codecs | {"libdav1d"} if "av1" in self.codecs else self.codecs))
+        """As a whitelist; some codecs have a decoder of another name."""
+        return ",".join(sorted(self.codecs | {_DECODERS[name] for name in self.codecs & _DECODERS.keys()}))
 
 
+_DECODERS = {"av1": "libdav1d", "flv1": "flv", "msmpeg4v3": "msmpeg4"}
+# Whatever is here is rendered, mutilated and decoded by the tests; docs/security.md has a table with the reasons.
 _VIDEO = _Kind(
-    "mov,matroska,avi,mpegts,mpeg,ogg",
-    frozenset(["h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "prores", "theora"]),
-)
+    "mov,matroska,avi,mpegts,mpeg,ogg,flv,asf,mxf,gif,apng,h264,hevc,dv",
+    frozenset(
+        [
+            "h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "prores", "theora",
+            "flv1", "h263", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2", "dvvideo", "ffv1", "png", "qtrle", "gif", "apng",
+        ]
+    ),
+)  # fmt: skip
+_TIMELESS = ("h264", "hevc")  # streams without a container
 _STILL = _Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
@@ -147,6 +155,8 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
     # AVI stores no display times: what FFmpeg derives is wrong as soon as frames are reordered.
     trust_pts = container.format.name != "avi"
     timeline = time_base and build_timeline(packets, time_base, stream.average_rate, trust_pts=trust_pts)
+    if container.format.name in _TIMELESS:
+        warnings.append(f"The file has no times; {float(stream.average_rate or 25):g} frames a second are assumed.")
     if not timeline:
         raise VideoUnreadable("The video has no frames to show.", param="video")
     if timeline.duration_s > limits.max_duration_s:

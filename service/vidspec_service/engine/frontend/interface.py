@@ -49,6 +49,7 @@ class EngineStatus:
     workers: dict[str, WorkerState]
     num_running: int
     num_waiting: int
+    outage_s: float = 0.0  # that there was no target, since there was the first, all times together
 
     @property
     def is_ready(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, ignore
@@ -38,6 +39,8 @@ class LocalEngine(EngineClient):
         super().__init__(config, metrics, on_heartbeat, on_loading)
         self._launcher = launcher or WorkerLauncher()
         self._owns_launcher = launcher is None
+        self._lost_at: float | None = None  # the target, if there is none at present
+        self._outage_s = 0.0  # of those before
 
     async def __aenter__(self) -> LocalEngine:
         self._workers, self._ready = {}, {}
@@ -69,11 +72,13 @@ class LocalEngine(EngineClient):
             self._launcher.close()
 
     def status(self) -> EngineStatus:
+        lost_s = 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
         running = sum(state.is_accepted for state in self._table)
         return EngineStatus(
             workers={role: worker.state for role, worker in self._workers.items()},
             num_running=running,
             num_waiting=len(self._table) - running,
+            outage_s=self._outage_s + lost_s,
         )
 
     def worker_pids(self) -> dict[str, int | None]:
@@ -85,6 +90,9 @@ class LocalEngine(EngineClient):
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
+        if worker.role == "target" and self._lost_at is not None:
+            self._outage_s += time.monotonic() - self._lost_at
+            self._lost_at = None
         if len(self._ready) == len(self._workers):
             self._open()
         if worker.role == "draft":
@@ -99,6 +107,7 @@ class LocalEngine(EngineClient):
         if worker.role == "draft":
             self._table.draft_lost()
             return False
+        self._lost_at = time.monotonic() if self._lost_at is None else self._lost_at
         culprit = self._table.target_lost()
         if culprit is not None:
             logger.error("request %s is refused: the target ended on its way to the same place again", culprit)

@@ -72,6 +72,14 @@ def test_frames_that_carry_exif_are_read(tmp_path: Path) -> None:
     assert clip.video.frames[0, 60, 90, 0] > 180  # upside down, and put right: red is at the bottom right
 
 
+def test_a_jpeg_for_print_has_the_colours_of_the_screen(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    Image.new("RGB", (32, 32), (200, 30, 40)).convert("CMYK").save(content, "JPEG")
+    (clip,) = decode_all([content.getvalue()], tmp_path / "files", STILL)
+    assert isinstance(clip, Clip)
+    assert np.abs(clip.video.frames[0, 16, 16].astype(int) - (200, 30, 40)).max() < 8
+
+
 def test_only_what_was_announced_is_read(tmp_path: Path) -> None:
     video = write_video(tmp_path / "clip.mp4", bar_codes(2))
     with pytest.raises(VideoUnsupported, match=r"The file is a video\. Accepted as an image are PNG, JPEG and WebP"):
@@ -80,7 +88,10 @@ def test_only_what_was_announced_is_read(tmp_path: Path) -> None:
     with pytest.raises(VideoUnsupported, match="The file is a PNG image, not a video"):
         read(tmp_path / "still")
     (tmp_path / "still").write_bytes(b"GIF89a" + bytes(600))
-    with pytest.raises(VideoUnsupported, match="The file is a GIF image"):
+    with pytest.raises(VideoUnsupported, match=r"The file is a video\. Accepted as an image are"):
+        read(tmp_path / "still", STILL)
+    (tmp_path / "still").write_bytes(b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x12" + bytes(600))
+    with pytest.raises(VideoUnsupported, match="The file is an animated WebP image"):
         read(tmp_path / "still", STILL)
 
 
