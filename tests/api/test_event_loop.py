@@ -168,11 +168,12 @@ async def test_what_answers_without_admission_costs_little(tmp_path: Path, path:
 
 
 async def test_the_first_reader_of_the_document_holds_nobody_up(tmp_path: Path) -> None:
-    world = World(tmp_path)
     held = []
     for _ in range(TRIES):
         world = World(tmp_path)
         began = time.thread_time()
         assert (await world.client.get("/openapi.json")).status_code == 200
         held.append(time.thread_time() - began)
-    assert min(held) < LONGEST_S  # of this thread, which is the loop's
+        if held[-1] < LONGEST_S:  # of this thread, which is the loop's
+            return
+    pytest.fail(f"the loop was held for {min(held) * 1000:.0f} ms")
