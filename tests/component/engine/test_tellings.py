@@ -87,8 +87,8 @@ def test_what_a_grammar_forces_is_told_whoever_says_it(engine: EngineHarness) ->
 
 def test_a_request_chooses_what_its_draft_sees(engine: EngineHarness) -> None:
     def seen(name: str, preservation: Preservation | None, ratio: float | None) -> tuple[DraftView, list[int]]:
-        law = {"ignore_eos": True, "max_tokens": 250}  # long enough for the draft to begin
-        request = question(name, include=EVERYTHING, preservation=preservation, prune_ratio=ratio, **law)
+        request = question(name, include=EVERYTHING, preservation=preservation, prune_ratio=ratio)
+        request = replace(request, ignore_eos=True, max_tokens=250)  # long enough for the draft to begin
         events = events_of(engine, request)
         view = next(event for event in reversed(events) if isinstance(event, DraftView))
         return view, [token for delta in deltas(events) for token in delta.ids]
