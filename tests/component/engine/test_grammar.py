@@ -146,7 +146,7 @@ def test_forced_tokens_are_proposed_and_come_true(engine: EngineHarness) -> None
     """On a pair that knows no JSON: what the grammar says needs no knowledge."""
     answer = engine.answer(question("forced", 1, "schema", mode=SpeculationMode.PARALLEL))
     stats = answer.finished.speculation
-    assert stats.num_accepted_tokens > len(answer.ids) / 2
+    assert stats.num_accepted_tokens > stats.num_draft_tokens / 2 > 0  # how many depends on how soon the draft begins
 
 
 def test_a_grammar_that_cannot_be_followed_fails_its_own_request_only(engine: EngineHarness) -> None:

@@ -81,6 +81,7 @@ def _pid_of(server: Served, name: str) -> int:
     return next(pid for pid in server.family() if Path(f"/proc/{pid}/comm").read_text().strip() == name)
 
 
+@pytest.mark.slow
 def test_docs_can_be_tried_out_as_they_come(server: Served, visit: Open, tmp_path: Path) -> None:
     tab = visit(server.url + "/docs").open()
     tab.expected = ("Could not find component",)
