@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 
@@ -33,12 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if needing_cuda and not _has_cuda():
         for item in needing_cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def pytest_collection_finish() -> None:
-    """What is imported by now stays: the collector need not look at a million objects again with every test."""
-    gc.collect()
-    gc.freeze()
 
 
 def _has_cuda() -> bool:
