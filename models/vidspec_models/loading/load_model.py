@@ -43,11 +43,8 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
     with told(spec, path), load_bars(tell) as bar:
-        config = AutoConfig.from_pretrained(path, revision=spec.revision, trust_remote_code=False)
+        config = load_config(path, spec.revision)
         family = find_family(config.model_type)
-        require_plain_weights(config)
-        # transformers reads it off the whole's, and some checkpoints have it in the part's only
-        config.tie_word_embeddings |= getattr(config.get_text_config(), "tie_word_embeddings", False)
         processor = load_processor(path, spec.revision)
         tokenizer_file(spec)
         model, report = AutoModelForImageTextToText.from_pretrained(
@@ -71,6 +68,17 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         decoder, step = make_decoder(language_model, head, config, spans)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
+
+
+def load_config(path: str, revision: str | None) -> Any:
+    """The checkpoint's configuration. Raises ModelLoadError for quantised weights."""
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    require_plain_weights(config)
+    # transformers reads it off the whole's, and some checkpoints have it in the part's only
+    config.tie_word_embeddings = config.tie_word_embeddings or bool(
+        getattr(config.get_text_config(), "tie_word_embeddings", False)
+    )
+    return config
 
 
 def load_processor(path: str, revision: str | None) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 from vidspec_models.decoder.placement import resolve_device, resolve_dtype
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import conversation, metadata
-from vidspec_models.loading.load_model import load_processor
+from vidspec_models.loading.load_model import load_config, load_processor
 from vidspec_models.loading.spec import ModelSpec, find_family, model_path
 from vidspec_models.request import SamplingParams, Turn, Video
 from vidspec_models.synthetic.model import random_language_model, random_prompt
@@ -60,7 +60,11 @@ class StockGenerator:
         try:
             self._processor = load_processor(path, spec.revision)
             model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
-                path, revision=spec.revision, dtype=self.dtype, use_safetensors=True
+                path,
+                config=load_config(path, spec.revision),
+                revision=spec.revision,
+                dtype=self.dtype,
+                use_safetensors=True,
             )
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error

@@ -84,8 +84,9 @@ def _verdict(settings: Settings, seed: int, answer: Answer, others: Sequence[Ans
     """What it comes to. One clip says little about speed: `bench speed` asks about many."""
     said = ["it works"]
     for other in others:
-        gain = other["timings"]["time_per_output_token_s"] / answer["timings"]["time_per_output_token_s"]
-        said.append(f"{gain:.2f}x as fast as the target alone")
+        alone_s, token_s = (each["timings"]["time_per_output_token_s"] for each in (other, answer))
+        if token_s > 0:  # an answer of one token has none
+            said.append(f"{alone_s / token_s:.2f}x as fast as the target alone")
         said.append("the same text" if is_same else f"ANOTHER TEXT than the target alone, which says: {_text(other)}")
     if settings.model == "bundled":
         marks = caption_marks(sample_scene(seed), _text(answer))

@@ -47,8 +47,8 @@ _VLLM_FLAGS: Mapping[str, str] = {
     "--mm-processor-kwargs": "frames are chosen by a request's num_frames or fps, or --default-num-frames",
     "--enable-prefix-caching": "it is always on",
     "--enable-chunked-prefill": "it is always on",
-    "--enable-auto-tool-choice": "tools are not supported",
-    "--tool-call-parser": "tools are not supported",
+    "--enable-auto-tool-choice": "it is always on, where the chat template knows tools",
+    "--tool-call-parser": "the chat template tells how calls are written",
 }
 _DESCRIPTION = "Serve video language models with lossless parallel speculative decoding."
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from vidspec_service.api.limits.admission import caller_of
+from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.page.files import PageFile
 from vidspec_service.api.page.samples import MOST_SEED, SampleClips
 from vidspec_service.api.services import Services
@@ -43,7 +43,7 @@ def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:
     @router.get("/page/samples/{seed}")
     async def sample(request: Request, seed: Annotated[int, Path(ge=0, le=MOST_SEED)]) -> Response:
         """A clip as the bundled models know them; the header `x-caption` tells what it shows."""
-        with services.admission.permit(caller_of(request)):
+        with services.admission.permit(caller_of(request), sharer_of(request)):
             clip = await clips.clip(seed)
         return Response(clip.content, media_type="video/mp4", headers={"x-caption": clip.caption})
 

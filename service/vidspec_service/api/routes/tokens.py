@@ -31,15 +31,15 @@ def tokens_router(services: Services) -> APIRouter:
     engine = services.engine
 
     @asynccontextmanager
-    async def permitted(request: Request, model: type[T]) -> AsyncIterator[tuple[T, Deadline]]:
-        """The body, and the deadline of what is done with it."""
+    async def permitted(request: Request, model: type[T]) -> AsyncIterator[tuple[T, str, Deadline]]:
+        """The body, whose it is, and the deadline of what is done with it."""
         caller = caller_of(request)
         with services.admission.permit(caller, sharer_of(request)) as permit:
             info = engine.info  # raises EngineDead before a byte is read
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
             check_served(body.model, info.model_names)
-            yield body, services.deadline(permit, request.receive)
+            yield body, caller, services.deadline(permit, request.receive)
 
     @router.post(
         "/tokenize",
@@ -49,9 +49,9 @@ def tokens_router(services: Services) -> APIRouter:
     )
     async def tokenize(request: Request) -> Tokenized:
         """Of a text as it is; of a conversation in text how many the chat template makes of it."""
-        async with permitted(request, Tokenize) as (body, deadline):
+        async with permitted(request, Tokenize) as (body, caller, deadline):
             if body.prompt is None:
-                count = await deadline.run(_count(engine, body))
+                count = await deadline.run(_count(engine, body, caller))
                 return Tokenized(count=count, max_model_len=engine.info.context_length, tokens=None, token_strs=None)
             with_special = body.add_special_tokens is not False
             found = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, add_special_tokens=with_special)
@@ -70,17 +70,18 @@ def tokens_router(services: Services) -> APIRouter:
     )
     async def detokenize(request: Request) -> Detokenized:
         """What ids say, special tokens included."""
-        async with permitted(request, Detokenize) as (body, _):
+        async with permitted(request, Detokenize) as (body, _, _):
             text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
             return Detokenized(prompt=text)
 
     return router
 
 
-async def _count(engine: Engine, body: Tokenize) -> int:
+async def _count(engine: Engine, body: Tokenize, caller: str) -> int:
     """What the target says before it computes an answer, which nobody then waits for."""
     asked = GenerationRequest(
         request_id=f"tokenize-{secrets.token_hex(12)}",
+        caller=caller,
         turns=body.turns,
         template=body.template,
         max_tokens=1,

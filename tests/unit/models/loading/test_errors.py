@@ -16,6 +16,7 @@ from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import Turn
 
 WEIGHTS = "model.safetensors"
@@ -209,7 +210,10 @@ def test_a_head_that_only_the_text_config_ties_is_the_embedding(whole: Path, tmp
     config["text_config"]["tie_word_embeddings"] = True
     configure(folder, text_config=config["text_config"], tie_word_embeddings=False)
     change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
-    load_model(ModelSpec(path=str(folder), role="target", device="cpu", dtype="float32"))
+    spec = ModelSpec(path=str(folder), role="target", device="cpu", dtype="float32")
+    load_model(spec)
+    stock = StockGenerator(spec)._model  # what `reference` compares with must not have a random one
+    assert stock.lm_head.weight is stock.get_input_embeddings().weight
 
 
 @pytest.mark.parametrize("has_one", [True, False])
