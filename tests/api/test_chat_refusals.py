@@ -80,12 +80,7 @@ async def test_what_is_not_done_here_is_a_400_that_says_so(
 ) -> None:
     world = World(tmp_path)
     response = await ask(world, **fields)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_request")
-    assert error["param"] == param
-    assert words in error["message"]
-    assert (world.decoder.requests, world.leftovers) == ([], [])
+    world.assert_refused(response, param, words)
 
 
 async def test_another_model_is_a_404(tmp_path: Path) -> None:

@@ -25,13 +25,15 @@ async def test_a_text_is_counted_and_read_back(tmp_path: Path) -> None:
 
 
 async def test_a_conversation_is_counted_by_the_worker_that_would_answer_it(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = World(tmp_path, keys=["a-key-0123456789abcdef"])
+    world.client.headers["authorization"] = "Bearer a-key-0123456789abcdef"
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What moves?"}]
     told = await world.client.post("/tokenize", json={"messages": turns, "add_generation_prompt": False})
     assert told.json() == {"count": 40, "max_model_len": 1024, "tokens": None, "token_strs": None}
     (asked,) = world.engine.requests
     assert [turn.text for turn in asked.turns] == ["Be brief.", "What moves?"]
     assert asked.template == ChatTemplate(add_generation_prompt=False)
+    assert asked.caller, "or it would take turns with those of all other keys"
     assert world.engine.cancelled == [asked.request_id]
 
 

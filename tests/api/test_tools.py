@@ -147,8 +147,4 @@ async def test_what_cannot_be_called_is_a_400_that_says_why(
 ) -> None:
     world = World(tmp_path)
     response = await ask(world, **fields)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert words in error["message"]
-    assert (world.decoder.requests, world.engine.requests, world.leftovers) == ([], [], [])
+    world.assert_refused(response, param, words)

@@ -67,6 +67,15 @@ class World:
         """A valid form, with `fields` added."""
         return await self.client.post(URL, files=FILE, data={"prompt": "What moves?", **fields})
 
+    def assert_refused(self, response: httpx.Response, param: str, words: str) -> None:
+        """A 400 that names the field and says `words`, before anything was decoded or asked; nothing is left."""
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_request")
+        assert error["param"] == param
+        assert words in error["message"]
+        assert (self.decoder.requests, self.engine.requests, self.leftovers) == ([], [], [])
+
     def metric(self, name: str, **labels: str) -> float:
         """The value of one sample of the exposition."""
         for family in text_string_to_metric_families(self.metrics.exposition("fake-target").decode()):
