@@ -8,6 +8,8 @@ TOOLS   := $(VENV)/.tools
 PYTHON  ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 ARGS    ?=
+# Two files of tests at a time. More would not help: many tests start a draft and a target, which take two cores.
+BESIDE  := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-all lint type contracts check
@@ -21,7 +23,7 @@ serve: $(SERVING) ## serve the bundled models; more flags: make serve ARGS='--po
 	$(BIN)/vidspec serve $(ARGS)
 
 test: $(TOOLS) ## run the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(BESIDE) $(ARGS)
 
 test-all: $(TOOLS) ## run the slow tests too, and those that need CUDA where there is one
 	$(BIN)/python -m pytest $(ARGS)

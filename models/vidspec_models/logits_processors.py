@@ -25,7 +25,7 @@ def processors_of(
     params, found = request.sampling, list[LogitsProcessor]()
     if params.logit_bias:
         found.append(LogitBias(params.logit_bias))
-    if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0):
+    if params.has_penalties:
         found.append(Penalties(params, prompt_ids))
     if params.bad_word_ids:
         found.append(BadWords(params.bad_word_ids))

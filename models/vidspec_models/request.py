@@ -85,6 +85,10 @@ class Turn:
     def num_videos(self) -> int:
         return self.parts.count(VIDEO)
 
+    @property
+    def is_about_tools(self) -> bool:
+        return bool(self.tool_calls) or self.tool_call_id is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:
@@ -127,6 +131,10 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # what the engine's tokenizer makes of them
 
+    @property
+    def has_penalties(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
@@ -153,6 +161,17 @@ class GenerationRequest:
     committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
     n: int = 1  # answers to the prompt
     prompt_of: str | None = None  # of one answer among several: the request for all of them
+
+    @property
+    def names_tokens(self) -> bool:
+        """Whether it speaks of single tokens, by id or by text."""
+        return bool(self.stop_token_ids or self.sampling.logit_bias or self.sampling.bad_words)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything but temperature, top-p, top-k, min-p and a grammar decides on its tokens."""
+        law = self.sampling
+        return bool(law.logit_bias or law.has_penalties or law.bad_word_ids or self.min_tokens)
 
     def choice(self, index: int) -> GenerationRequest:
         """Answer `index` < n, from 0, as a request of its own: its seed is the request's plus `index`, modulo 2^64.

@@ -145,9 +145,9 @@ async def test_an_engine_that_begins_without_started_is_an_error(tmp_path: Path)
 async def test_a_pause_is_filled_with_comments(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, FakeEngine(ANSWER[0], gate, *ANSWER[1:]), keep_alive_s=0.02)
-    asyncio.get_running_loop().call_later(0.15, gate.set)
+    asyncio.get_running_loop().call_later(0.5, gate.set)
     body = (await world.ask(stream=True)).text
-    assert 3 <= body.count(": keep-alive\n\n") <= 8
+    assert 3 <= body.count(": keep-alive\n\n") <= 25
     assert text_of(events_of(body)) == "A red squäre."
 
 

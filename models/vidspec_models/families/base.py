@@ -17,7 +17,7 @@ from torch import Tensor
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.tools import as_messages_have_them, as_templates_read_them
+from vidspec_models.families.tools import as_messages_have_them, as_templates_read_it
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import VIDEO, ChatTemplate, Turn, Video
 
@@ -99,7 +99,7 @@ def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
         {
             "role": turn.role,
             "content": [_content(processor, part) for part in turn.parts],
-            **as_messages_have_them(turn, partial(_without_placeholders, processor)),
+            **(as_messages_have_them(turn, partial(_without_placeholders, processor)) if turn.is_about_tools else {}),
         }
         for turn in turns
     ]
@@ -154,7 +154,8 @@ def tokenised(
             add_generation_prompt=template.add_generation_prompt and not template.continue_final_message,
             continue_final_message=template.continue_final_message,
             tokenize=False,
-            tools=as_templates_read_them(template.tools, partial(_without_placeholders, processor)),
+            tools=[as_templates_read_it(tool, partial(_without_placeholders, processor)) for tool in template.tools]
+            or None,
             **template.switches,
         )
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from vidspec_models.request import ToolFormat, Turn
@@ -25,20 +25,15 @@ def tool_format(template: object, vocabulary: Collection[str]) -> ToolFormat:
     return ToolFormat.HERMES if is_hermes else ToolFormat.OTHER
 
 
-def as_templates_read_them(tools: Sequence[str], plain: Plain) -> list[dict[str, Any]] | None:
-    """A request's tools, each a JSON text, as objects; None for none."""
-    return [_object(tool, plain) for tool in tools] or None
-
-
 def as_messages_have_them(turn: Turn, plain: Plain) -> dict[str, Any]:
-    """What a message has besides role and content if it calls tools, or has a tool's result; arguments as objects."""
+    """What a turn that is about tools has besides role and content: calls, arguments as objects, or whose result."""
     fields: dict[str, Any] = {}
     if turn.tool_calls:
         fields["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.call_id,
-                "function": {"name": call.name, "arguments": _object(call.arguments, plain)},
+                "function": {"name": call.name, "arguments": as_templates_read_it(call.arguments, plain)},
             }
             for call in turn.tool_calls
         ]
@@ -47,6 +42,6 @@ def as_messages_have_them(turn: Turn, plain: Plain) -> dict[str, Any]:
     return fields
 
 
-def _object(text: str, plain: Plain) -> Any:
-    """What a JSON text says, made plain where no escape hides anything."""
+def as_templates_read_it(text: str, plain: Plain) -> Any:
+    """What the JSON text of a tool or of a call's arguments says, made plain where no escape hides anything."""
     return json.loads(plain(json.dumps(json.loads(text), ensure_ascii=False)))

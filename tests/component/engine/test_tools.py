@@ -17,7 +17,7 @@ from tests.component.engine.harness import EngineHarness, ask, scene_video
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import DEFAULT_TEMPLATE, SamplingParams, SpeculationMode, ToolFormat
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
-from vidspec_service.api.schemas.speech import message_of
+from vidspec_service.api.schemas.dialects import message_of
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 pytestmark = [pytest.mark.component, pytest.mark.slow, pytest.mark.timeout(240)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, TypeVar
@@ -17,6 +17,9 @@ from vidspec_service.api.generate.clock import AnswerClock
 from vidspec_service.api.generate.frames import decode_all
 from vidspec_service.api.generate.tellings import Tellings
 from vidspec_service.api.limits.deadline import Deadline
+from vidspec_service.api.schemas.dialects import Spoken, SpokenChoice
+from vidspec_service.api.schemas.logprobs import logprobs_of
+from vidspec_service.api.schemas.tellings import details_of
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
@@ -53,7 +56,7 @@ class Generation:
         self._outcome = "abort"
         self._began = time.monotonic()
         self._answers = [AnswerClock(services.metrics, self._began) for _ in range(request.n)]
-        self._tellings = Tellings(request.include, self._began)
+        self._tellings = Tellings(request.include, self._began) if request.include else None
         self._queue_s = self._decode_s = 0.0
 
     @property
@@ -105,19 +108,18 @@ class Generation:
         metrics.request_prompt_tokens.observe(first.prompt_tokens)
         metrics.video_tokens.observe(first.video_tokens)
 
-    @property
-    def tells_logprobs(self) -> bool:
-        """Whether log probabilities were asked for."""
-        return self._request.logprobs is not None
-
-    @property
-    def tells_details(self) -> bool:
-        """Whether it was asked who wrote each token."""
-        return Include.TOKEN_DETAILS in self._request.include
+    def about(self, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+        """What was asked for about the tokens of an answer, or of a piece."""
+        found: dict[str, Any] = {}
+        if self._request.logprobs is not None:
+            found["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
+        if Include.TOKEN_DETAILS in self._request.include:
+            found["token_details"] = details_of(each for piece in pieces for each in piece.details)
+        return found
 
     def news(self) -> dict[str, Any]:
         """What else was asked for and has not been told yet; a Told is made of it."""
-        return self._tellings.take([video["timestamps_s"] for video in self._videos]) if self._request.include else {}
+        return self._tellings.take([video["timestamps_s"] for video in self._videos]) if self._tellings else {}
 
     async def pieces(self) -> AsyncGenerator[TextDelta | Finished, None]:
         """Each answer's text, and what is asked for of its tokens, as it is committed, and its end; no empty piece."""
@@ -133,10 +135,28 @@ class Generation:
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
-            elif not isinstance(event, Accepted):
+            elif self._tellings is not None and not isinstance(event, Accepted):
                 self._tellings.add(event)
         if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")
+
+    async def spoken(self) -> Spoken:
+        """All of it, for an answer that is not streamed."""
+        said: list[list[TextDelta]] = [[] for _ in range(self.n)]
+        reasons: dict[int, str] = {}
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Finished):
+                    reasons[piece.choice] = piece.finish_reason.value
+                else:
+                    said[piece.choice].append(piece)
+        choices = [
+            SpokenChoice(
+                text="".join(piece.text for piece in pieces), about=self.about(pieces), finish_reason=reasons[index]
+            )
+            for index, pieces in enumerate(said)
+        ]
+        return Spoken(head=self.head, choices=choices, facts={**self.facts(), **self.news()})
 
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""

@@ -13,7 +13,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from vidspec_service.api.errors import body_of
 from vidspec_service.api.generate.generation import Generation
-from vidspec_service.api.generate.spoken import about
 from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.engine.types import Finished
@@ -82,7 +81,7 @@ class EventStream(Response):
                 if isinstance(piece, Finished):
                     await self._write_all(events.ended(piece.choice, piece.finish_reason.value))
                 else:
-                    await self._write_all(events.piece(piece.choice, piece.text, about(generation, [piece])))
+                    await self._write_all(events.piece(piece.choice, piece.text, generation.about([piece])))
         await self._write_all(events.closed(generation.facts()))
 
     async def _write_all(self, events: Iterable[str]) -> None:

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from fastapi import APIRouter, Request, Response
 
 from vidspec_service.api.generate.generation import Generation
-from vidspec_service.api.generate.spoken import spoken
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.openapi import documents
@@ -99,7 +98,7 @@ async def _answer(
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        found = await generation.run(spoken(generation))
+        found = await generation.run(generation.spoken())
         return Response(dialect.whole(found), media_type="application/json")
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from vidspec_models.request import ChatTemplate, ToolFormat
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.chat_turns import check_conversation
-from vidspec_service.api.schemas.speech import PlainSpeech, SpeechFactory
+from vidspec_service.api.schemas.dialects import PlainSpeech, SpeechFactory
 from vidspec_service.api.schemas.structured_output import Wanted
 from vidspec_service.api.schemas.tool_calls import CallSpeech
 from vidspec_service.api.schemas.tool_use import ToolUse

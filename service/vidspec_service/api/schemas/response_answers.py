@@ -10,8 +10,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, Spoken, sse
-from vidspec_service.api.schemas.speech import Delta, SpeechFactory, message_of
+from vidspec_service.api.schemas.dialects import (
+    Delta,
+    Dialect,
+    Events,
+    Facts,
+    News,
+    SpeechFactory,
+    Spoken,
+    message_of,
+    sse,
+)
 
 Item = dict[str, Any]
 

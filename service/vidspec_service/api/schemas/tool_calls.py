@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vidspec_service.api.schemas.speech import Delta, Speech
+from vidspec_service.api.schemas.dialects import Delta, Speech
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"  # tokens of models that call tools as Hermes and Qwen do
 

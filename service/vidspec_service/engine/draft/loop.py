@@ -35,8 +35,7 @@ from vidspec_service.engine.ipc.payload import CellScores, read_scores
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
-from vidspec_service.engine.worker.sampler import sampler_of
-from vidspec_service.engine.worker.teller import Teller
+from vidspec_service.engine.worker.meter import Teller
 
 MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
 _PACE_MEMORY = 0.95
@@ -164,7 +163,7 @@ class DraftLoop(WorkerLoop):
                 request.sampling.seed,
             ),
             cache=self._pool.new_cache(),
-            sampler=sampler_of(request, prompt, self._model, item.grammar),
+            sampler=item.sampler(self._model.stop_ids),
             grammar=item.grammar,
             include=request.include,
             max_tokens=min(request.max_tokens or room, room),

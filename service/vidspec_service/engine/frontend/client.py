@@ -19,7 +19,7 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, WorkerState
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import RequestMessage, RequestState, RequestTable
-from vidspec_service.engine.frontend.token_ids import names_tokens, with_token_ids
+from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -141,7 +141,7 @@ class EngineClient:
         if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:
             raise EngineDead("the target worker is gone and cannot be brought back")
         request = replace(request, speculation=self._mode(request))
-        if names_tokens(request):
+        if request.names_tokens:
             request = await asyncio.to_thread(with_token_ids, request, self._tokenizer)
         payload = await payload_of(request)
         request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice

@@ -10,11 +10,6 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.errors import InvalidRequest
 
 
-def names_tokens(request: GenerationRequest) -> bool:
-    """Whether there is anything to hold against it."""
-    return bool(request.stop_token_ids or request.sampling.logit_bias or request.sampling.bad_words)
-
-
 def with_token_ids(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
     """The request with its bad words as tokens; raises InvalidRequest for an id that the tokenizer does not have."""
     sampling = request.sampling

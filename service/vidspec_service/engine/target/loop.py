@@ -34,8 +34,7 @@ from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
-from vidspec_service.engine.worker.sampler import sampler_of
-from vidspec_service.engine.worker.teller import Teller
+from vidspec_service.engine.worker.meter import Teller
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -122,7 +121,7 @@ class TargetLoop(WorkerLoop):
             caller=request.caller,
             prompt=prompt,
             cache=self._pool.new_cache(),
-            sampler=sampler_of(request, prompt, self._model, item.grammar),
+            sampler=item.sampler(self._model.stop_ids),
             grammar=item.grammar,
             speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
             stop_ids=request.end_ids(self._model.stop_ids),

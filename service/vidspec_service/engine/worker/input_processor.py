@@ -19,7 +19,9 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
+from vidspec_models.logits_processors import processors_of
 from vidspec_models.request import GenerationRequest
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.messages import Generate
 from vidspec_service.engine.ipc.payload import read_request
@@ -48,6 +50,14 @@ class Input:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    def sampler(self, model_end_ids: frozenset[int]) -> CoupledSampler:
+        """What chooses its tokens: made here for both workers, so that the draft's law is the target's."""
+        request, prompt = self.request, self.prompt
+        assert isinstance(prompt, Prompt)
+        ends = request.end_ids(model_end_ids)
+        processors = processors_of(request, prompt.ids, ends) if request.changes_logits else []
+        return CoupledSampler(request.sampling, processors, constraint=self.grammar)
 
 
 class InputProcessor:

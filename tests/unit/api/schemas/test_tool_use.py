@@ -18,8 +18,8 @@ from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.conversation import Conversation
+from vidspec_service.api.schemas.dialects import message_of
 from vidspec_service.api.schemas.responses import ResponseRequest
-from vidspec_service.api.schemas.speech import message_of
 from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, CallSpeech
 from vidspec_service.errors import InvalidRequest
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, SamplingParams
-from vidspec_service.engine.frontend.token_ids import names_tokens, with_token_ids
+from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.errors import InvalidRequest
 
 
@@ -16,7 +16,7 @@ def ids(text: str) -> tuple[int, ...]:
 
 def test_a_bad_word_is_excluded_with_and_without_a_space_before_it() -> None:
     request = GenerationRequest(request_id="r", turns=(), sampling=SamplingParams(bad_words=(" ab", "c", "ab")))
-    assert names_tokens(request)
+    assert request.names_tokens
     found = with_token_ids(request, TOKENIZER).sampling.bad_word_ids
     assert found == (ids("ab"), ids(" ab"), ids("c"), ids(" c"))
 
@@ -35,4 +35,4 @@ def test_an_id_beyond_the_tokenizer_is_refused_by_its_fields_name(request_: Gene
 
 
 def test_a_plain_request_names_none() -> None:
-    assert not names_tokens(GenerationRequest(request_id="r", turns=()))
+    assert not GenerationRequest(request_id="r", turns=()).names_tokens

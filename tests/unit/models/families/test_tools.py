@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vidspec_models.families.base import conversation, tokenised
-from vidspec_models.families.tools import as_templates_read_them, tool_format
+from vidspec_models.families.tools import tool_format
 from vidspec_models.loading.load_model import load_processor
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import ChatTemplate, ToolCall, ToolFormat, Turn
@@ -73,4 +73,5 @@ def test_no_words_about_tools_stand_for_a_video(processor: Any) -> None:
     ids = tokenised(processor, [Turn(role="user", parts=("Go.",))], [], ChatTemplate(tools=(hidden,)))
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == {"to": "a < video> < image>"}
     assert not {processor.tokenizer.convert_tokens_to_ids(name) for name in ("<video>", "<image>")} & {*ids.tolist()}
-    assert as_templates_read_them((), str) is None
+    without = tokenised(processor, [Turn(role="user", parts=("Go.",))], [], ChatTemplate())
+    assert "<tools>" not in processor.tokenizer.decode(without, skip_special_tokens=False)

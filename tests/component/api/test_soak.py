@@ -1,0 +1,215 @@
+"""For `make test-all`: thousands of requests over HTTP, a third of them hostile, while the workers are killed in turns.
+
+None is lost, no text changes, and the server ends as small as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.processes import Served, running
+from tests.hostile.corpus import corpus, mutations
+from tests.hostile.seeds import render_seeds
+from vidspec_models.request import SpeculationMode
+from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.bench.serve.load import render_clips
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
+
+_AT_ONCE = 12
+_PATIENCE_S = 300.0
+_NUM_KINDS = 32  # of honest questions
+_WARM_UP = 1500  # until caches of clips and texts are full, and both workers have been replaced
+_WARM_UP_KILL_EVERY_S = 15.0
+_CACHES = "--max-cached-frame-bytes=16777216", "--max-cached-feature-bytes=16777216"
+
+Sender = Callable[[str], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What the server's API process holds while nothing runs."""
+
+    resident_bytes: int
+    num_descriptors: int
+    num_processes: int
+
+
+class Soak:
+    """Senders of every kind; the texts of honest questions are known from a calm time."""
+
+    def __init__(self, client: httpx.AsyncClient, files: Iterator[bytes], clips: list[bytes]) -> None:
+        self._client, self._files, self._clips = client, files, clips
+        self._dice = random.Random(2)
+        self._calm: dict[int, str] = {}
+        self._senders: list[tuple[Sender, float]] = [
+            (self._ask, 0.55),
+            (self._leave, 0.1),
+            (self._send_hostile_file, 0.2),
+            (self._send_odd_body, 0.1),
+            (self._ask_too_much, 0.05),
+        ]
+
+    async def listen(self) -> None:
+        """The texts that are right."""
+        for kind in range(_NUM_KINDS):
+            self._calm[kind] = await self._answer(kind, SpeculationMode.OFF)
+
+    async def run(self, count: int) -> Counter[str]:
+        """Send so many, some at once; how often each thing happened."""
+        senders, weights = zip(*self._senders, strict=True)
+        chosen = iter(self._dice.choices(senders, weights, k=count))
+        told = Counter[str]()
+
+        async def one_after_another() -> None:
+            for number, send in enumerate(chosen):
+                told[await send(str(number))] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(one_after_another())
+        return told
+
+    async def _ask(self, number: str) -> str:
+        kind = self._dice.randrange(_NUM_KINDS)
+        text = await self._answer(kind, self._dice.choice(list(SpeculationMode)))
+        assert text == self._calm[kind], (number, kind)
+        return "answered"
+
+    async def _answer(self, kind: int, mode: SpeculationMode) -> str:
+        response = await self._client.post(**self._question(kind, mode, is_streamed=kind % 4 > 1))
+        assert response.status_code == httpx.codes.OK, response.text
+        if kind % 4 <= 1:
+            return str(response.json()["choices"][0]["message"]["content"])
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+        assert events.pop() == "[DONE]", response.text
+        facts = [json.loads(event) for event in events]
+        assert not any("error" in fact for fact in facts), response.text
+        return "".join(choice.get("delta", {}).get("content", "") for fact in facts for choice in fact["choices"])
+
+    def _question(self, kind: int, mode: SpeculationMode, *, is_streamed: bool) -> dict[str, Any]:
+        """Odd kinds show a clip, the others are text only."""
+        fields: dict[str, Any] = {
+            "prompt": "Describe the video.",
+            "max_tokens": 10 + kind,
+            "temperature": 0.5,
+            "seed": kind,
+            "stream": is_streamed,
+            "speculation": mode.value,
+        }
+        if kind % 2:
+            files = {"video": ("clip.mp4", self._clips[kind % len(self._clips)], "video/mp4")}
+            form = {name: json.dumps(value).strip('"') for name, value in fields.items()}
+            return {"url": "/v1/video-chat", "data": form, "files": files}
+        return {"url": "/v1/video-chat", "json": fields}
+
+    async def _leave(self, _: str) -> str:
+        """After a while, whatever it had."""
+        question = self._question(self._dice.randrange(_NUM_KINDS), SpeculationMode.PARALLEL, is_streamed=True)
+        answer = asyncio.ensure_future(self._client.post(**question))
+        await asyncio.wait([answer], timeout=self._dice.uniform(0.0, 1.0))
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+        return "left"
+
+    async def _send_hostile_file(self, number: str) -> str:
+        form = {"prompt": "What moves?", "num_frames": "4", "max_tokens": "8"}
+        files = {"video": ("clip.mp4", next(self._files), "video/mp4")}
+        response = await self._client.post("/v1/video-chat", data=form, files=files)
+        assert response.status_code in (200, 413, 415, 422), (number, response.text)
+        return f"file {response.status_code}"
+
+    async def _send_odd_body(self, number: str) -> str:
+        body = self._dice.choice(
+            [
+                json.dumps({"prompt": "x", "k" * 200_000: 1}),
+                json.dumps({"prompt": "x", "max_tokens": 2**70}),
+                json.dumps({"prompt": "x", "temperature": [[[[1]]]]}),
+                '{"prompt": "x", "stop": ' + "[" * 5_000 + "]" * 5_000 + "}",
+                json.dumps({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": 7}}}),
+                "\x00" * 1_000,
+            ]
+        )
+        headers = {"content-type": "application/json"}
+        response = await self._client.post("/v1/video-chat", content=body, headers=headers)
+        assert response.status_code == httpx.codes.BAD_REQUEST, (number, response.text)
+        return "odd body"
+
+    async def _ask_too_much(self, number: str) -> str:
+        response = await self._client.post("/v1/video-chat", json={"prompt": "\U0001f3a5" * 20_000})
+        assert response.status_code == httpx.codes.BAD_REQUEST, (number, response.text)
+        return "too long"
+
+
+async def _kill_in_turns(server: Served, every_s: float) -> None:
+    while True:
+        for role in ("vidspec-target", "vidspec-draft"):
+            await asyncio.sleep(every_s)
+            for process in _processes(server):
+                if process.name() == role:
+                    process.kill()
+
+
+def _processes(server: Served) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in server.family()]
+
+
+async def _footprint(server: Served, client: httpx.AsyncClient) -> Footprint:
+    """Once both workers are there and nothing runs; raises TimeoutError if that never comes."""
+    async with asyncio.timeout(120):
+        while True:
+            page = (await client.get("/metrics")).text
+            samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+            busy = sum(each.value for each in samples if each.name.startswith("vidspec:num_requests_"))
+            ready = sum(each.value for each in samples if each.name == "vidspec:worker_ready")
+            if not busy and ready == len(("target", "draft")):
+                break
+            await asyncio.sleep(0.5)
+    await asyncio.sleep(5.0)  # what was given up has been put away
+    api = psutil.Process(server.process.pid)
+    return Footprint(api.memory_info().rss, api.num_fds(), len(server.family()))
+
+
+@pytest.mark.parametrize(("count", "kill_every_s"), [(400, 8.0), (10_000, 60.0)])
+def test_nothing_is_lost_and_no_text_changes_while_workers_die(tmp_path: Path, count: int, kill_every_s: float) -> None:
+    seeds = render_seeds(tmp_path)
+    known = [content for _, content in corpus(seeds, tmp_path)]
+    files = iter([*mutations(seeds, 10_000, seed=3), *known])
+    uploads = tmp_path / "uploads"
+    flags = ["--port=0", "--log-format=json", "--no-access-log", f"--upload-dir={uploads}", *_CACHES]
+
+    async def soak(server: Served) -> tuple[Counter[str], Footprint, Footprint]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S) as client:
+            soaked = Soak(client, files, render_clips(8, is_mixed=True))
+            await soaked.listen()
+            async with alongside(_kill_in_turns(server, _WARM_UP_KILL_EVERY_S)):
+                await soaked.run(_WARM_UP)
+            before = await _footprint(server, client)
+            async with alongside(_kill_in_turns(server, kill_every_s)):
+                told = await soaked.run(count)
+            return told, before, await _footprint(server, client)
+
+    with running([sys.executable, "-m", "vidspec_service", "serve", *flags]) as server:
+        began = time.monotonic()
+        told, before, after = asyncio.run(soak(server))
+        print(f"{count} in {time.monotonic() - began:.0f} s: {dict(told)}; {before} -> {after}")  # noqa: T201
+        left = [path for path in uploads.rglob("*") if path.is_file() and path.suffix != ".lock"]
+        assert sum(told.values()) == count
+        assert after.resident_bytes < 1.03 * before.resident_bytes
+        assert after.num_descriptors <= before.num_descriptors
+        assert after.num_processes <= before.num_processes
+        assert not left
