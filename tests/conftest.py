@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Two files of tests run beside each other: with a core each, or their threads wait for one another. Workers of the
+# engine choose for themselves.
+if "PYTEST_XDIST_WORKER" in os.environ:  # noqa: TID251
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251
+
 # A test says what holds, not how fast this machine is at the moment.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
