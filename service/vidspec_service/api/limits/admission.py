@@ -140,9 +140,16 @@ class Permit:
             self.num_places = total
 
     def hold_bytes(self, total: int) -> None:
-        """From now on the body holds `total` bytes, if that is more than before; raises QueueFull."""
+        """From now on the body holds `total` bytes, if that is more than before; raises QueueFull or TooManyRequests.
+
+        Who is refused holds nothing from then on: else all that grow side by side would be, one after the other.
+        """
         if total > self.num_bytes:
-            self._admission.check_bytes(self, total)
+            try:
+                self._admission.check_bytes(self, total)
+            except CapacityError:
+                self.num_bytes = 0
+                raise
             self.num_bytes = total
 
 
