@@ -32,6 +32,8 @@ _ERRORS = {
     503: "Every place is taken, the server is shutting down or the model is not loaded. See Retry-After.",
     504: "The request took longer than its time limit.",
 }
+# By its name: FastAPI would make a validator of the model for each status of each route.
+_PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
@@ -84,7 +86,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The documentation of these error statuses."""
     documented: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        documented[status] = {"model": ErrorBody, "description": _ERRORS[status]}
+        documented[status] = {"description": _ERRORS[status], "content": _PROBLEM}
         if status in (429, 503):
             documented[status]["headers"] = _RETRY_AFTER
         elif status in (500, 504):
@@ -123,7 +125,8 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        _, definitions = models_json_schema([(model, "validation") for model in (*_FORMS, *_JSONS)], ref_template=_REF)
+        models: tuple[type[BaseModel], ...] = (*_FORMS, *_JSONS, ErrorBody)
+        _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
         schemas = definitions["$defs"]
         for form in _FORMS:
             properties = schemas[form.__name__]["properties"]
