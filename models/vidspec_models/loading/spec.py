@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
@@ -46,23 +45,18 @@ def model_path(spec: ModelSpec) -> str:
     return str(BUNDLED_TARGET if spec.role == "target" else BUNDLED_DRAFT)
 
 
-def require_model(spec: ModelSpec) -> None:
-    """Raises ModelLoadError for what is no folder and cannot be a hub id: the hub's client would try half a minute."""
-    path = Path(model_path(spec))
-    if path.is_file():
-        raise ModelLoadError(f"{spec.name} is a file; name the folder that it lies in")
-    if not path.is_dir() and (path.is_absolute() or str(path).startswith(("~", "..")) or str(path).count("/") != 1):
-        where = f"looked for {path.absolute()}"
-        raise ModelLoadError(f"{spec.name} is no folder ({where}), nor a hub id, which looks like owner/name")
-
-
-def find_family(model_type: str) -> Family:
-    """The family of a transformers `model_type`; raises ModelLoadError for one we do not list."""
+def require_family(model_type: str) -> None:
+    """Raises ModelLoadError for a transformers `model_type` that we do not list."""
     if model_type not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
         raise ModelLoadError(
             f"model type {model_type!r} is not supported; supported: {known} (docs/models.md names checkpoints)"
         )
+
+
+def find_family(model_type: str) -> Family:
+    """The family of a transformers `model_type`; raises ModelLoadError for one we do not list."""
+    require_family(model_type)
     module, name = _FAMILIES[model_type]
     family: Family = getattr(import_module(module), name)()
     return family

@@ -9,7 +9,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.spec import ModelSpec, require_model
+from vidspec_models.loading.early_checks import require_loadable
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.ipc.messages import Configure, Ready
@@ -37,7 +38,7 @@ def configure_messages(config: EngineConfig) -> list[Configure]:
     }
     try:
         for spec in specs.values():
-            require_model(spec)
+            require_loadable(spec)
     except ModelLoadError as error:
         raise ConfigError(str(error)) from error
     return [

@@ -1,0 +1,88 @@
+"""What can be told of a model before torch is imported: that there is none, or that its device does not exist.
+
+Importing libraries takes a worker seconds, and the hub's client half a minute to give a network up. These checks take
+less than a second, for a hub id that is not in the cache a request to the hub, and what they pass may still fail.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.cuda_driver import find_devices
+from vidspec_models.loading.files import first_line, flaw
+from vidspec_models.loading.spec import ModelSpec, model_path
+from vidspec_models.synthetic.recipe import find_recipe
+
+_HUB_TIMEOUT_S = 10.0
+
+
+def require_loadable(spec: ModelSpec) -> None:
+    """Raises ModelLoadError for what is no checkpoint, a hub id that cannot be had, a device that is not there."""
+    require_model(spec)
+    require_devices(spec)
+    path = Path(model_path(spec))
+    if not path.is_dir():
+        _require_on_hub(spec)
+    elif find_recipe(str(path)) is None and (found := flaw(path)):
+        raise ModelLoadError(f"{spec.name} {found}")
+
+
+def require_model(spec: ModelSpec) -> None:
+    """Raises ModelLoadError for what is no folder and cannot be a hub id: the hub's client would try half a minute."""
+    path = Path(model_path(spec))
+    if path.is_file():
+        raise ModelLoadError(f"{spec.name} is a file; name the folder that it lies in")
+    if not path.is_dir() and (path.is_absolute() or str(path).startswith(("~", "..")) or str(path).count("/") != 1):
+        where = f"looked for {path.absolute()}"
+        raise ModelLoadError(f"{spec.name} is no folder ({where}), nor a hub id, which looks like owner/name")
+
+
+def require_devices(spec: ModelSpec) -> None:
+    """Raises ModelLoadError for CUDA devices that torch would not find. "auto" takes what there is."""
+    wanted = [name for name in spec.device.split(",") if name.startswith("cuda")]
+    if not wanted:
+        return
+    remedy = f"or run on the CPU (--{spec.role}-device cpu)"
+    if (torch := version("torch")).endswith("+cpu"):
+        raise ModelLoadError(
+            f"{spec.role} device {spec.device!r} does not exist: torch {torch} is built without CUDA; "
+            f"install a build with it, {remedy}"
+        )
+    found = find_devices()
+    if found is None:
+        return
+    for name in wanted:
+        if int(name.partition(":")[2] or 0) >= found.count:
+            there = f"the driver shows {found.count} CUDA devices" if found.count else found.why_none
+            raise ModelLoadError(
+                f"{spec.role} device {name!r} does not exist: {there}; name another, give the container its GPUs "
+                f"(docker run --gpus all), look at nvidia-smi and CUDA_VISIBLE_DEVICES, {remedy}"
+            )
+
+
+def _require_on_hub(spec: ModelSpec) -> None:
+    """A hub id, in the cache or on the hub. What the hub answers otherwise (it is busy, say) is left to the loading."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(try_to_load_from_cache(spec.path, "config.json", revision=spec.revision), str):
+        return
+    fetch = f"fetch it where there is one (hf download {spec.path} --local-dir FOLDER) and name the folder"
+    try:
+        HfApi().model_info(spec.path, revision=spec.revision, timeout=_HUB_TIMEOUT_S)
+    except RepositoryNotFoundError:
+        raise ModelLoadError(
+            f"{spec.name} is no folder here, and the hub shows no such model; check the id, "
+            "or log in if it is a private one (hf auth login)"
+        ) from None
+    except RevisionNotFoundError:
+        raise ModelLoadError(f"{spec.name} has no revision {spec.revision!r} on the hub") from None
+    except HfHubHTTPError:
+        return
+    except Exception as error:  # of whatever the hub's client speaks HTTP with
+        raise ModelLoadError(
+            f"{spec.name} is no folder here nor in the hub's cache, and the hub cannot be reached "
+            f"({first_line(error)}); check id and network, or {fetch}"
+        ) from error

@@ -1,0 +1,68 @@
+"""What is wrong with a checkpoint's files, told by looking at them. Without torch: a bad folder is refused at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.spec import require_family
+
+NEEDED = "a checkpoint has config.json, *.safetensors, tokenizer.json, a processor's settings and a chat template"
+_INDEX = "model.safetensors.index.json"
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_LFS = b"version https://git-lfs"
+
+
+def flaw(folder: Path) -> str | None:
+    """The first thing that is wrong with a folder's files, to be said after the model's name."""
+    if not (folder / "config.json").is_file():
+        return f"has no config.json: not a checkpoint, or its download has not ended ({NEEDED})"
+    return _wrong_config(folder / "config.json") or _wrong_weights(folder) or _missing_words(folder)
+
+
+def _wrong_config(file: Path) -> str | None:
+    try:
+        require_family(str(json.loads(file.read_text(encoding="utf-8"))["model_type"]))
+    except (ValueError, KeyError, TypeError):
+        return "has a config.json that is not JSON with a model_type; fetch it again"
+    except ModelLoadError as error:
+        return f"cannot be served: {error}"
+    return None
+
+
+def _wrong_weights(folder: Path) -> str | None:
+    index = folder / _INDEX
+    named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+    if missing := sorted(name for name in named if not (folder / name).is_file()):
+        return f"is downloaded in part: {missing[0]} is missing (in all {len(missing)} of {len(named)}); fetch it again"
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        has_pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        why = "only as pickles, which are never read; convert them to" if has_pickles else "nowhere; it needs"
+        return f"has its weights {why} *.safetensors"
+    for file in files:
+        try:
+            with safe_open(str(file), framework="np"):
+                pass
+        except SafetensorError as error:
+            with file.open("rb") as opened:
+                if opened.read(len(_LFS)) == _LFS:
+                    return f"has a Git LFS pointer in the place of {file.name}; run: git lfs pull"
+            return f"has a damaged file, or one downloaded in part: {file.name} ({first_line(error)}); fetch it again"
+    return None
+
+
+def _missing_words(folder: Path) -> str | None:
+    if not (folder / "tokenizer.json").is_file():
+        return "has no tokenizer.json; fetch it again, or convert a slow tokenizer with AutoTokenizer.save_pretrained"
+    if not any((folder / name).is_file() for name in _PROCESSORS):
+        return f"has none of {', '.join(_PROCESSORS)}; fetch it again"
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """Of what an exception says; its type where it says nothing."""
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
