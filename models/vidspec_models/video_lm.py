@@ -14,7 +14,7 @@ from vidspec_models.backends.select import StepLogits
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family, check_text_fits
 from vidspec_models.families.tools import tool_format
@@ -83,6 +83,15 @@ class VideoLM:
     def default_num_frames(self) -> int:
         return self._family.default_num_frames(self._processor)
 
+    def num_video_tokens(self, video: Video) -> int:
+        """Prompt rows that it takes at least."""
+        return self._family.num_video_tokens(self._model, self._processor, video)
+
+    @torch.inference_mode()
+    def encode(self, video: Video) -> EncodedVideo:
+        """Run the vision tower."""
+        return self._family.encode(self._model, self._processor, video)
+
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
         if not self._grammars:
@@ -102,7 +111,7 @@ class VideoLM:
         Raises ContextOverflow, before that cost where the videos alone, or the words alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
-        num_video_tokens = sum(family.num_video_tokens(model, processor, video) for video in videos)
+        num_video_tokens = sum(map(self.num_video_tokens, videos))
         if num_video_tokens >= self.context_length:
             raise ContextOverflow(
                 f"the video takes {num_video_tokens} tokens, the model's context is {self.context_length}; "
@@ -113,7 +122,7 @@ class VideoLM:
         known = encoded or EncoderCache(0)
 
         def make() -> Prompt:
-            features = [known.get(video, lambda each: family.encode(model, processor, each)) for video in videos]
+            features = [known.get(video, self.encode) for video in videos]
             return family.prepare(model, processor, self.decoder, turns, features, template)
 
         return make() if self._side is None else self._side.run(make)

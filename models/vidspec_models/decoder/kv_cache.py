@@ -39,6 +39,11 @@ class CacheGeometry:
         """Keys and values of one position over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
+    def bytes_per_token_on(self, device: torch.device) -> int:
+        """Of those layers that are on a device."""
+        num_layers = sum(len(span.layers) for span in self.spans if span.device == device)
+        return self.bytes_per_token() * num_layers // self.num_layers
+
     def padded(self, num_tokens: int) -> int:
         """Rounded up to whole blocks."""
         return -(-num_tokens // self.context_block) * self.context_block
@@ -124,6 +129,11 @@ class KVPool:
         self.geometry = geometry
         self.num_tokens = num_tokens // geometry.context_block * geometry.context_block
         self.num_used = 0
+
+    @property
+    def usage(self) -> float:
+        """Share of the budget that caches have, 0 to 1."""
+        return self.num_used / self.num_tokens if self.num_tokens else 0.0
 
     def new_cache(self) -> KVCache:
         """An empty cache, which takes nothing from the budget yet."""

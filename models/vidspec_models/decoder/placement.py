@@ -50,7 +50,7 @@ def _existing(name: str) -> torch.device:
         raise ModelLoadError(f"device {name!r} is not one of cpu, cuda, cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelLoadError(f"device {name!r} does not exist; CUDA devices found: {torch.cuda.device_count()}")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device  # one name for each
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -30,7 +30,6 @@ COMMANDS: Mapping[str, str] = {
 }
 # Flags of vLLM's without a counterpart of the same meaning: what a spelling close by would suggest misleads.
 _VLLM_FLAGS: Mapping[str, str] = {
-    "--gpu-memory-utilization": "the cache is sized in tokens: --kv-cache-tokens",
     "--max-num-batched-tokens": "the closest is --prefill-chunk",
     "--tensor-parallel-size": "name the devices: --target-device cuda:0,cuda:1",
     "--pipeline-parallel-size": "name the devices: --target-device cuda:0,cuda:1",

@@ -25,6 +25,7 @@ from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
 from vidspec_service.telemetry import Metrics, configure_logging
@@ -82,12 +83,14 @@ def settings_for(args: argparse.Namespace) -> Settings:
 @asynccontextmanager
 async def running_service(settings: Settings) -> AsyncIterator[RunningService]:
     """Engine and decode pool for these settings, ready; ended with the block. Raises ConfigError."""
+    config = engine_config(settings)
+    check_models(config)
     metrics = Metrics(CollectorRegistry())
     began = time.monotonic()
     _log.info("loading", extra={"model": settings.model, "draft_model": settings.draft_model})
     async with AsyncExitStack() as stack:
         with loading_display() as tell:
-            engine = LocalEngine(engine_config(settings), metrics, on_loading=tell)
+            engine = LocalEngine(config, metrics, on_loading=tell)
             await stack.enter_async_context(engine)
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)

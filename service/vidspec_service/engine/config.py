@@ -9,6 +9,7 @@ from vidspec_models.compression import DyCoke as DyCoke
 from vidspec_models.request import Preservation as Preservation
 from vidspec_models.request import SpeculationMode
 
+CPU_KV_CACHE_TOKENS = 65536  # of a worker whose device does not say how much it has left
 _BUNDLED_NAME = "vidspec-bundled"
 
 
@@ -39,7 +40,9 @@ class EngineConfig:
     served_model_name: tuple[str, ...] | None = None  # None: the target's own name
     max_running_requests: int = 16
     max_context: int | None = None
-    kv_cache_tokens: int = 65536  # keys and values of so many tokens, prompts and answers of all requests together
+    # Keys and values of so many tokens at most, prompts and answers of all requests together; None: what fits on CUDA.
+    kv_cache_tokens: int | None = None
+    gpu_memory_utilization: float = 0.9  # share of a CUDA device's memory that all workers on it may fill
     default_max_tokens: int = 256  # of requests that name no limit
     max_cached_feature_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
     prefill_chunk: int = 512  # prompt rows per forward between two decoding steps

@@ -7,6 +7,7 @@ and below.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import os
 import signal
@@ -15,8 +16,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
-from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Loading, Ready, Started
+from vidspec_service.engine.ipc.messages import Configure, KVBudget, Loaded, LoadFailed, Loading, Ready, Started
+from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
@@ -83,13 +87,17 @@ def _serve(channel: Channel, config: Configure) -> int:
     from vidspec_service.engine.draft.loop import DraftLoop
     from vidspec_service.engine.speculation.probe import measure_costs
     from vidspec_service.engine.target.loop import TargetLoop
+    from vidspec_service.engine.worker.memory import measure_memory
 
     torch.set_num_threads(config.threads)
     try:
         model = load_model(config.spec, partial(_tell, channel))
+        memory = measure_memory(model, config.engine)
     except ModelLoadError as error:
         channel.send(LoadFailed(message=str(error)))
         return 2
+    if memory is not None:
+        config = _within_budget(channel, config, memory)
     if model.has_kernels:
         torch.set_num_threads(config.prompt_threads)
     geometry = model.decoder.geometry
@@ -101,6 +109,7 @@ def _serve(channel: Channel, config: Configure) -> int:
     channel.send(
         Ready(
             context_length=model.context_length,
+            kv_cache_tokens=loop.kv_cache_tokens,
             default_num_frames=model.default_num_frames,
             device=geometry.device_names,
             dtype=str(geometry.dtype).removeprefix("torch."),
@@ -113,6 +122,17 @@ def _serve(channel: Channel, config: Configure) -> int:
     )
     loop.run()
     return 0
+
+
+def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
+    """Ask how many tokens there is room for; raises ChannelClosed if no answer comes."""
+    channel.send(Loaded(memory=memory))
+    wait_readable([channel], config.engine.start_timeout_s)
+    received = channel.receive()
+    if received is None or not isinstance(received[0], KVBudget):
+        raise ChannelClosed("no budget came")
+    engine = dataclasses.replace(config.engine, kv_cache_tokens=received[0].num_tokens)
+    return structs.replace(config, engine=engine)
 
 
 def _tell(channel: Channel, what: str, fraction: float | None) -> None:

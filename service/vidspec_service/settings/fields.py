@@ -53,6 +53,7 @@ Devices = Annotated[str, AfterValidator(_device_list)]  # several: a model's lay
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=0.99)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
@@ -127,8 +128,12 @@ class Settings(BaseSettings):
     )
     default_max_tokens: Count = Field(default=256, description="Answer tokens of requests without max_tokens.")
     max_context: Count | None = Field(default=None, description="Tokens of prompt plus answer; unset: the model's.")
-    kv_cache_tokens: Count = Field(
-        default=65536, description="Tokens that all running requests may hold in a worker's KV cache together."
+    kv_cache_tokens: Count | None = Field(
+        default=None,
+        description="Most tokens in a worker's KV cache, of all requests; unset: 65536 on a CPU, what fits on CUDA.",
+    )
+    gpu_memory_utilization: Share = Field(
+        default=0.9, description="Share of a GPU's memory for weights, activations and KV cache of all workers on it."
     )
     prefill_chunk: Count = Field(default=512, description="Prompt tokens prefilled in one step.")
 

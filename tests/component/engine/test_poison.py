@@ -21,7 +21,7 @@ from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import configure_messages
-from vidspec_service.engine.ipc.messages import Message, Ready
+from vidspec_service.engine.ipc.messages import Loaded, Message, Ready
 from vidspec_service.engine.types import Accepted
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
@@ -96,6 +96,9 @@ class Owner:
         self.excuses = excuses
         self.num_lost = 0
         self.reason: str | None = None
+
+    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+        raise AssertionError("on a CPU nobody asks")
 
     def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
 

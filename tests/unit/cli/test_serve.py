@@ -151,6 +151,13 @@ def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch: pytest.Monk
     assert world.events == []
 
 
+def test_a_model_that_is_not_there_ends_the_start_before_any_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(monkeypatch)
+    with pytest.raises(ConfigError, match="target model '/no/model' is no folder"):
+        world.run("serve", "--port", "0", "--model", "/no/model")
+    assert world.events == []
+
+
 def test_a_model_that_does_not_load_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     world = _World(monkeypatch)
     world.load_error = ConfigError("target model folder '/x' does not exist")
@@ -190,9 +197,10 @@ def settings_for(*argv: str) -> Settings:
 def test_what_vllm_serve_is_given_means_the_same_here() -> None:
     settings = settings_for(
         "org/model", "--max-model-len", "4096", "--max-num-seqs", "3", "--dtype", "bfloat16", "--served-model-name",
-        "a", "b", "--api-key", "key-0123456789abcdef",
+        "a", "b", "--api-key", "key-0123456789abcdef", "--gpu-memory-utilization", "0.8",
     )  # fmt: skip
     assert (settings.model, settings.max_context, settings.max_running_requests) == ("org/model", 4096, 3)
+    assert settings.gpu_memory_utilization == 0.8
     assert (settings.target_dtype, settings.served_model_name) == ("bfloat16", ("a", "b"))
     assert api_keys(settings) == {"key-0123456789abcdef"}
 

@@ -25,6 +25,7 @@ from vidspec_service.engine.ipc.messages import (
     Cancel,
     Ended,
     Heartbeat,
+    Loaded,
     LoadFailed,
     Loading,
     Message,
@@ -78,7 +79,7 @@ class WorkerClient(ABC):
             self._fail("ended unexpectedly")
 
     def _handle(self, message: Message, fds: Sequence[int]) -> None:
-        if isinstance(message, Started | Ready | LoadFailed):
+        if isinstance(message, Started | Loaded | Ready | LoadFailed):
             self._come_up(message, fds)
             return
         if isinstance(message, Heartbeat):
@@ -92,8 +93,8 @@ class WorkerClient(ABC):
         self._alarm = asyncio.get_running_loop().call_later(seconds, action)
 
     @abstractmethod
-    def _come_up(self, message: Started | Ready | LoadFailed, fds: Sequence[int]) -> None:
-        """Its process is there, is ready, or never will be."""
+    def _come_up(self, message: Started | Loaded | Ready | LoadFailed, fds: Sequence[int]) -> None:
+        """Its process is there, asks how much memory it may take, is ready, or never will be."""
 
     @abstractmethod
     def _fall_silent(self) -> None:
@@ -178,8 +179,7 @@ class EngineClient:
             case Heartbeat():
                 idle = max(0.0, 1 - message.busy_s / message.elapsed_s)
                 self._metrics.worker_idle_ratio.labels(worker.role).set(idle)
-                used = message.cache_tokens / self._config.kv_cache_tokens
-                self._metrics.kv_cache_usage_perc.labels(worker.role).set(used)
+                self._metrics.kv_cache_usage_perc.labels(worker.role).set(message.cache_usage)
                 for start, end, _ in message.forwards:
                     self._metrics.forward[worker.role].observe(end - start)
                 self._on_heartbeat(worker.role, message)

@@ -9,11 +9,12 @@ import time
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, ignore
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
+from vidspec_service.engine.frontend.kv_shares import KVShares
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Peer, Ready, Rejected
+from vidspec_service.engine.ipc.messages import Loaded, Peer, Ready, Rejected
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import Metrics
 
@@ -26,6 +27,7 @@ class LocalEngine(EngineClient):
     _workers: dict[str, Worker]
     _ready: dict[str, Ready]
     _started: asyncio.Future[None]
+    _shares: KVShares
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class LocalEngine(EngineClient):
 
     async def __aenter__(self) -> LocalEngine:
         self._workers, self._ready = {}, {}
+        self._shares = KVShares(self._config, self._workers)
         self._started = asyncio.get_running_loop().create_future()
         for configure in configure_messages(self._config):
             worker = self._workers[configure.role] = Worker(configure, self._launcher, self)
@@ -85,11 +88,19 @@ class LocalEngine(EngineClient):
         """For operators and for tests that kill workers."""
         return {role: worker.pid for role, worker in self._workers.items()}
 
+    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+        """It is told how much of its devices it may fill once all workers that share them have loaded."""
+        try:
+            self._shares.measured(worker.role, loaded.memory)
+        except ConfigError as error:
+            self.worker_dead(worker, error.message)
+
     def worker_ready(self, worker: Worker, ready: Ready) -> None:
         """A worker (again) takes work: introduce the two to each other, hand it what is in flight."""
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
+        self._shares.ready(worker.role)
         if worker.role == "target" and self._lost_at is not None:
             self._outage_s += time.monotonic() - self._lost_at
             self._lost_at = None

@@ -13,14 +13,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 from vidspec_service.engine.frontend.client import WorkerClient
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher, WorkerProcess
-from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Configure, LoadFailed, Message, Ready, Started
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
+from vidspec_service.engine.ipc.messages import Configure, KVBudget, Loaded, LoadFailed, Message, Ready, Started
 
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 class WorkerOwner(Protocol):
     """Who is told what becomes of a worker; all calls come from the event loop."""
 
+    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None: ...  # it waits for `Worker.grant`
     def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
     def worker_said(self, worker: Worker, message: Message) -> None: ...
     def worker_lost(self, worker: Worker) -> bool: ...  # True if it was the work, not the worker
@@ -70,6 +72,12 @@ class Worker(WorkerClient):
         limit_s = self._config.engine.start_timeout_s
         self._set_alarm(limit_s, partial(self._fail, f"was not ready within {limit_s:g} s", hangs=True))
 
+    def grant(self, num_tokens: int) -> None:
+        """Tell a worker that has loaded how many tokens its KV cache may hold."""
+        if self._channel is not None:
+            with suppress(ChannelFull, ChannelClosed):  # its end is seen by the reader
+                self._channel.send(KVBudget(num_tokens=num_tokens))
+
     async def stop(self) -> None:
         """End the process: close its channel, which ends its loop; kill it if that takes too long."""
         self._enter(WorkerState.DEAD)
@@ -82,10 +90,12 @@ class Worker(WorkerClient):
     def _enter(self, state: WorkerState) -> None:
         self.state, self._since = state, time.monotonic()
 
-    def _come_up(self, message: Started | Ready | LoadFailed, fds: Sequence[int]) -> None:
+    def _come_up(self, message: Started | Loaded | Ready | LoadFailed, fds: Sequence[int]) -> None:
         match message:
             case Started():
                 self._process = WorkerProcess(message.pid, fds[0])
+            case Loaded():
+                self._owner.worker_loaded(self, message)
             case LoadFailed():
                 self._give_up(message.message)
             case Ready():

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.early_checks import require_loadable
+from vidspec_models.loading.early_checks import require_loadable, require_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -25,20 +25,24 @@ def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
     return found
 
 
+def check_models(config: EngineConfig) -> None:
+    """Raises ConfigError for models and devices that are not there: a second's look, before minutes of loading."""
+    try:
+        for spec in _specs(config).values():
+            require_loadable(spec)
+    except ModelLoadError as error:
+        raise ConfigError(str(error)) from error
+
+
 def configure_messages(config: EngineConfig) -> list[Configure]:
     """The first message of every worker; raises ConfigError for a model that cannot be one, before any work."""
     found = worker_configs(config)
     num_cores = len(os.sched_getaffinity(0))
     threads = share_cores(found, num_cores)
-    specs = {
-        role: ModelSpec(
-            path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
-        )
-        for role, worker in found.items()
-    }
+    specs = _specs(config)
     try:
         for spec in specs.values():
-            require_loadable(spec)
+            require_model(spec)
     except ModelLoadError as error:
         raise ConfigError(str(error)) from error
     return [
@@ -51,6 +55,15 @@ def configure_messages(config: EngineConfig) -> list[Configure]:
         )
         for role, worker in found.items()
     ]
+
+
+def _specs(config: EngineConfig) -> dict[str, ModelSpec]:
+    return {
+        role: ModelSpec(
+            path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
+        )
+        for role, worker in worker_configs(config).items()
+    }
 
 
 def share_cores(found: Mapping[str, WorkerConfig], num_cores: int) -> dict[str, int]:
@@ -86,7 +99,7 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
         model_names=config.model_names,
         root=_root(config.target.model),
         draft_model=None if config.draft is None else config.draft.name,
-        context_length=min(target.context_length, config.max_context or target.context_length, config.kv_cache_tokens),
+        context_length=min(target.context_length, config.max_context or target.context_length, target.kv_cache_tokens),
         default_num_frames=target.default_num_frames,
         default_max_tokens=config.default_max_tokens,
         devices={role: f"{worker.device} {worker.dtype}" for role, worker in ready.items()},

@@ -6,8 +6,10 @@
 | API    | target | Generate   | a request was admitted and decoded (one fd: the request)              |
 | API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
 | worker | API    | Started    | once, first (one fd: a pidfd of the worker)                           |
-| worker | API    | Ready      | loaded, once                                                          |
 | worker | API    | Loading    | while it loads, a few times a second                                  |
+| worker | API    | Loaded     | on CUDA only: what is left of its devices, before it takes any for KV |
+| API    | worker | KVBudget   | the answer to that, once the other worker has loaded, too             |
+| worker | API    | Ready      | it takes work, once                                                   |
 | worker | API    | LoadFailed | cannot load; the worker exits                                         |
 | worker | API    | Heartbeat  | every second, idle or busy, and after a thousand forwards             |
 | target | API    | Accepted   | the prompt fits; before its prefill                                   |
@@ -32,7 +34,8 @@ from msgspec import Struct
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import ToolFormat
-from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, EngineConfig
+from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.engine.types import Accepted, Activity, DraftView, RowLogprobs
 
 
@@ -67,9 +70,10 @@ class Started(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """The worker's model is loaded."""
+    """The worker takes work."""
 
     context_length: int
+    kv_cache_tokens: int = CPU_KV_CACHE_TOKENS  # that it has room for
     default_num_frames: int
     device: str
     dtype: str
@@ -87,6 +91,18 @@ class Loading(Struct, frozen=True, kw_only=True):
     fraction: float | None  # None: nobody knows
 
 
+class Loaded(Struct, frozen=True, kw_only=True):
+    """The worker's model is on its CUDA devices; how much room they have for keys and values is still to be said."""
+
+    memory: WorkerMemory
+
+
+class KVBudget(Struct, frozen=True, kw_only=True):
+    """So many tokens a worker's KV cache may hold."""
+
+    num_tokens: int
+
+
 class LoadFailed(Struct, frozen=True, kw_only=True):
     """The model cannot be loaded; a human can act on the message."""
 
@@ -96,7 +112,7 @@ class LoadFailed(Struct, frozen=True, kw_only=True):
 class Heartbeat(Struct, frozen=True, kw_only=True):
     """Proof of life, with the numbers since the last one."""
 
-    cache_tokens: int  # of EngineConfig.kv_cache_tokens, how many are taken
+    cache_usage: float  # of the KV cache, 0 to 1
     busy_s: float  # time at work
     elapsed_s: float
     until: float  # on the monotonic clock of all processes
@@ -178,9 +194,20 @@ class Release(Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-ApiToWorker = Configure | Generate | Cancel | Peer
+ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer
 WorkerToApi = (
-    Started | Ready | Loading | LoadFailed | Heartbeat | Accepted | Rejected | Tokens | Ended | Activity | DraftView
+    Started
+    | Loading
+    | Loaded
+    | Ready
+    | LoadFailed
+    | Heartbeat
+    | Accepted
+    | Rejected
+    | Tokens
+    | Ended
+    | Activity
+    | DraftView
 )
 BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

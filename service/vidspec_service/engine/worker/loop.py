@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Configure
 from vidspec_service.engine.worker.input_processor import Compress, InputProcessor
@@ -21,11 +22,16 @@ class WorkerLoop(ABC):
         self._model = model
         self._api = api
         self._config = config.engine
-        self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens)
+        self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens or CPU_KV_CACHE_TOKENS)
         self._inputs = InputProcessor(model, self._config.max_cached_feature_bytes, compress)
         self._meter = WorkMeter()
         self._peer = peer
         self._wakers: tuple[Readable, ...] = (api, self._inputs, peer)  # everything that may wake the loop
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """That all requests together have room for."""
+        return self._pool.num_tokens
 
     def run(self) -> None:
         """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
@@ -34,7 +40,7 @@ class WorkerLoop(ABC):
                 self._receive()
                 if not self._work():
                     wait_readable(self._wakers, HEARTBEAT_S)
-                self._meter.beat(self._api, self._pool.num_used)
+                self._meter.beat(self._api, self._pool.usage)
         finally:
             self._peer.disconnect()
 

@@ -37,14 +37,14 @@ class WorkMeter:
         """A forward over so many rows belongs to the present block."""
         self._num_rows += num_rows
 
-    def beat(self, api: Channel, cache_tokens: int) -> None:
+    def beat(self, api: Channel, cache_usage: float) -> None:
         """Send a heartbeat if one is due."""
         now = time.monotonic()
         if now - self._since < HEARTBEAT_S and len(self._forwards) < _MOST_FORWARDS:
             return
         api.send(
             Heartbeat(
-                cache_tokens=cache_tokens,
+                cache_usage=cache_usage,
                 busy_s=self._busy_s,
                 elapsed_s=now - self._since,
                 until=now,

@@ -44,7 +44,7 @@ def test_complete_waits_for_every_worker_to_have_told_everything() -> None:
             await asyncio.sleep(0)
             events.append(f"{role} {until}")
             forwards = ((until - 1, until, 1),)
-            activity.take(role, Heartbeat(cache_tokens=0, busy_s=0.0, elapsed_s=1.0, until=until, forwards=forwards))
+            activity.take(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=until, forwards=forwards))
         await waiting
         assert activity.spans("draft") == [(3.0, 4.0, 1), (4.0, 5.0, 1)]
         return events

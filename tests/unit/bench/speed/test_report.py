@@ -39,7 +39,7 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
     activity = Activity()
     for role, length in (("target", 1.0), ("draft", 0.5)):
         spans = tuple((100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5) for prompt in range(num_prompts))
-        activity.take(role, Heartbeat(cache_tokens=0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
+        activity.take(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
     return Measurements(
         samples=samples,
         activities={mode: activity for mode in modes if mode is not Mode.HF},

@@ -14,6 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, models
 
+from tests.unit.engine.test_kv_budget import on
+from tests.unit.engine.test_kv_budget import worker as memory_of
 from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import local_engine
@@ -27,6 +29,7 @@ from vidspec_service.engine.ipc.messages import (
     Configure,
     Ended,
     Generate,
+    Loaded,
     Message,
     Peer,
     Ready,
@@ -223,6 +226,18 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
             yield Engine(started, registry)
 
     return start
+
+
+async def test_a_device_without_room_for_a_context_ends_the_start(
+    engine_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(worker: FakeWorker) -> None:
+        worker._owner.worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
+
+    monkeypatch.setattr(FakeWorker, "be_ready", load)
+    with pytest.raises(ConfigError, match="the target has no room for one context on cuda:0"):
+        async with engine_of(ALONE):
+            pass
 
 
 async def test_every_answer_gets_its_own_events_in_order_and_the_workers_no_cancel(engine_of: Start) -> None:

@@ -14,10 +14,12 @@ from msgspec import structs
 
 from tests.unit.engine.counting_model import configure
 from vidspec_service.engine.frontend import supervisor
+from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Message, Ready
+from vidspec_service.engine.ipc.messages import KVBudget, Loaded, Message, Ready
+from vidspec_service.engine.kv_budget import WorkerMemory
 
 pytestmark = [pytest.mark.unit, pytest.mark.anyio]
 
@@ -51,6 +53,10 @@ class Owner:
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
+
+    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+        self.told.put_nowait("loaded")
+        worker.grant(loaded.memory.context)
 
     def worker_ready(self, worker: Worker, ready: Ready) -> None:
         self.told.put_nowait("ready")
@@ -146,3 +152,18 @@ async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
     await worker.stop()
     for channel in launcher.channels:
         channel.close()
+
+
+async def test_a_worker_that_has_loaded_is_told_its_budget_before_it_is_ready() -> None:
+    owner, launcher = Owner(), Launcher()
+    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
+    worker.start()
+    far = launcher.channels[0]
+    async with asyncio.timeout(10):
+        far.send(Loaded(memory=WorkerMemory(context=77, measured_at=0.0, devices=())))
+        assert await owner.told.get() == "loaded"
+        said = [received[0] for _ in range(2) if (received := far.receive())]
+        assert said[-1] == KVBudget(num_tokens=77)
+        assert worker.state is WorkerState.STARTING
+    await worker.stop()
+    far.close()

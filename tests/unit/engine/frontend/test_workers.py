@@ -13,11 +13,12 @@ from vidspec_service.engine.ipc.messages import Ready
 from vidspec_service.errors import ConfigError
 
 
-def ready(folder: Path, name: str, words: list[str]) -> Ready:
+def ready(folder: Path, name: str, words: list[str], room: int = 1000) -> Ready:
     path = folder / f"{name}.json"
     Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])).save(str(path))
     return Ready(
         context_length=100,
+        kv_cache_tokens=room,
         default_num_frames=8,
         device="cpu",
         dtype="float32",
@@ -43,5 +44,6 @@ def test_a_target_alone_needs_no_partner(tmp_path: Path) -> None:
 
 
 def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) -> None:
-    config = EngineConfig(target=WorkerConfig(model="bundled"), max_context=80, kv_cache_tokens=60)
-    assert engine_info(config, {"target": ready(tmp_path, "target", ["a"])}).context_length == 60
+    config = EngineConfig(target=WorkerConfig(model="bundled"), max_context=80)
+    assert engine_info(config, {"target": ready(tmp_path, "target", ["a"], room=60)}).context_length == 60
+    assert engine_info(config, {"target": ready(tmp_path, "target", ["a"])}).context_length == 80

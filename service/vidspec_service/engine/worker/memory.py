@@ -1,0 +1,136 @@
+"""What a loaded worker takes of its CUDA devices, measured: weights at rest, and what work needs besides at most.
+
+Work is a chunk of prefill and a step, which take turns, and beside them a vision tower and the prompts that it makes.
+A tower's memory grows with the video's tokens (its attention stays within frames or windows), so it is measured with
+a short video and reckoned for one that fills the context. Prompts are kept while their requests run, with a row for
+every token; two more than run may be under preparation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import Video
+from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
+
+_PROBE_SIDE = 448  # pixels of the measured video's frames
+_MOST_PREPARING = 2  # prompts, as the target's scheduler has it
+_STEP_ROWS = 16
+_SLACK = 256 * 2**20  # logits and noise of a step, workspaces of libraries, holes between blocks
+
+
+def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
+    """None on a CPU. Raises ModelLoadError where the device has no room for the work itself."""
+    geometry = model.decoder.geometry
+    if geometry.device.type != "cuda":
+        return None
+    devices = list(dict.fromkeys(span.device for span in geometry.spans))
+    try:
+        _settle(devices)
+        weights = {device: torch.cuda.memory_allocated(device) for device in devices}
+        context = min(
+            model.context_length,
+            config.max_context or model.context_length,
+            config.kv_cache_tokens or model.context_length,
+        )
+        encoded, tower = _tower(model, devices, context)
+        chunk = _peaks(devices, lambda: _compute(model, config.prefill_chunk))
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(devices[0])
+        raise ModelLoadError(
+            f"the model is loaded, and there is no room to compute a chunk of {config.prefill_chunk} tokens: "
+            f"{free / 2**30:.2f} GiB free of {total / 2**30:.2f} on {devices[0]}; free it, or choose a lower "
+            "--prefill-chunk, a smaller model, or a device for each (--draft-device)"
+        ) from error
+    _settle(devices)
+    found = []
+    for device in devices:
+        free, total = torch.cuda.mem_get_info(device)
+        is_first = device == geometry.device
+        cache_bytes = geometry.bytes_per_token_on(device)
+        row_bytes = _row_bytes(model, encoded) if is_first else 0
+        activations = tower[device] + chunk[device] + cache_bytes * context // 2 + _SLACK  # a cache that moves
+        if is_first:
+            activations += _MOST_PREPARING * context * row_bytes + config.max_cached_feature_bytes
+        found.append(
+            DeviceMemory(
+                device=str(device),
+                total=total,
+                free=free,
+                weights=weights[device],
+                activations=activations,
+                token_bytes=cache_bytes + row_bytes,
+            )
+        )
+    return WorkerMemory(context=context, measured_at=time.monotonic(), devices=tuple(found))
+
+
+def _settle(devices: list[torch.device]) -> None:
+    """Nothing under way, nothing kept for later."""
+    for device in devices:
+        torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+
+
+def _peaks(devices: list[torch.device], work: Callable[[], object]) -> dict[torch.device, int]:
+    """What `work` takes at most of each device, over what is held before it."""
+    before = {device: torch.cuda.memory_allocated(device) for device in devices}
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+    work()
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return {device: torch.cuda.max_memory_allocated(device) - before[device] for device in devices}
+
+
+def _tower(model: VideoLM, devices: list[torch.device], context: int) -> tuple[EncodedVideo, dict[torch.device, int]]:
+    """A short video's features, and what a tower needs for one that fills the context."""
+    video = _video(model.default_num_frames)
+    num_tokens = model.num_video_tokens(video)
+    encoded: list[EncodedVideo] = []
+    peaks = _peaks(devices, lambda: encoded.append(model.encode(video)))
+    return encoded[0], {device: peak * max(context, num_tokens) // num_tokens for device, peak in peaks.items()}
+
+
+def _video(num_frames: int) -> Video:
+    return Video(
+        frames=np.zeros((num_frames, _PROBE_SIDE, _PROBE_SIDE, 3), np.uint8),
+        source_indices=tuple(range(num_frames)),
+        source_fps=1.0,
+        source_num_frames=num_frames,
+        duration_s=float(num_frames),
+    )
+
+
+def _compute(model: VideoLM, prefill_chunk: int) -> None:
+    """The second chunk of a prompt, which attends to the first, and a step after it; their cache counts, too."""
+    decoder = model.decoder
+    num_rows = min(2 * prefill_chunk, model.context_length - _STEP_ROWS)
+    prompt = Prompt(
+        ids=(0,) * num_rows,
+        embeddings=decoder.embedding[:1].expand(num_rows, -1).contiguous(),
+        rotary=decoder.prompt_rotary(num_rows),
+        is_video=torch.zeros(num_rows, dtype=torch.bool, device=decoder.embedding.device),
+        next_position=num_rows,
+    )
+    cache = KVCache(decoder.geometry, num_rows + _STEP_ROWS)
+    while cache.length < num_rows:
+        model.prefill(prompt, cache, prefill_chunk)
+    model.step([StepRows(cache=cache, ids=[0] * _STEP_ROWS, position=num_rows)])
+
+
+def _row_bytes(model: VideoLM, encoded: EncodedVideo) -> int:
+    """Of a prompt's row: embedding, cos and sin, what is added behind the first layers, its cell and its mark."""
+    embedding, num_additions = model.decoder.embedding, len(encoded.additions)
+    numbers = (1 + num_additions) * embedding.shape[1] + 2 * model.decoder.head_dim
+    return numbers * embedding.dtype.itemsize + 3 * 8 + 1

@@ -1,0 +1,93 @@
+"""What fits on a device is what is left of its share; sharers hold as many tokens; what does not fit says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory, kv_budgets
+from vidspec_service.errors import ConfigError
+
+GIB = 2**30
+KIB = 2**10
+
+
+def on(device: str = "cuda:0", **sizes: float) -> DeviceMemory:
+    """Sizes in GiB, but for a token's, in KiB."""
+    given = {"total": 80.0, "free": 60.0, "weights": 16.0, "activations": 2.0, "token": 64.0, **sizes}
+    token_bytes = int(given.pop("token") * KIB)
+    return DeviceMemory(device=device, token_bytes=token_bytes, **{name: int(x * GIB) for name, x in given.items()})
+
+
+def worker(*devices: DeviceMemory, context: int = 32768, at: float = 0.0) -> WorkerMemory:
+    return WorkerMemory(context=context, measured_at=at, devices=devices or (on(),))
+
+
+def test_the_room_is_the_devices_share_less_what_is_held_and_what_work_takes() -> None:
+    # 0.9 * 80 - (80 - 60) - 2 = 50 GiB, of 64 KiB each
+    assert kv_budgets({"target": worker()}, 0.9) == {"target": 50 * GIB // (64 * KIB)}
+
+
+def test_a_lower_share_is_less_room() -> None:
+    assert kv_budgets({"target": worker()}, 0.5) == {"target": 18 * GIB // (64 * KIB)}
+
+
+def test_the_operators_number_is_the_most() -> None:
+    assert kv_budgets({"target": worker()}, 0.9, most=40000) == {"target": 40000}
+    assert kv_budgets({"target": worker()}, 0.5, most=10**9)["target"] < 10**6
+
+
+def test_two_workers_on_one_device_hold_as_many_tokens_each() -> None:
+    """The last to have measured saw what both hold: the first one's number is out of date."""
+    target = worker(on(free=64.0), at=1.0)
+    draft = worker(on(free=60.0, weights=2.0, activations=1.0, token=16.0), at=2.0)
+    room = 72 - 20 - 2 - 1
+    expected = room * GIB // (80 * KIB)
+    assert kv_budgets({"target": target, "draft": draft}, 0.9) == {"target": expected, "draft": expected}
+    assert kv_budgets({"draft": draft, "target": target}, 0.9) == {"target": expected, "draft": expected}
+
+
+def test_on_devices_of_their_own_each_has_what_fits_there() -> None:
+    found = kv_budgets({"target": worker(), "draft": worker(on("cuda:1", total=24.0, free=20.0, token=16.0))}, 0.9)
+    assert found["target"] == 50 * GIB // (64 * KIB)
+    assert found["draft"] == int((0.9 * 24 - 4 - 2) * GIB) // (16 * KIB)
+
+
+def test_of_several_devices_the_tightest_decides() -> None:
+    split = worker(on("cuda:0"), on("cuda:1", free=30.0, activations=1.0))
+    assert kv_budgets({"target": split}, 0.9) == {"target": 21 * GIB // (64 * KIB)}
+
+
+def test_what_other_programs_hold_is_no_room() -> None:
+    alone, beside = (kv_budgets({"target": worker(on(free=free))}, 0.9)["target"] for free in (60.0, 50.0))
+    assert alone - beside == 10 * GIB // (64 * KIB)
+
+
+def test_a_context_that_just_fits_is_served_and_one_token_more_is_refused() -> None:
+    fits = 50 * GIB // (64 * KIB)
+    assert kv_budgets({"target": worker(context=fits)}, 0.9) == {"target": fits}
+    with pytest.raises(ConfigError) as refused:
+        kv_budgets({"target": worker(context=fits + 1)}, 0.9)
+    assert f"--max-context {fits} or lower" in refused.value.message
+
+
+def test_a_refusal_is_one_line_with_the_numbers_and_the_settings() -> None:
+    tight = worker(on(total=24.0, free=6.0, weights=15.5, activations=2.25, token=56.0), context=128000)
+    with pytest.raises(ConfigError) as refused:
+        kv_budgets({"target": tight}, 0.9)
+    text = refused.value.message
+    assert text.startswith("the target has no room for one context on cuda:0: 128000 tokens need 6.84 GiB")
+    assert "1.35 are left for 25278 tokens" in text
+    assert "15.50 GiB of weights and 2.25 of activations; 6.00 free of 24.00, of which 0.9 may be used" in text
+    assert "--max-context 25278 or lower, --gpu-memory-utilization above 0.9" in text
+    assert "\n" not in text
+
+
+def test_where_nothing_is_left_no_context_is_suggested() -> None:
+    full = {"target": worker(on(free=1.0), at=2.0), "draft": worker(on(free=1.0), at=1.0)}
+    with pytest.raises(ConfigError) as refused:
+        kv_budgets(full, 1.0)
+    text = refused.value.message
+    assert "0.00 are left for 0 tokens" in text
+    assert "--max-context" not in text
+    assert "above 1" not in text
+    assert "a device for each model (--draft-device)" in text

@@ -1,0 +1,41 @@
+"""A worker's shell between loading and being ready: on CUDA it asks for its share of the device and keeps to it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from msgspec import structs
+
+from tests.unit.engine.counting_model import configure
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
+from vidspec_service.engine.ipc.messages import Cancel, KVBudget, Loaded
+from vidspec_service.engine.kv_budget import WorkerMemory
+from vidspec_service.engine.worker_main import _within_budget
+
+MEMORY = WorkerMemory(context=500, measured_at=0.0, devices=())
+
+
+def test_the_budget_that_is_granted_is_the_size_of_its_cache() -> None:
+    near, far = Channel.pair()
+    far.send(KVBudget(num_tokens=12345))
+    config = _within_budget(near, configure("target"), MEMORY)
+    assert config.engine.kv_cache_tokens == 12345
+    received = far.receive()
+    assert received is not None
+    assert received[0] == Loaded(memory=MEMORY)
+    near.close()
+    far.close()
+
+
+def test_without_an_answer_it_ends_instead_of_guessing() -> None:
+    near, far = Channel.pair()
+    started = configure("target")
+    impatient = structs.replace(started, engine=dataclasses.replace(started.engine, start_timeout_s=0.01))
+    with pytest.raises(ChannelClosed, match="no budget came"):
+        _within_budget(near, impatient, MEMORY)
+    far.send(Cancel(request_id="r"))
+    with pytest.raises(ChannelClosed, match="no budget came"):
+        _within_budget(near, impatient, MEMORY)
+    near.close()
+    far.close()

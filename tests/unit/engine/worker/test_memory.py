@@ -1,0 +1,144 @@
+"""What a worker says it takes of a device, with an allocator that counts as CUDA's does."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from tests.unit.engine.counting_model import CountingModel
+from vidspec_models.decoder.kv_cache import CacheGeometry
+from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.request import Video
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.worker import memory
+from vidspec_service.engine.worker.memory import measure_memory
+
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+CONFIG = EngineConfig(target=WorkerConfig(model="bundled"), prefill_chunk=64, max_cached_feature_bytes=1000)
+WEIGHTS, TOWER, CHUNK, STEP = 50_000, 3_000, 700, 900
+TOTAL, FREE = 10**9, 4 * 10**8
+HIDDEN, HEAD_DIM = 16, 8
+
+
+class Allocator:
+    """Bytes held on each device, and the most there were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held = {FIRST: WEIGHTS, SECOND: 2 * WEIGHTS}
+        self.peak = dict(self.held)
+        self.fails = False
+        fakes = {
+            "synchronize": lambda _: None,
+            "empty_cache": lambda: None,
+            "memory_allocated": self.held.__getitem__,
+            "max_memory_allocated": self.peak.__getitem__,
+            "reset_peak_memory_stats": lambda device: self.peak.update({device: self.held[device]}),
+            "mem_get_info": lambda _: (FREE, TOTAL),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def takes(self, num_bytes: int) -> None:
+        """For a moment, on every device."""
+        if self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        for device, held in self.held.items():
+            self.peak[device] = max(self.peak[device], held + num_bytes)
+
+
+class Model:
+    """A VideoLM that takes known amounts."""
+
+    context_length = 1000
+    default_num_frames = 4
+
+    def __init__(self, allocator: Allocator, split: tuple[LayerSpan, ...] = ()) -> None:
+        self._allocator = allocator
+        geometry = CacheGeometry(
+            num_layers=4, num_kv_heads=2, head_dim=HEAD_DIM, dtype=torch.bfloat16, device=FIRST, context_block=64,
+            split=split,
+        )  # fmt: skip
+        self.decoder = type("Decoder", (), {"geometry": geometry, "head_dim": HEAD_DIM})()
+        self.decoder.embedding = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
+        self.decoder.prompt_rotary = lambda n: (torch.zeros(n, 1, HEAD_DIM),) * 2
+        self.chunks: list[int] = []
+
+    def num_video_tokens(self, video: Video) -> int:
+        return 25 * len(video.frames)
+
+    def encode(self, video: Video) -> EncodedVideo:
+        self._allocator.takes(TOWER)
+        rows = torch.zeros(100, HIDDEN)
+        return EncodedVideo(words="", features=rows, grid=torch.empty(0, 3), additions=(rows, rows))
+
+    def prefill(self, prompt: Any, cache: Any, num_rows: int) -> None:
+        self.chunks.append(cache.length)
+        cache.length += num_rows
+        self._allocator.takes(CHUNK)
+
+    def step(self, batch: Any) -> None:
+        self._allocator.takes(STEP)
+
+
+class Cache:
+    def __init__(self, *_: object) -> None:
+        self.length = 0
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    monkeypatch.setattr(memory, "KVCache", Cache)
+    return Allocator(monkeypatch)
+
+
+def test_weights_tower_chunk_and_all_that_grows_with_the_context_are_counted(allocator: Allocator) -> None:
+    model = Model(allocator)
+    found = measure_memory(cast(VideoLM, model), CONFIG)
+    assert found is not None
+    (mine,) = found.devices
+    cache_bytes = 2 * 4 * 2 * HEAD_DIM * 2
+    row_bytes = (3 * HIDDEN + 2 * HEAD_DIM) * 2 + 25
+    assert (found.context, mine.device, mine.total, mine.free) == (1000, "cuda:0", TOTAL, FREE)
+    assert (mine.weights, mine.token_bytes) == (WEIGHTS, cache_bytes + row_bytes)
+    grows = 10 * TOWER + 500 * cache_bytes + 2 * 1000 * row_bytes  # the video was of a tenth of the context
+    assert mine.activations == grows + STEP + CONFIG.max_cached_feature_bytes + memory._SLACK
+    assert model.chunks == [0, 64]  # the second attends to the first
+
+
+@pytest.mark.parametrize("limit", [{"max_context": 400}, {"kv_cache_tokens": 400}])
+def test_what_grows_with_the_context_ends_where_the_operators_does(allocator: Allocator, limit: dict[str, int]) -> None:
+    whole = measure_memory(cast(VideoLM, Model(allocator)), CONFIG)
+    config = EngineConfig(
+        target=CONFIG.target, prefill_chunk=64, max_cached_feature_bytes=1000, **cast(dict[str, Any], limit)
+    )
+    found = measure_memory(cast(VideoLM, Model(allocator)), config)
+    assert whole is not None
+    assert found is not None
+    assert found.context == 400
+    assert whole.devices[0].activations - found.devices[0].activations > 6 * TOWER
+
+
+def test_each_device_of_a_split_model_counts_its_own_layers(allocator: Allocator) -> None:
+    split = (LayerSpan(FIRST, range(1)), LayerSpan(SECOND, range(1, 4)))
+    found = measure_memory(cast(VideoLM, Model(allocator, split)), CONFIG)
+    assert found is not None
+    first, second = found.devices
+    layer = 2 * 2 * HEAD_DIM * 2
+    assert (first.weights, second.weights) == (WEIGHTS, 2 * WEIGHTS)
+    assert second.token_bytes == 3 * layer  # a prompt's rows lie with the first layers
+    assert first.token_bytes > layer
+
+
+def test_a_device_too_full_to_compute_says_what_to_change(allocator: Allocator) -> None:
+    allocator.fails = True
+    with pytest.raises(ModelLoadError, match=r"a chunk of 64 tokens: 0.37 GiB free of 0.93 on cuda:0"):
+        measure_memory(cast(VideoLM, Model(allocator)), CONFIG)
+
+
+def test_on_a_cpu_nothing_is_measured() -> None:
+    assert measure_memory(cast(VideoLM, CountingModel()), CONFIG) is None
