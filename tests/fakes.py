@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from vidspec_models.request import GenerationRequest, SpeculationMode, Video
+from vidspec_models.step_path import StepPath
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.types import (
@@ -71,6 +72,7 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self.num_running = 0
+        self.step_paths: dict[str, StepPath] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -84,7 +86,9 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         state = WorkerState.READY if self.is_ready else WorkerState.STARTING
-        return EngineStatus(workers={"target": state}, num_running=self.num_running, num_waiting=0)
+        return EngineStatus(
+            workers={"target": state}, num_running=self.num_running, num_waiting=0, step_paths=self.step_paths
+        )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.requests.append(request)

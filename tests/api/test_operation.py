@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.api.chat import ask
 from tests.api.world import World
 from tests.fakes import INFO, FakeEngine
+from vidspec_models.step_path import COMPILED, fallen_back
 from vidspec_service import __version__
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import configure_logging
@@ -49,6 +50,19 @@ async def test_a_method_of_a_strangers_making_is_cut_in_the_log(
         await World(tmp_path).client.request("M" * 5000, "/nowhere")
     (answered,) = (record for record in caplog.records if record.message == "answered")
     assert vars(answered)["method"] == "M" * 16
+
+
+async def test_a_worker_that_fell_back_is_ready_and_told_to_probes_and_dashboards(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    world = World(tmp_path, engine)
+    engine.step_paths = {"target": fallen_back("the kernels do not compile", "a folder /secret"), "draft": COMPILED}
+    ready = await world.client.get("/health/ready")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ok")
+    (warning,) = ready.json()["warnings"]
+    assert warning == "the target is several times slower than it should be: the kernels do not compile"
+    page = (await world.client.get("/metrics")).text
+    assert re.search(r'^vidspec:worker_fallback{.*role="target".*} 1.0$', page, re.MULTILINE)
+    assert re.search(r'^vidspec:worker_fallback{.*role="draft".*} 0.0$', page, re.MULTILINE)
 
 
 async def test_a_loaded_service_is_ready_until_it_drains(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def load(shape: Shape) -> Loaded:
         decoder = build_decoder(model.model, model.lm_head, 8192, releases_layers=True)
     model.model.layers = nn.ModuleList()
     captured = make_cuda_step(decoder)
-    assert captured is not None, "the log says why"
+    assert isinstance(captured, CudaStep), captured
     launched = CudaStep(decoder, decoder.batch_invariance.row_buckets, is_captured=False)
     family = RandomFamily(Recipe(pair="tiny", role="target"))
     video_lm = VideoLM(model, None, family, decoder, frozenset(), captured)

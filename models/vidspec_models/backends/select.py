@@ -15,6 +15,15 @@ from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.step_path import (
+    CAPTURED,
+    COMPILED,
+    TORCH_OPERATORS,
+    StepPath,
+    fallen_back,
+    numba_remedy,
+    triton_remedy,
+)
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cuda.step import CudaStep
@@ -27,10 +36,33 @@ logger = logging.getLogger(__name__)
 def make_decoder(
     language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan]
 ) -> tuple[Decoder, StepLogits | None]:
-    """A loaded model's decoder, and what computes its steps in its place, if anything does."""
+    """A loaded model's decoder, which knows its step path, and what computes its steps in its place, if anything."""
     context_length = config.get_text_config().max_position_embeddings
-    kind = spans[0].device.type
-    if kind == "cpu" and len(spans) == 1 and suits(language_model):
+    kind, path = spans[0].device.type, TORCH_OPERATORS
+    if kind == "cpu" and len(spans) == 1:
+        found = make_cpu_step(language_model, lm_head, context_length)
+        if not isinstance(found, StepPath):
+            return found
+        path = found
+    decoder = build_decoder(language_model, lm_head, context_length, releases_layers=True, spans=spans)
+    step = make_cuda_step(decoder) if kind == "cuda" else path
+    if isinstance(step, StepPath):
+        decoder.step_path = step
+        return decoder, None
+    decoder.step_path = CAPTURED
+    return decoder, step
+
+
+def make_cpu_step(language_model: Any, lm_head: Any, context_length: int) -> tuple[Decoder, StepLogits] | StepPath:
+    """Compile, or fetch what an earlier start did; or why not."""
+    if not suits(language_model):
+        dtype = str(lm_head.weight.dtype).removeprefix("torch.")
+        logger.warning("decoding steps run uncompiled: no kernels for a model of these sizes in %s here", dtype)
+        return fallen_back(
+            f"no kernels for a model of these sizes in {dtype} here",
+            "choose the dtype auto, or a checkpoint whose sizes are multiples of 32",
+        )
+    try:
         # These compile with numba, which a GPU machine can do without.
         from vidspec_models.backends.cpu.prompt_attention import PromptAttention
         from vidspec_models.backends.cpu.step import CpuStep
@@ -38,26 +70,31 @@ def make_decoder(
         attend_chunk = PromptAttention() if lm_head.weight.dtype is torch.bfloat16 else None
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk)
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
-        return decoder, CpuStep(language_model, lm_head, decoder)
-    decoder = build_decoder(language_model, lm_head, context_length, releases_layers=True, spans=spans)
-    return decoder, make_cuda_step(decoder) if kind == "cuda" else None
+        step = CpuStep(language_model, lm_head, decoder)
+    except (ImportError, OSError, RuntimeError) as error:  # no numba, or nowhere to keep what it compiles
+        logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
+        return fallen_back("the kernels do not compile", numba_remedy(error))
+    decoder.step_path = COMPILED
+    return decoder, step
 
 
-def make_cuda_step(decoder: Decoder) -> CudaStep | None:
-    """Compile, capture, and measure batch invariance as it is on this very path; None where that is not possible."""
+def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
+    """Compile, capture, and measure batch invariance as it is on this very path; or why not."""
     if decoder.geometry.split:
         logger.warning("decoding steps run uncaptured: a graph is of one device, the layers lie on several")
-        return None
+        return TORCH_OPERATORS  # as chosen: see docs/models.md
     try:
         from vidspec_models.backends.cuda.kernels import supports
         from vidspec_models.backends.cuda.step import CudaStep
 
         if not supports(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim):
             logger.warning("decoding steps run uncaptured: heads of width %d do not fit the kernels", decoder.head_dim)
-            return None
+            return fallen_back(
+                f"no kernels for heads of width {decoder.head_dim}", "choose a checkpoint that docs/models.md lists"
+            )
         step = CudaStep(decoder, decoder.batch_invariance.row_buckets)
         decoder.batch_invariance = replace(decoder.batch_invariance, holds=step.measure_invariance())
     except Exception as error:  # a missing Triton, C compiler or driver feature: slower, never wrong
         logger.warning("decoding steps run uncaptured, several times slower: %s: %s", type(error).__name__, error)
-        return None
+        return fallen_back("steps cannot be compiled and captured", triton_remedy(error))
     return step

@@ -20,6 +20,7 @@ from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, CausalMa
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.decoder.weights import DecoderWeights, LayerWeights
 from vidspec_models.errors import ContextOverflow
+from vidspec_models.step_path import TORCH_OPERATORS
 
 _MOST_STEP_ROWS = 64  # beyond, rows are a prompt's: no mask needed, as nobody compares their bits
 QueryObserver = Callable[[int, Tensor], None]  # layer index, its rotated queries [n, H, D]
@@ -57,6 +58,7 @@ class Decoder:
         self.weights = weights
         self.geometry = geometry
         self.batch_invariance = batch_invariance
+        self.step_path = TORCH_OPERATORS  # until something else computes steps in its place
         self.num_heads = num_heads
         self.num_kv_heads = geometry.num_kv_heads
         self.head_dim = geometry.head_dim

@@ -107,6 +107,7 @@ async def _serve(settings: Settings) -> None:
             devices = {f"{role}_device": device for role, device in info.devices.items()}
             models = {"model": info.model, "draft_model": info.draft_model or ""}
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
+            _warn_of_fallbacks(service)
             _announce(settings, service, base_url(listener))
             await serve_http(settings, service.engine, service.decode_pool.decode, service.metrics, listener)
 
@@ -116,6 +117,14 @@ def base_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = _ANYWHERE.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _warn_of_fallbacks(service: RunningService) -> None:
+    """What costs a factor, with its remedy."""
+    for role, path in service.engine.status().step_paths.items():
+        if path.fallback:
+            facts = {"worker": role, "why": path.fallback, "remedy": path.remedy}
+            _log.warning("decoding steps are several times slower than they should be", extra=facts)
 
 
 def _announce(settings: Settings, service: RunningService, url: str) -> None:

@@ -119,6 +119,9 @@ class Metrics:
         self.num_requests_running = self._gauge("num_requests_running", "Requests being generated")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests admitted and not yet running")
         self.worker_ready = self._gauge("worker_ready", "1 while the worker takes work", "role")
+        self.worker_fallback = self._gauge(
+            "worker_fallback", "1 if its steps fell back to a path several times slower", "role"
+        )
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", "role")
         self.worker_idle_ratio = self._gauge("worker_idle_ratio", "Part of the time without work, 0 to 1", "role")
         self.worker_restarts = self._counter("worker_restarts", "Workers started again after a death", "role")

@@ -26,7 +26,7 @@ def health_router(services: Services) -> APIRouter:
     }
 
     @router.head("/health/live", include_in_schema=False)
-    @router.get("/health/live", summary="Is the process alive?")
+    @router.get("/health/live", summary="Is the process alive?", response_model_exclude_none=True)
     async def live() -> Health:
         """200 as long as the event loop turns, whatever the workers do. Restart it when this fails."""
         return Health(status="ok")
@@ -45,12 +45,15 @@ def health_router(services: Services) -> APIRouter:
         return Response(status_code=503 if reasons_against() else 200)
 
     @router.head("/health/ready", include_in_schema=False)
-    @router.get("/health/ready", summary="Can it serve?", responses=unavailable)
+    @router.get("/health/ready", summary="Can it serve?", responses=unavailable, response_model_exclude_none=True)
     async def ready(response: Response) -> Health:
-        """200 when a request would be served; 503 while loading, after a death, while shutting down."""
-        reasons = reasons_against()
+        """200 when a request would be served; 503 while loading, after a death, while shutting down.
+
+        `warnings` says what makes it several times slower than it should be, as kernels that could not be compiled.
+        """
+        reasons, warnings = reasons_against(), services.engine.status().warnings
         response.status_code = 503 if reasons else 200
-        return Health(status="unavailable" if reasons else "ok", reasons=reasons)
+        return Health(status="unavailable" if reasons else "ok", reasons=reasons, warnings=warnings or None)
 
     if services.settings.metrics:
         _add_metrics(router, services, model_name)
@@ -67,6 +70,8 @@ def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None
         metrics.stored_video_bytes.set(num_bytes)
         for role, state in status.workers.items():
             metrics.worker_ready.labels(role).set(state is WorkerState.READY)
+        for role, path in status.step_paths.items():
+            metrics.worker_fallback.labels(role).set(bool(path.fallback))
         return metrics.exposition(model_name)
 
     page: TTLCache[str, bytes] = TTLCache(1, _PAGE_S)

@@ -171,10 +171,11 @@ class Version(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the process, or the whole service, works; `reasons` says why not."""
+    """Whether the process, or the whole service, works; `reasons` says why not, `warnings` what makes it slow."""
 
     status: Literal["ok", "unavailable"]
     reasons: list[str] = []
+    warnings: list[str] | None = None  # left out where there are none
 
 
 class Problem(BaseModel):

@@ -10,6 +10,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, ToolFormat
+from vidspec_models.step_path import StepPath
 from vidspec_service.engine.types import GenerationEvent
 
 
@@ -49,12 +50,22 @@ class EngineStatus:
     workers: dict[str, WorkerState]
     num_running: int
     num_waiting: int
+    step_paths: dict[str, StepPath] = field(default_factory=dict)  # role -> how its steps are computed
     outage_s: float = 0.0  # that there was no target, since there was the first, all times together
 
     @property
     def is_ready(self) -> bool:
         """The target can take requests; a missing draft costs speed only."""
         return self.workers.get("target") is WorkerState.READY
+
+    @property
+    def warnings(self) -> list[str]:
+        """What costs a factor of speed, and should not."""
+        return [
+            f"the {role} is several times slower than it should be: {path.fallback}"
+            for role, path in self.step_paths.items()
+            if path.fallback
+        ]
 
 
 class Engine(Protocol):

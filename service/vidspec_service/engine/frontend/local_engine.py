@@ -81,6 +81,7 @@ class LocalEngine(EngineClient):
             workers={role: worker.state for role, worker in self._workers.items()},
             num_running=running,
             num_waiting=len(self._table) - running,
+            step_paths={role: ready.step_path for role, ready in self._ready.items()},
             outage_s=self._outage_s + lost_s,
         )
 

@@ -34,6 +34,7 @@ from msgspec import Struct
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import ToolFormat
+from vidspec_models.step_path import COMPILED, StepPath
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, EngineConfig
 from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.engine.types import Accepted, Activity, DraftView, RowLogprobs
@@ -79,6 +80,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     dtype: str
     tokenizer_file: str
     is_batch_invariant: bool
+    step_path: StepPath = COMPILED
     versions: dict[str, str]
     default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
     tool_format: ToolFormat = ToolFormat.NONE

@@ -1,0 +1,95 @@
+"""A step that fell back says so, and names what is missing: a compiler, a folder, a package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vidspec_models.backends.cpu import step
+from vidspec_models.backends.select import make_cuda_step
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import Turn
+from vidspec_models.step_path import COMPILED, TORCH_OPERATORS, folder_flaw, numba_remedy, triton_remedy
+from vidspec_models.synthetic.recipe import Recipe, prompt_text
+from vidspec_models.video_lm import VideoLM
+
+BROKEN = RuntimeError("0 active drivers")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    monkeypatch.setenv("CC", "cc")
+    return tmp_path
+
+
+def test_without_triton_it_is_to_be_installed() -> None:
+    assert "pip install triton" in triton_remedy(ModuleNotFoundError("No module named 'triton'"))
+
+
+def test_without_a_compiler_one_is_to_be_installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert "C compiler" not in triton_remedy(BROKEN)  # CC names one
+    monkeypatch.delenv("CC")
+    assert "install a C compiler (Debian: apt-get install gcc libc6-dev)" in triton_remedy(BROKEN)
+
+
+def test_a_cache_that_is_noexec_is_to_be_moved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert "set TRITON_CACHE_DIR" in triton_remedy(BROKEN)
+    assert "is on a file system mounted noexec" in triton_remedy(BROKEN)
+
+
+def test_a_cache_that_cannot_be_written_is_to_be_moved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "cannot be written" in triton_remedy(BROKEN)
+    assert folder_flaw(cache / "a" / "b") == "cannot be written"
+
+
+def test_else_the_driver_is_to_be_looked_at(cache: Path) -> None:
+    assert "collect_env" in triton_remedy(BROKEN)
+
+
+def test_numba_needs_itself_or_a_folder() -> None:
+    assert "pip install numba" in numba_remedy(ModuleNotFoundError("numba"))
+    assert "NUMBA_CACHE_DIR" in numba_remedy(RuntimeError("cannot cache function: no locator available"))
+
+
+def load(tmp_path: Path) -> VideoLM:
+    Recipe(pair="tiny", role="target").write(tmp_path)
+    return load_model(ModelSpec(path=str(tmp_path), role="target", device="cpu", dtype="float32"))
+
+
+def test_kernels_that_do_not_compile_leave_a_model_that_is_slow_and_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Uncompiled:
+        def __init__(self, *_: object) -> None:
+            raise RuntimeError("cannot cache function: no locator available")
+
+    whole = load(tmp_path)
+    monkeypatch.setattr(step, "CpuStep", Uncompiled)
+    slow = load(tmp_path)
+    assert (whole.decoder.step_path, slow.decoder.step_path.how) == (COMPILED, "torch operators")
+    assert slow.decoder.step_path.fallback == "the kernels do not compile"
+    assert not slow.has_kernels
+    asked = [Turn(role="user", parts=(prompt_text(0),))]
+    assert slow.prepare(asked, []).ids == whole.prepare(asked, []).ids
+
+
+def test_layers_on_several_devices_are_no_fall_back_but_chosen() -> None:
+    decoder = SimpleNamespace(geometry=SimpleNamespace(split=(1, 2)))
+    assert make_cuda_step(decoder) == TORCH_OPERATORS  # type: ignore[arg-type]
+
+
+def test_a_cuda_step_that_cannot_be_made_says_why(cache: Path) -> None:
+    """Here there is no CUDA: whatever it is that fails, what comes back is a way that works and a remedy."""
+    decoder = SimpleNamespace(geometry=SimpleNamespace(split=()), num_heads=4, num_kv_heads=2, head_dim=32)
+    found = make_cuda_step(decoder)  # type: ignore[arg-type]
+    assert found.fallback == "steps cannot be compiled and captured"  # type: ignore[union-attr]
+    assert found.remedy  # type: ignore[union-attr]
