@@ -1,4 +1,4 @@
-"""How many CUDA devices the driver shows, asked in a process of its own: whoever has touched a driver keeps it.
+"""Which CUDA devices the driver shows, asked in a process of its own: whoever has touched a driver keeps it.
 
 torch asks the same driver, and honours CUDA_VISIBLE_DEVICES in the same way, but takes seconds to import.
 """
@@ -6,6 +6,7 @@ torch asks the same driver, and honours CUDA_VISIBLE_DEVICES in the same way, bu
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ _TIMEOUT_S = 20.0  # many devices without persistence mode wake up one after the
 class Devices:
     """What the driver shows."""
 
-    count: int
+    total_bytes: tuple[int, ...]  # memory of each
     why_none: str = ""
+
+    @property
+    def count(self) -> int:
+        return len(self.total_bytes)
 
 
 def find_devices() -> Devices | None:
@@ -28,9 +33,9 @@ def find_devices() -> Devices | None:
         done = subprocess.run(
             [sys.executable, "-m", __name__], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
-        count, _, why_none = done.stdout.strip().partition(" ")
-        return Devices(int(count), why_none)
-    except (OSError, ValueError, subprocess.SubprocessError):
+        total_bytes, why_none = json.loads(done.stdout)
+        return Devices(tuple(total_bytes), why_none)
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
         return None
 
 
@@ -39,15 +44,21 @@ def ask_driver() -> Devices:
     try:
         driver = ctypes.CDLL(_LIBRARY)
     except OSError:
-        return Devices(0, f"there is no NVIDIA driver ({_LIBRARY} is not found)")
+        return Devices((), f"there is no NVIDIA driver ({_LIBRARY} is not found)")
     if error := driver.cuInit(0):
-        return Devices(0, f"the NVIDIA driver does not start (error {error} of cuInit)")
+        return Devices((), f"the NVIDIA driver does not start (error {error} of cuInit)")
     count = ctypes.c_int()
     if error := driver.cuDeviceGetCount(ctypes.byref(count)):
-        return Devices(0, f"the NVIDIA driver shows no device (error {error} of cuDeviceGetCount)")
-    return Devices(count.value, "the NVIDIA driver shows no device")
+        return Devices((), f"the NVIDIA driver shows no device (error {error} of cuDeviceGetCount)")
+    sizes = []
+    for number in range(count.value):
+        device, num_bytes = ctypes.c_int(), ctypes.c_size_t()
+        driver.cuDeviceGet(ctypes.byref(device), number)
+        driver.cuDeviceTotalMem_v2(ctypes.byref(num_bytes), device)
+        sizes.append(num_bytes.value)
+    return Devices(tuple(sizes), "the NVIDIA driver shows no device")
 
 
 if __name__ == "__main__":
     devices = ask_driver()
-    print(devices.count, devices.why_none)  # noqa: T201  its parent reads it
+    print(json.dumps([devices.total_bytes, devices.why_none]))  # noqa: T201  its parent reads it

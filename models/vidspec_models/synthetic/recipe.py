@@ -9,7 +9,7 @@ that decoding adds, Qwen2.5-VL's three axes are equal, so that its decoder is Qw
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer, models
@@ -86,13 +86,21 @@ _SHAPES = (  # a row is the fields of a Shape
     ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 896, 4864, 24, 14, 2, 152000, _QWEN_TOKENS, 32768, True),
     ("Qwen/Qwen2.5-VL-7B-Instruct", 3584, 18944, 28, 28, 4, 152064, _QWEN_TOKENS, 128000, False),
     ("Qwen/Qwen2.5-VL-3B-Instruct", 2048, 11008, 36, 16, 2, 151936, _QWEN_TOKENS, 128000, True),
+    ("none", 448, 2368, 4, 7, 1, 8192, 8000, 2048, False),
+    ("none", 224, 1216, 2, 7, 1, 8128, 8000, 2048, True),
     ("none", 128, 256, 4, 4, 2, 512, 500, 1024, False),
     ("none", 64, 128, 2, 4, 2, 508, 500, 1024, False),
 )
-_LLAVA_7B, _LLAVA_HALF_B, _QWEN_7B, _QWEN_3B, _TINY_TARGET, _TINY_DRAFT = (Shape(*row) for row in _SHAPES)
+_LLAVA_7B, _LLAVA_HALF_B, _QWEN_7B, _QWEN_3B, _SMALL_TARGET, _SMALL_DRAFT, _TINY_TARGET, _TINY_DRAFT = (
+    Shape(*row) for row in _SHAPES
+)
 SHAPES = {
     "llava-onevision-7b+0.5b": PairShape(target=_LLAVA_7B, draft=_LLAVA_HALF_B),
+    "llava-onevision-7b-of-14-layers+0.5b": PairShape(target=replace(_LLAVA_7B, num_layers=14), draft=_LLAVA_HALF_B),
+    "llava-onevision-7b-of-4-layers+0.5b": PairShape(target=replace(_LLAVA_7B, num_layers=4), draft=_LLAVA_HALF_B),
     "qwen2.5-vl-7b+3b": PairShape(target=_QWEN_7B, draft=_QWEN_3B),
+    # In the proportions of the first, small enough for a CPU.
+    "small": PairShape(target=_SMALL_TARGET, draft=_SMALL_DRAFT, num_frames=8, frame_tokens=49, text_tokens=16),
     "tiny": PairShape(target=_TINY_TARGET, draft=_TINY_DRAFT, num_frames=4, frame_tokens=9, text_tokens=12),
 }
 

@@ -1,6 +1,10 @@
 """Load the models as `vidspec serve` would, send one rendered clip through the whole service, print facts and verdict.
 
-Exit code 0: it works; 1: it starts and does not answer, or speculation changes the text; 2: it does not start.
+With --device, a random pair in the shape of a 7B and a 0.5B (of fewer layers where memory is short, tiny on a CPU) then
+shows what the device is good for: the same ids in every mode or not, bandwidth, expected gain of speculation.
+
+Exit code 0: it works; 1: it starts and does not answer, speculation changes the text, or it is several times slower
+than it should be; 2: it does not start.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import asyncio
 import platform
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,9 +28,14 @@ from vidspec_service import __version__
 from vidspec_service.api.app import create_app
 from vidspec_service.api.services import build_services
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
+from vidspec_service.bench.speed.device import measure_device
+from vidspec_service.cli.bench_flags import progress
+from vidspec_service.cli.check_device import place, random_pair, tell_device, tell_engine
+from vidspec_service.cli.findings import Findings
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.cli.terminal import note, say, waiting
+from vidspec_service.cli.terminal import note, waiting
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import configure_logging
 
@@ -35,63 +45,82 @@ Answer = dict[str, Any]  # the JSON of `/v1/video-chat`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which clip, and the settings."""
+    """Which clip, which device, and the settings."""
     parser.add_argument("--seed", type=int, default=7, metavar="N", help="which clip to ask about (default 7)")
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="measure this one, too, with a random pair of models: cpu, cuda or cuda:N"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     add_settings_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check; see the exit codes above."""
+    place(args)
     settings = settings_of(args)
     configure_logging("warning", settings.log_format)
-    return asyncio.run(_check(settings, args.seed))
+    findings = Findings(as_json=args.json)
+    with closing(WorkerLauncher()) as launcher:  # imports the workers' libraries once for both engines
+        is_answered = asyncio.run(_check(settings, args.seed, findings, launcher))
+        if is_answered and args.device is not None:
+            pair, shape = random_pair(settings)
+            with progress() as tell:
+                tell_device(findings, asyncio.run(measure_device(pair, shape, tell, launcher)))
+    return findings.end()
 
 
-async def _check(settings: Settings, seed: int) -> int:
-    _row("vidspec", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
-    _row("with", ", ".join(f"{name} {version(name)}" for name in _LIBRARIES))
-    async with running_service(settings) as service:
+async def _check(settings: Settings, seed: int, findings: Findings, launcher: WorkerLauncher) -> bool:
+    """Ask the configured models about a clip; False if they do not answer."""
+    findings.tell("vidspec", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
+    findings.tell("with", ", ".join(f"{name} {version(name)}" for name in _LIBRARIES))
+    async with running_service(settings, launcher) as service:
         info = service.engine.info
-        _row("target", f"{info.model} on {info.devices.get('target')}, context {info.context_length} tokens")
-        _row("draft", f"{info.draft_model} on {info.devices.get('draft')}" if info.draft_model else "none")
-        _row("loaded in", f"{service.load_s:.1f} s")
+        findings.tell("target", f"{info.model} on {info.devices.get('target')}, context {info.context_length} tokens")
+        findings.tell("draft", f"{info.draft_model} on {info.devices.get('draft')}" if info.draft_model else "none")
+        findings.tell("loaded", f"in {service.load_s:.1f} s", {"seconds": service.load_s})
+        tell_engine(findings, info, service.engine.status().step_paths)
         modes = [settings.speculation, SpeculationMode.OFF] if info.draft_model else [SpeculationMode.OFF]
         with waiting("asking about a clip"):
             responses = await _ask(settings, service, seed, modes)
     for response in responses:
         if response.status_code != httpx.codes.OK:
             note(f"vidspec check: HTTP {response.status_code}: {response.text}")
-            return 1
+            findings.problem(f"it does not answer: HTTP {response.status_code}")
+            return False
     first, answer, *others = (response.json() for response in responses)
     timings, speculation, usage = first["timings"], answer["speculation"], answer["usage"]
-    _row("asked", f"{CAPTION_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)")
-    _row("answer", _text(answer))
-    _row(
+    findings.tell(
+        "asked", f"{CAPTION_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)"
+    )
+    findings.tell("answer", _text(answer))
+    findings.tell(
         "timing",
         f"video decode {timings['decode_s']:.3f} s, prefill {timings['prefill_s']:.3f} s, "
         f"first token {timings['time_to_first_token_s']:.3f} s, "
         f"then {1000 * timings['time_per_output_token_s']:.1f} ms per token",
+        timings,
     )
-    _row("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted")
+    findings.tell("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted", speculation)
     if settings.model == "bundled":
-        _row("truth", caption(sample_scene(seed)))
-    is_same = all(_text(other) == _text(answer) for other in others)
-    _row("verdict", _verdict(settings, seed, answer, others, is_same=is_same))
-    return 0 if is_same else 1
+        findings.tell("truth", caption(sample_scene(seed)))
+    _judge(findings, settings, seed, answer, others)
+    return True
 
 
-def _verdict(settings: Settings, seed: int, answer: Answer, others: Sequence[Answer], *, is_same: bool) -> str:
+def _judge(findings: Findings, settings: Settings, seed: int, answer: Answer, others: Sequence[Answer]) -> None:
     """What it comes to. One clip says little about speed: `bench speed` asks about many."""
-    said = ["it works"]
+    findings.praise("it works")
     for other in others:
         alone_s, token_s = (each["timings"]["time_per_output_token_s"] for each in (other, answer))
         if token_s > 0:  # an answer of one token has none
-            said.append(f"{alone_s / token_s:.2f}x as fast as the target alone")
-        said.append("the same text" if is_same else f"ANOTHER TEXT than the target alone, which says: {_text(other)}")
+            findings.praise(f"{alone_s / token_s:.2f}x as fast as the target alone")
+        if _text(other) == _text(answer):
+            findings.praise("the same text")
+        else:
+            findings.problem(f"ANOTHER TEXT than the target alone, which says: {_text(other)}")
     if settings.model == "bundled":
         marks = caption_marks(sample_scene(seed), _text(answer))
-        said.append(f"{sum(is_right is True for _, is_right in marks)} of {len(marks)} facts right")
-    return "; ".join(said)
+        findings.praise(f"{sum(is_right is True for _, is_right in marks)} of {len(marks)} facts right")
 
 
 async def _ask(
@@ -115,7 +144,3 @@ async def _ask(
 def _text(answer: Answer) -> str:
     text: str = answer["choices"][0]["message"]["content"]
     return text
-
-
-def _row(name: str, value: str) -> None:
-    say(f"{name:<12}{value}")

@@ -24,6 +24,7 @@ from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.engine.frontend.interface import Engine
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
@@ -81,8 +82,11 @@ def settings_for(args: argparse.Namespace) -> Settings:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings) -> AsyncIterator[RunningService]:
-    """Engine and decode pool for these settings, ready; ended with the block. Raises ConfigError."""
+async def running_service(settings: Settings, launcher: WorkerLauncher | None = None) -> AsyncIterator[RunningService]:
+    """Engine and decode pool for these settings, ready; ended with the block, a given launcher excepted.
+
+    Raises ConfigError.
+    """
     config = engine_config(settings)
     check_models(config)
     metrics = Metrics(CollectorRegistry())
@@ -90,7 +94,7 @@ async def running_service(settings: Settings) -> AsyncIterator[RunningService]:
     _log.info("loading", extra={"model": settings.model, "draft_model": settings.draft_model})
     async with AsyncExitStack() as stack:
         with loading_display() as tell:
-            engine = LocalEngine(config, metrics, on_loading=tell)
+            engine = LocalEngine(config, metrics, on_loading=tell, launcher=launcher)
             await stack.enter_async_context(engine)
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)

@@ -116,6 +116,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             tokenizer_file=tokenizer_file(config.spec),
             is_batch_invariant=model.decoder.batch_invariance.holds,
             step_path=model.decoder.step_path,
+            memory=memory,
             versions=library_versions(),
             default_sampling=model.default_sampling,
             tool_format=model.tool_format,

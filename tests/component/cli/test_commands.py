@@ -60,6 +60,18 @@ def test_check_says_what_runs_where_and_what_the_clip_shows() -> None:
     assert "the same text" in rows["verdict"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3 * _START_TIMEOUT_S)
+def test_check_of_a_device_measures_it_with_a_random_pair() -> None:
+    command = _vidspec("check", "--device", "cpu", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * _START_TIMEOUT_S, check=True)
+    found = json.loads(done.stdout)
+    assert found["problems"] == []
+    assert found["device"]["identity"] == {"num_answers": 9, "forks": []}
+    assert set(found["device"]["speed-up"]) == {"0.7", "0.8", "0.9"}
+    assert found["device"]["bandwidth"]["rooflines"]["target"]["step_s"] > 0
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line_and_code_2() -> None:
     command = _vidspec("serve", "--port", "0", "--model", "/does/not/exist")
     done = subprocess.run(command, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False)

@@ -36,7 +36,7 @@ class _World:
         command, args = parse(argv)
         return command.run(args)
 
-    def _engine(self, config: Any, metrics: Metrics, on_loading: Any) -> FakeEngine:
+    def _engine(self, config: Any, metrics: Metrics, on_loading: Any, launcher: Any) -> FakeEngine:
         self.metrics = metrics
         return _Engine(self, *self.script)
 

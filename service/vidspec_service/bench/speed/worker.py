@@ -63,6 +63,12 @@ def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, 
     return Forwards(threads=threads, seconds=medians, **dataclasses.asdict(Placement.of(model)))
 
 
+def time_model(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> tuple[Forwards, float]:
+    """A model's forwards, and the copies of its (first) device: one process for both."""
+    forwards = time_forwards(spec, threads, context, rows)
+    return forwards, time_copies(forwards.device.partition(",")[0], threads)
+
+
 def time_copies(device: str, threads: int) -> float:
     """Bytes per second, read and written ones together, of the best of several large copies on a device."""
     import torch

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, ToolFormat
 from vidspec_models.step_path import StepPath
+from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.engine.types import GenerationEvent
 
 
@@ -28,6 +29,9 @@ class EngineInfo:
     versions: dict[str, str]
     default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that do not say
     tool_format: ToolFormat = ToolFormat.NONE  # what the target's chat template makes of tools
+    is_batch_invariant: bool = True  # of the target's rows; if not, speculation may change text at near-ties
+    kv_cache_tokens: dict[str, int] = field(default_factory=dict)  # role -> tokens it has room for
+    memory: dict[str, WorkerMemory] = field(default_factory=dict)  # of roles on CUDA
 
     @property
     def model(self) -> str:

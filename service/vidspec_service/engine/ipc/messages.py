@@ -81,6 +81,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     tokenizer_file: str
     is_batch_invariant: bool
     step_path: StepPath = COMPILED
+    memory: WorkerMemory | None = None  # on CUDA
     versions: dict[str, str]
     default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
     tool_format: ToolFormat = ToolFormat.NONE

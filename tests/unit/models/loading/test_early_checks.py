@@ -44,25 +44,25 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_there_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch, Devices(2))
+    driver(monkeypatch, Devices((10, 20)))
     for names in ("cuda", "cuda:1", "cuda:0,cuda:1", "auto", "cpu"):
         require_devices(spec(device=names))
 
 
 def test_one_that_is_not_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch, Devices(2))
+    driver(monkeypatch, Devices((10, 20)))
     with pytest.raises(ModelLoadError, match=r"^draft device 'cuda:2' does not exist: the driver shows 2 CUDA devices"):
         require_devices(spec(role="draft", device="cuda:1,cuda:2"))
 
 
 def test_a_machine_without_a_driver_says_so_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch, Devices(0, "there is no NVIDIA driver"))
+    driver(monkeypatch, Devices((), "there is no NVIDIA driver"))
     with pytest.raises(ModelLoadError, match=r"there is no NVIDIA driver;.*--gpus all.*--target-device cpu"):
         require_devices(spec(device="cuda"))
 
 
 def test_a_torch_without_cuda_is_told_before_any_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch, Devices(1), torch="2.15.0+cpu")
+    driver(monkeypatch, Devices((10,)), torch="2.15.0+cpu")
     with pytest.raises(ModelLoadError, match=r"torch 2.15.0\+cpu is built without CUDA"):
         require_devices(spec(device="cuda"))
 
@@ -85,12 +85,20 @@ class Driver:
         count._obj.value = self._count  # type: ignore[attr-defined]
         return 0
 
+    def cuDeviceGet(self, device: object, number: int) -> int:
+        device._obj.value = number  # type: ignore[attr-defined]
+        return 0
+
+    def cuDeviceTotalMem_v2(self, num_bytes: object, device: ctypes.c_int) -> int:
+        num_bytes._obj.value = 2**30 * (1 + device.value)  # type: ignore[attr-defined]
+        return 0
+
 
 def test_the_driver_is_asked_for_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(3))
-    assert ask_driver().count == 3
+    assert ask_driver().total_bytes == (2**30, 2 * 2**30, 3 * 2**30)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(3, error=999))
-    assert ask_driver() == Devices(0, "the NVIDIA driver does not start (error 999 of cuInit)")
+    assert ask_driver() == Devices((), "the NVIDIA driver does not start (error 999 of cuInit)")
 
 
 def test_the_question_is_asked_in_another_process_and_a_broken_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

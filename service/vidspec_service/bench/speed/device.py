@@ -1,0 +1,131 @@
+"""What a device is good for, in a minute or two: `vidspec check --device`, on a random pair in a released shape.
+
+One engine answers a few prompts in every mode (are the ids the same?); then each model's forwards are timed alone, on
+an otherwise idle device, beside a large copy (how near is a step to the bytes it reads?), and the speed model says
+what speculation would gain at several acceptance rates. Weights are random: how often a draft is right, nobody says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prometheus_client import CollectorRegistry
+
+from vidspec_models.step_path import StepPath
+from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.bench.common.child import call_in_child
+from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.samples import Sample, ask_engine
+from vidspec_service.bench.speed.contenders import make_prompts
+from vidspec_service.bench.speed.costs import step_costs, typical_context
+from vidspec_service.bench.speed.identity import find_forks
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
+from vidspec_service.bench.speed.worker import Forwards, time_model
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.interface import EngineInfo
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.speculation.plan import StepCosts, best_plan
+from vidspec_service.telemetry import Metrics
+
+ACCEPTANCES = (0.7, 0.8, 0.9)
+_LATENCY_S = 0.0002  # of a message between the workers; `bench speed` measures it
+_MODES = (BASELINE, Mode.SERIAL, Mode.PARALLEL)
+_NUM_PROMPTS, _MAX_TOKENS = 3, 48
+_ROOM = 1.3  # over weights in 16 bits: keys and values, activations, the driver's own
+# From the largest to the one for the smallest memory.
+_PAIRS = (
+    "llava-onevision-7b+0.5b",
+    "llava-onevision-7b-of-14-layers+0.5b",
+    "llava-onevision-7b-of-4-layers+0.5b",
+    "small",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What was found. Times are of one model alone."""
+
+    shape: str
+    info: EngineInfo
+    step_paths: Mapping[str, StepPath]
+    num_answers: int
+    forks: Sequence[Row]  # answers that differ from those of the target alone
+    forwards: Mapping[str, Forwards]
+    rooflines: Mapping[str, Row]
+    speedups: Mapping[float, float]  # acceptance -> predicted, over the target alone
+
+
+def fitting_pair(target_bytes: int, draft_bytes: int | None = None) -> str:
+    """The largest 7B-shaped pair, in 16 bits, for devices of so much memory; without `draft_bytes` both share one."""
+
+    def fits(name: str) -> bool:
+        target, draft = (_ROOM * 2 * shape.parameters() for shape in (SHAPES[name].target, SHAPES[name].draft))
+        if draft_bytes is None:
+            return target + draft <= target_bytes
+        return target <= target_bytes and draft <= draft_bytes
+
+    return next((name for name in _PAIRS if fits(name)), _PAIRS[-1])
+
+
+async def measure_device(
+    pair: EngineConfig, shape: str, tell: Tell, launcher: WorkerLauncher | None = None
+) -> DeviceFacts:
+    """`pair` says devices and types; its models are not looked at. Raises ConfigError and EngineError."""
+    synthetic = SyntheticOptions(shape=shape)
+    options = SpeedOptions(
+        num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, synthetic=synthetic
+    )
+    with TemporaryDirectory(prefix="vidspec-random-") as folder:
+        made = RandomPair(Path(folder), options, synthetic)
+        pair = replace(
+            pair, target=made.worker(pair.target, "target"), draft=pair.draft and made.worker(pair.draft, "draft")
+        )
+        tell(f"loading {shape}", 0, 0)
+        async with LocalEngine(pair, Metrics(CollectorRegistry()), launcher=launcher) as engine:
+            samples = await _answers(engine, options, made, tell)
+            info, step_paths = engine.info, engine.status().step_paths
+        context, threads = typical_context(samples), threads_of(pair)
+        forwards, rooflines = {}, {}
+        for role, rows in (("target", RANDOM_ROWS), ("draft", (1,))):
+            tell(f"timing the {role}", 0, 0)
+            worker = pair.target if role == "target" else pair.draft
+            assert worker is not None
+            found, bandwidth = call_in_child(time_model, spec_of(worker, role), threads[role], context, rows)
+            forwards[role] = found
+            part = SHAPES[shape].target if role == "target" else SHAPES[shape].draft
+            rooflines[role] = roofline(part, found, context, bandwidth)
+    costs = step_costs(forwards["target"], forwards["draft"].seconds[1], _LATENCY_S)
+    return DeviceFacts(
+        shape=shape,
+        info=info,
+        step_paths=step_paths,
+        num_answers=len(samples),
+        forks=find_forks(samples, BASELINE),
+        forwards=forwards,
+        rooflines=rooflines,
+        speedups=expected_speedups(costs),
+    )
+
+
+def expected_speedups(costs: StepCosts) -> dict[float, float]:
+    """Of mode `parallel` over the target alone, by the speed model of `engine/speculation/plan.py`."""
+    return {each: best_plan(each, costs, overlap=True, least_gain=0.0).speedup for each in ACCEPTANCES}
+
+
+async def _answers(engine: LocalEngine, options: SpeedOptions, made: RandomPair, tell: Tell) -> list[Sample]:
+    """Every prompt in every mode, the target alone first: what it says is what the draft's oracle proposes."""
+    samples = list[Sample]()
+    for mode in options.modes:
+        for prompt in make_prompts(options.task, range(options.num_prompts)):
+            tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
+            sample = await ask_engine(engine, prompt.request(mode, 0, options))
+            samples.append(replace(sample, mode=mode, prompt=prompt.index))
+        if mode is BASELINE:
+            made.write_references(samples)
+    return samples

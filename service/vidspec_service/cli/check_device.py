@@ -1,0 +1,114 @@
+"""The rows of `vidspec check` about devices: how steps are computed, memory, and what a random pair shows of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+import psutil
+
+from vidspec_models.loading.cuda_driver import find_devices
+from vidspec_models.request import SpeculationMode
+from vidspec_models.step_path import StepPath
+from vidspec_service.bench.speed.device import DeviceFacts, fitting_pair
+from vidspec_service.cli.findings import Findings
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.interface import EngineInfo
+from vidspec_service.settings import Settings, engine_config
+from vidspec_service.settings.derived import BUNDLED
+
+_GIB = 2**30
+
+
+def place(args: argparse.Namespace) -> None:
+    """`--device` is both models' unless they have flags of their own; of several GPUs each gets one, as by `auto`."""
+    if args.device is None:
+        return
+    found = find_devices() if args.device == "cuda" else None
+    is_several = found is not None and found.count > 1
+    names = {"target": f"cuda:{found.count - 1}", "draft": "cuda:0"} if found and is_several else {}
+    for role in ("target", "draft"):
+        if getattr(args, f"{role}_device") is None:
+            setattr(args, f"{role}_device", names.get(role, args.device))
+
+
+def random_pair(settings: Settings) -> tuple[EngineConfig, str]:
+    """An engine for random models on the devices of the settings, and the shape that fits them."""
+    own = {"model": BUNDLED, "draft_model": None, "speculation": SpeculationMode.AUTO, "log_level": "warning"}
+    pair = engine_config(settings.model_copy(update={**own, "max_context": None, "kv_cache_tokens": None}))
+    return pair, _shape(settings)
+
+
+def _shape(settings: Settings) -> str:
+    target, draft = settings.target_device.partition(",")[0], settings.draft_device
+    found = find_devices() if "cuda" in target else None
+    if found is None or not found.count:
+        return fitting_pair(0)
+    room = [int(settings.gpu_memory_utilization * num_bytes) for num_bytes in found.total_bytes]
+    on_target, on_draft = (int(name.partition(":")[2] or 0) for name in (target, draft))
+    return fitting_pair(room[on_target], None if on_target == on_draft or "cuda" not in draft else room[on_draft])
+
+
+def tell_engine(findings: Findings, info: EngineInfo, paths: Mapping[str, StepPath]) -> None:
+    """How steps are computed, whether rows depend on their company, and what memory there is."""
+    said = [f"{role} {path.how}" + (f" ({path.fallback})" if path.fallback else "") for role, path in paths.items()]
+    findings.tell("steps", ", ".join(said) or "unknown", paths)
+    for role, path in paths.items():
+        if path.fallback:
+            findings.problem(
+                f"the {role} is several times slower than it should be: {path.fallback}; remedy: {path.remedy}"
+            )
+    findings.tell("invariant", "yes" if info.is_batch_invariant else "NO", info.is_batch_invariant)
+    if not info.is_batch_invariant:
+        findings.problem("rows depend on their company here: speculation may change text (remedy: --speculation off)")
+    memory = psutil.virtual_memory()
+    held = [_held(role, info) for role in info.memory] or [f"{_gib(memory.available)} GiB of {_gib(memory.total)} free"]
+    fact = {"kv_cache_tokens": info.kv_cache_tokens, "workers": info.memory, "host_bytes": memory.total}
+    findings.tell("memory", "; ".join(held), fact)
+
+
+def _held(role: str, info: EngineInfo) -> str:
+    tokens = info.kv_cache_tokens[role]
+    return ", ".join(
+        f"{role} on {each.device}: {_gib(each.weights)} GiB of weights, {_gib(each.activations)} of activations, "
+        f"{_gib(tokens * each.token_bytes)} for {tokens} tokens, of {_gib(each.total)}"
+        for each in info.memory[role].devices
+    )
+
+
+def tell_device(findings: Findings, facts: DeviceFacts) -> None:
+    """What the random pair showed."""
+    findings.begin("device")
+    devices = ", ".join(f"{role} on {device}" for role, device in facts.info.devices.items())
+    findings.tell("pair", f"random weights, shape {facts.shape}; {devices}", {"shape": facts.shape, "devices": devices})
+    tell_engine(findings, facts.info, facts.step_paths)
+    num_wrong = len(facts.forks)
+    if num_wrong:
+        findings.problem(f"{num_wrong} of {facts.num_answers} answers of random models had other ids with speculation")
+    else:
+        findings.praise("speculation changes no id of random models")
+    findings.tell(
+        "identity",
+        f"{facts.num_answers - num_wrong} of {facts.num_answers} answers in off, serial and parallel have the same ids",
+        {"num_answers": facts.num_answers, "forks": facts.forks},
+    )
+    findings.tell(
+        "bandwidth",
+        "; ".join(
+            "{role} step {step:.2f} ms for {size:.2f} GB, {share:.0%} of a copy's {copy:.0f} GB/s".format(
+                role=role,
+                step=1000 * line["step_s"],
+                size=(line["weight_bytes"] + line["cache_bytes"]) / 1e9,
+                share=line["of_roofline"],
+                copy=line["bandwidth"] / 1e9,
+            )
+            for role, line in facts.rooflines.items()
+        ),
+        {"rooflines": facts.rooflines, "forwards": facts.forwards},
+    )
+    gains = ", ".join(f"{gain:.2f}x at {acceptance:g}" for acceptance, gain in facts.speedups.items())
+    findings.tell("speed-up", f"expected of parallel over off: {gains} of draft tokens accepted", facts.speedups)
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.1f}"

@@ -1,0 +1,46 @@
+"""Which random pair a device is measured with, and what speculation is expected to gain there."""
+
+from __future__ import annotations
+
+import pytest
+
+from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.bench.speed.device import ACCEPTANCES, expected_speedups, fitting_pair
+from vidspec_service.engine.speculation.plan import StepCosts
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("target_bytes", "draft_bytes", "name"),
+    [
+        (80 * GB, None, "llava-onevision-7b+0.5b"),
+        (22 * GB, None, "llava-onevision-7b+0.5b"),
+        (20 * GB, 8 * GB, "llava-onevision-7b+0.5b"),
+        (20 * GB, None, "llava-onevision-7b-of-14-layers+0.5b"),
+        (8 * GB, None, "llava-onevision-7b-of-4-layers+0.5b"),
+        (80 * GB, GB // 2, "small"),
+        (0, None, "small"),
+    ],
+)
+def test_the_largest_pair_that_fits_is_taken(target_bytes: int, draft_bytes: int | None, name: str) -> None:
+    assert fitting_pair(target_bytes, draft_bytes) == name
+
+
+def test_a_smaller_pair_has_the_width_of_the_whole_one_or_its_proportions() -> None:
+    whole, few, small = (SHAPES[fitting_pair(size)].target for size in (80 * GB, 8 * GB, 0))
+    assert (few.hidden_size, few.num_heads, few.vocabulary) == (whole.hidden_size, whole.num_heads, whole.vocabulary)
+    assert whole.hidden_size / small.hidden_size == whole.intermediate_size / small.intermediate_size == 8
+    assert small.num_heads // small.num_kv_heads == whole.num_heads // whole.num_kv_heads
+
+
+def test_the_expected_gain_is_the_speed_models_and_grows_with_acceptance() -> None:
+    costs = StepCosts(base_s=0.010, row_s=0.0001, draft_s=0.001)
+    gains = expected_speedups(costs)
+    assert tuple(gains) == ACCEPTANCES == (0.7, 0.8, 0.9)
+    assert 1.5 < gains[0.7] < gains[0.8] < gains[0.9] < 10
+
+
+def test_a_draft_slower_than_its_target_is_said_to_gain_nothing() -> None:
+    gains = expected_speedups(StepCosts(base_s=0.010, row_s=0.010, draft_s=0.020))
+    assert max(gains.values()) <= 1.0

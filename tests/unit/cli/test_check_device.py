@@ -1,0 +1,135 @@
+"""`vidspec check --device`: where the models go, what is told of them, and which findings make it fail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fakes import INFO
+from tests.unit.engine.test_kv_budget import on, worker
+from vidspec_models.loading.cuda_driver import Devices
+from vidspec_models.step_path import CAPTURED, COMPILED, fallen_back
+from vidspec_service.bench.speed.device import DeviceFacts
+from vidspec_service.bench.speed.worker import Forwards
+from vidspec_service.cli import check_device
+from vidspec_service.cli.check_device import place, random_pair, tell_device, tell_engine
+from vidspec_service.cli.findings import Findings
+from vidspec_service.settings import Settings
+
+GIB = 2**30
+LINE = {"weight_bytes": 15 * 10**9, "cache_bytes": 10**9, "bandwidth": 2e12, "step_s": 0.01, "of_roofline": 0.8}
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
+    monkeypatch.setattr(check_device, "find_devices", lambda: Devices(tuple(size * GIB for size in sizes)))
+
+
+def placed(device: str | None, **flags: str) -> tuple[str | None, str | None]:
+    args = argparse.Namespace(device=device, **{"target_device": None, "draft_device": None, **flags})
+    place(args)
+    return args.target_device, args.draft_device
+
+
+def test_one_gpu_is_shared_and_two_are_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 80)
+    assert placed("cuda") == ("cuda", "cuda")
+    machine(monkeypatch, 80, 24)
+    assert placed("cuda") == ("cuda:1", "cuda:0")
+    assert placed("cuda:1") == ("cuda:1", "cuda:1")
+    assert placed("cpu") == ("cpu", "cpu")
+    assert placed("cuda", draft_device="cpu") == ("cuda:1", "cpu")
+    assert placed(None) == (None, None)
+
+
+def test_the_random_pair_fits_the_devices_it_is_put_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 8, 80)
+    placements = (("cuda:1", "cuda:0"), ("cuda:0", "cuda:0"), ("cpu", "cpu"))
+    shapes = [random_pair(Settings(target_device=target, draft_device=draft))[1] for target, draft in placements]
+    assert shapes == ["llava-onevision-7b+0.5b", "llava-onevision-7b-of-4-layers+0.5b", "small"]
+
+
+def test_it_has_a_draft_whatever_the_settings_say_of_speculation() -> None:
+    pair, _ = random_pair(Settings(model="org/model", speculation="off", target_device="cpu", max_context=99))  # type: ignore[arg-type]
+    assert pair.draft is not None
+    assert (pair.target.device, pair.max_context) == ("cpu", None)
+
+
+def facts(**changes: Any) -> DeviceFacts:
+    forwards = Forwards(device="cpu", dtype="float32", threads=1, seconds={1: 0.01})
+    return replace(
+        DeviceFacts(
+            shape="small",
+            info=replace(INFO, memory={"target": worker()}, kv_cache_tokens={"target": 16384}),
+            step_paths={"target": CAPTURED, "draft": COMPILED},
+            num_answers=9,
+            forks=(),
+            forwards={"target": forwards},
+            rooflines={"target": LINE},
+            speedups={0.7: 1.5, 0.9: 2.25},
+        ),
+        **changes,
+    )
+
+
+def told(capsys: pytest.CaptureFixture[str], given: DeviceFacts) -> tuple[dict[str, str], int]:
+    findings = Findings(as_json=False)
+    tell_device(findings, given)
+    code = findings.end()
+    return dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()), code
+
+
+def test_every_fact_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, code = told(capsys, facts())
+    assert code == 0
+    assert rows["steps"] == "target captured graphs, draft compiled kernels"
+    assert rows["invariant"] == "yes"
+    assert rows["memory"] == (
+        "target on cuda:0: 16.0 GiB of weights, 2.0 of activations, 1.0 for 16384 tokens, of 80.0"
+    )
+    assert rows["identity"].startswith("9 of 9 answers")
+    assert rows["bandwidth"] == "target step 10.00 ms for 16.00 GB, 80% of a copy's 2000 GB/s"
+    assert rows["speed-up"] == "expected of parallel over off: 1.50x at 0.7, 2.25x at 0.9 of draft tokens accepted"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"forks": ({"prompt": 1},)}, "1 of 9 answers of random models had other ids"),
+        ({"info": replace(INFO, is_batch_invariant=False)}, "remedy: --speculation off"),
+        (
+            {"step_paths": {"target": fallen_back("steps cannot be captured", "install a C compiler")}},
+            "the target is several times slower than it should be: steps cannot be captured; remedy: install a C",
+        ),
+    ],
+)
+def test_what_breaks_the_promise_or_costs_a_factor_fails_with_its_remedy(
+    capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+) -> None:
+    rows, code = told(capsys, facts(**changes))
+    assert code == 1
+    assert said in rows["verdict"]
+
+
+def test_as_json_it_is_one_object_with_a_part_for_the_service_and_one_for_the_device(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    findings = Findings(as_json=True)
+    slow = fallen_back("the kernels do not compile", "install numba")
+    tell_engine(findings, INFO, {"target": slow})
+    tell_device(findings, facts(step_paths={"target": slow}))
+    assert findings.end() == 1
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["service"]["steps"]["target"]["remedy"] == "install numba"
+    assert whole["device"]["memory"]["workers"]["target"]["devices"][0]["total"] == 80 * GIB
+    assert whole["device"]["speed-up"] == {"0.7": 1.5, "0.9": 2.25}
+    assert len(whole["problems"]) == 1  # told once, though both parts have it
+
+
+def test_without_a_gpu_the_hosts_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, _ = told(capsys, facts(info=INFO, step_paths={}))
+    assert rows["memory"].endswith("free")
+    assert on().device not in rows["memory"]
