@@ -49,6 +49,12 @@ def test_a_device_that_is_there_is_let_through(monkeypatch: pytest.MonkeyPatch) 
         require_devices(spec(device=names))
 
 
+def test_a_model_that_is_there_needs_its_device_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, Devices((10,)))
+    with pytest.raises(ModelLoadError, match="target device 'cuda:1' does not exist"):
+        require_loadable(spec(device="cuda:1"))
+
+
 def test_one_that_is_not_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     driver(monkeypatch, Devices((10, 20)))
     with pytest.raises(ModelLoadError, match=r"^draft device 'cuda:2' does not exist: the driver shows 2 CUDA devices"):
