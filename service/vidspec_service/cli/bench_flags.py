@@ -16,7 +16,6 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.report import Report, Tell, require_matplotlib
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
 from vidspec_service.telemetry import configure_logging
@@ -31,15 +30,10 @@ def add_output_flags(parser: argparse.ArgumentParser, plot: str | None = None) -
 
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:
-    """The engine with its draft, whatever the settings say of speculation: requests name their mode. Logs little.
-
-    Raises ConfigError for models and devices that are not there.
-    """
+    """The engine with its draft, whatever the settings say of speculation: requests name their mode. Logs little."""
     settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})
     configure_logging("warning", settings.log_format)
-    config = engine_config(settings)
-    check_models(config)
-    return config
+    return engine_config(settings)
 
 
 def run_bench(args: argparse.Namespace, measure: Callable[[str, Tell], Report], *pictures: Path | None) -> Report:
