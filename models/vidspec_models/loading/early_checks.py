@@ -57,8 +57,8 @@ def require_devices(spec: ModelSpec) -> None:
         if int(name.partition(":")[2] or 0) >= found.count:
             there = f"the driver shows {found.count} CUDA devices" if found.count else found.why_none
             raise ModelLoadError(
-                f"{spec.role} device {name!r} does not exist: {there}; name another, give the container its GPUs "
-                f"(docker run --gpus all), look at nvidia-smi and CUDA_VISIBLE_DEVICES, {remedy}"
+                f"{spec.role} device {name!r} does not exist: {there}; look at nvidia-smi and CUDA_VISIBLE_DEVICES, "
+                f"give a container its GPUs (docker run --gpus all), {remedy}"
             )
 
 

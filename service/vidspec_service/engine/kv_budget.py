@@ -47,11 +47,10 @@ def kv_budgets(workers: Mapping[str, WorkerMemory], utilization: float, most: in
     """
     budgets = {}
     for role, worker in workers.items():
-        rooms = {mine: _room(mine.device, workers, utilization) for mine in worker.devices}
-        tokens = {mine: max(room, 0) // _token_bytes(mine.device, workers) for mine, room in rooms.items()}
+        tokens = {mine: _num_tokens(mine.device, workers, utilization) for mine in worker.devices}
         tightest = min(tokens, key=lambda mine: tokens[mine])
         if tokens[tightest] < worker.context:
-            raise ConfigError(_refusal(role, worker, tightest, rooms[tightest], tokens[tightest], workers, utilization))
+            raise ConfigError(_refusal(role, tightest.device, workers, utilization))
         budgets[role] = min(tokens[tightest], most or tokens[tightest])
     return budgets
 
@@ -73,16 +72,13 @@ def _token_bytes(device: str, workers: Mapping[str, WorkerMemory]) -> int:
     return sum(each.token_bytes for each in _on(device, workers).values())
 
 
-def _refusal(  # noqa: PLR0913  the numbers of one sentence
-    role: str,
-    worker: WorkerMemory,
-    mine: DeviceMemory,
-    room: int,
-    tokens: int,
-    workers: Mapping[str, WorkerMemory],
-    utilization: float,
-) -> str:
-    there = _on(mine.device, workers)
+def _num_tokens(device: str, workers: Mapping[str, WorkerMemory], utilization: float) -> int:
+    return max(_room(device, workers, utilization), 0) // _token_bytes(device, workers)
+
+
+def _refusal(role: str, device: str, workers: Mapping[str, WorkerMemory], utilization: float) -> str:
+    there, context = _on(device, workers), workers[role].context
+    room, tokens = _room(device, workers, utilization), _num_tokens(device, workers, utilization)
     held = "; ".join(
         f"{each} {_gib(of.weights)} GiB of weights and {_gib(of.activations)} of activations"
         for each, of in there.items()
@@ -93,8 +89,8 @@ def _refusal(  # noqa: PLR0913  the numbers of one sentence
     remedies += ["a device for each model (--draft-device)"] if len(there) > 1 else []
     remedies += ["a smaller model"] + (["several devices (--target-device cuda:0,cuda:1)"] if role == "target" else [])
     return (
-        f"the {role} has no room for one context on {mine.device}: {worker.context} tokens need "
-        f"{_gib(worker.context * _token_bytes(mine.device, workers))} GiB of keys and values, "
+        f"the {role} has no room for one context on {device}: {context} tokens need "
+        f"{_gib(context * _token_bytes(device, workers))} GiB of keys and values, "
         f"{_gib(max(room, 0))} are left for {tokens} tokens ({held}; {_gib(last.free)} free of "
         f"{_gib(last.total)}, of which {utilization:g} may be used); choose {', '.join(remedies)}"
     )
