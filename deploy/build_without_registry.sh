@@ -9,7 +9,7 @@
 # changes a line of source. build-cuda builds the other image, has Triton's compiler work in it, and changes a line: no
 # GPU is needed. Figures go to stdout; a failure ends it with another code than 0.
 #
-# Needs root, debootstrap and curl, 20 GB of disk (cuda: 30), no other Docker and nothing else on port 8000.
+# Needs root, debootstrap and curl, 20 GB of disk, no other Docker and nothing else on port 8000.
 # WORK             everything made here; removed where all went well and KEEP is unset    [/var/tmp/vidspec-images]
 # PIP_CONF         pip's settings for the build, given as a secret                    [the indexes of `pip config`]
 # TORCH_CPU_INDEX  where torch without CUDA is; empty: the usual index, and so the larger torch with CUDA    [empty]
@@ -225,7 +225,8 @@ restart_and_kill() {
 
 drain() {  # twelve answers under way when SIGTERM comes; each must arrive whole
     local asking=() answered=0 begun from number
-    for number in $(seq 12); do ask 200 > "$WORK/drained.$number" 2>&1 & asking+=($!); done
+    ask 64 > /dev/null
+    for number in $(seq 12); do ask 64 > "$WORK/drained.$number" 2>&1 & asking+=($!); done
     for _ in $(seq 100); do
         begun=$(under_way)
         [ "$begun" -lt 12 ] || break
