@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -17,6 +18,8 @@ FAILED = 1
 UNUSABLE = 2
 INTERRUPTED = 130
 
+_log = logging.getLogger(__name__)
+
 
 def main() -> int:
     """Run the command of `sys.argv`."""
@@ -24,15 +27,28 @@ def main() -> int:
         command, args = parse(sys.argv[1:])
         return command.run(args)
     except UsageError as error:
-        note(str(error))
+        _tell(error, str(error))
     except (ConfigError, ModelError) as error:
-        note(f"vidspec: {error}")
+        _tell(error, f"vidspec: {error}")
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `vidspec ... | head`: nobody reads on, and the interpreter's own flush must not care
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return UNUSABLE
+
+
+def _tell(error: Exception, line: str) -> None:
+    """The line for a person; of a server that logs JSON, an event like all others."""
+    if sys.argv[1:2] == ["serve"]:
+        from vidspec_service.settings import log_format_asked
+        from vidspec_service.telemetry import configure_logging
+
+        if log_format_asked(sys.argv[2:]) == "json":
+            configure_logging("error", "json")
+            _log.error("cannot start", extra={"reason": str(error)})
+            return
+    note(line)
 
 
 if __name__ == "__main__":

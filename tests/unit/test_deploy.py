@@ -1,14 +1,22 @@
-"""The deployment files against the code they deploy. No container engine runs here: structure and names only.
+"""The deployment files against the code they deploy. No container engine runs here: structure, names and the probe.
+
+What needs one, `deploy/build_without_registry.sh` tries out.
 
 `python -m tests.unit.test_deploy > deploy/env.example` writes that file anew after a change of the settings.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,6 +27,7 @@ from vidspec_service.settings import ENV_PREFIX, SECRETS, Settings, load_setting
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+LAST_STAGE = DOCKERFILE.rpartition("\nFROM ")[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = ("vidspec", "cpu")
@@ -70,7 +79,7 @@ def test_services_run_without_privileges_on_a_read_only_root(service: str) -> No
     spec = SERVICES[service]
     assert spec["read_only"] is True
     assert spec["cap_drop"] == ["ALL"]
-    assert "no-new-privileges:true" in spec["security_opt"]
+    assert "no-new-privileges=true" in spec["security_opt"]  # with a colon, Docker warns and Podman refuses
     assert all(port.startswith(("127.0.0.1:", "${PUBLISH:-127.0.0.1:")) for port in spec["ports"])
 
 
@@ -99,12 +108,97 @@ def test_prometheus_scrapes_the_service_by_a_name_that_both_variants_have() -> N
 
 
 def test_image_runs_the_console_script_as_nobody_special_and_checks_its_health() -> None:
-    last_stage = DOCKERFILE.rpartition("\nFROM ")[2]
-    assert re.search(r"^USER 10001:10001$", last_stage, re.MULTILINE)
-    assert re.search(r'^ENTRYPOINT \["vidspec"\]$', last_stage, re.MULTILINE)
-    assert "/health/live" in last_stage.partition("HEALTHCHECK")[2]
-    start_period_s = int(re.findall(r"--start-period=(\d+)s", last_stage)[0])
+    assert re.search(r"^USER 10001:10001$", LAST_STAGE, re.MULTILINE)
+    assert re.search(r'^ENTRYPOINT \["vidspec"\]$', LAST_STAGE, re.MULTILINE)
+    assert "/health/live" in LAST_STAGE.partition("HEALTHCHECK")[2]
+    start_period_s = int(re.findall(r"--start-period=(\d+)s", LAST_STAGE)[0])
     assert start_period_s > Settings().start_timeout_s
+
+
+@contextmanager
+def _answering(status: int) -> Iterator[int]:
+    """The port of a server that answers /health/live with the status, and anything else with 404."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health/live" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("status", "is_green"), [(200, True), (503, False), (None, False)])
+def test_the_health_probe_is_green_while_the_server_answers_with_200(status: int | None, is_green: bool) -> None:
+    written = LAST_STAGE.partition("HEALTHCHECK")[2].partition("CMD ")[2].partition("\nENTRYPOINT")[0]
+    probe = json.loads(written.replace("\\\n", ""))
+
+    def asked(port: int) -> bool:
+        variables = {"VIDSPEC_PORT": str(port), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(probe, env=variables, capture_output=True, timeout=10).returncode == 0
+
+    if status is not None:
+        with _answering(status) as port:
+            assert asked(port) is is_green
+    else:
+        with _answering(200) as port:
+            pass
+        assert not asked(port)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_compiled_kernels_and_models_survive_a_container(service: str) -> None:
+    caches = re.findall(r"^ *(?:ENV )?(?:\w+_CACHE_DIR|HF_HOME)=(\S+)", LAST_STAGE, re.MULTILINE)
+    assert len(caches) == 4
+    volumes = json.loads(re.findall(r"^VOLUME (.+)$", LAST_STAGE, re.MULTILINE)[0])
+    mounts = dict(mount.split(":") for mount in SERVICES[service]["volumes"])
+    assert sorted(mounts.values()) == sorted(volumes)
+    assert mounts.keys() <= COMPOSE["volumes"].keys()
+    assert all(any(Path(cache).is_relative_to(volume) for volume in volumes) for cache in caches)
+
+
+def test_a_change_of_ours_leaves_the_layers_of_dependencies_as_they_are() -> None:
+    ours = [LAST_STAGE.index(f"COPY --from=package {folder} /") for folder in ("/weights", "/opt/vidspec")]
+    assert ours == sorted(ours)
+    assert "pip install" not in LAST_STAGE[ours[0] :]
+    sources = [words.split() for words in re.findall(r"^COPY (.+)$", LAST_STAGE[: ours[0]], re.MULTILINE)]
+    assert sources == [["constraints.txt", "/opt/"], ["--from=requirements", "/requirements.txt", "/opt/"]]
+
+
+def test_everything_that_an_image_is_made_with_is_pinned() -> None:
+    installed = re.findall(r"pip (?:--python \S+ )?(?:install|wheel) (.+)", DOCKERFILE)
+    assert len(installed) == 7
+    assert all("constraints.txt" in command or "--no-index" in command for command in installed)
+    pins = (ROOT / "constraints.txt").read_text()
+    assert all(f"\n{name}==" in pins for name in ("pip", "setuptools", "hatchling", "trove-classifiers"))
+
+
+def test_images_are_built_and_not_asked_of_a_registry() -> None:
+    assert "syntax=" not in DOCKERFILE
+    assert [SERVICES[name]["pull_policy"] for name in OURS] == ["build", "build"]
+
+
+def test_an_image_for_cuda_has_the_compiler_that_triton_needs() -> None:
+    assert re.search(r'if \[ "\$\{ACCELERATOR\}" = cuda \].+?install .*gcc libc6-dev', LAST_STAGE, re.DOTALL)
+
+
+def test_the_script_that_builds_without_a_registry_can_be_read_by_bash() -> None:
+    script = ROOT / "deploy/build_without_registry.sh"
+    assert script.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", script], check=True)
+    assert set(re.findall(r"https?://([\w.]+)", script.read_text())) == {"127.0.0.1"}
+
+
+def test_the_description_in_a_wheel_stands_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not re.search(r"\]\(|<img|<a ", project["readme"]["text"])
+    assert project["authors"]
+    assert "Operating System :: POSIX :: Linux" in project["classifiers"]
 
 
 def test_image_can_copy_everything_that_it_names() -> None:

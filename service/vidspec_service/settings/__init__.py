@@ -2,7 +2,7 @@
 
 from vidspec_service.settings.derived import decoding_limits, engine_config
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
-from vidspec_service.settings.sources import CONFIG_VARIABLE, api_keys, client_key, load_settings
+from vidspec_service.settings.sources import CONFIG_VARIABLE, api_keys, client_key, load_settings, log_format_asked
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -14,4 +14,5 @@ __all__ = [
     "decoding_limits",
     "engine_config",
     "load_settings",
+    "log_format_asked",
 ]

@@ -6,9 +6,11 @@ is none of them is an error with a suggestion, never ignored. API keys come from
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,19 @@ def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Se
         return Settings(**{**file_values, **variables, **given})
     except ValidationError as error:
         raise ConfigError(_first_problem(error, given, variables, config)) from None
+
+
+def log_format_asked(argv: Sequence[str]) -> str:
+    """The log format that a command line asks for, whatever else is wrong with it, with a variable or with the file."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--log-format", nargs="?")
+    parser.add_argument("--config", nargs="?", default=os.environ.get(CONFIG_VARIABLE))  # noqa: TID251  the owner of the environment
+    args, _ = parser.parse_known_args(argv)
+    asked = args.log_format or os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")  # noqa: TID251  the owner of the environment
+    if not asked and args.config:
+        with contextlib.suppress(ConfigError):
+            asked = _read_config(Path(args.config)).get("log_format")
+    return str(asked or Settings.model_fields["log_format"].default)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -58,3 +61,35 @@ def test_a_wrong_setting_is_one_line_and_code_2(
     error = capsys.readouterr().err
     assert error.startswith("vidspec: --max-frames: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "variables", "reason"),
+    [
+        (["--log-format", "json", "--max-frames", "none"], {}, "--max-frames: "),
+        (["--max-frames", "none"], {"VIDSPEC_LOG_FORMAT": "json"}, "--max-frames: "),
+        (["--prot", "1"], {"VIDSPEC_LOG_FORMAT": "json"}, "vidspec serve: unknown flag --prot"),
+        (["--config", "CONFIG"], {}, "max_frames in "),
+        ([], {"VIDSPEC_CONFIG": "CONFIG"}, "max_frames in "),
+    ],
+)
+def test_a_server_that_logs_json_says_in_json_why_it_cannot_start(
+    argv: list[str],
+    variables: dict[str, str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+    config = tmp_path / "config.yaml"
+    config.write_text("log_format: json\nmax_frames: none\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.replace("CONFIG", str(config)))
+    monkeypatch.setattr("sys.argv", ["vidspec", "serve", *(word.replace("CONFIG", str(config)) for word in argv)])
+    assert process.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["event"]) == ("error", "cannot start")
+    assert told["reason"].startswith(reason)
