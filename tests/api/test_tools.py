@@ -77,6 +77,20 @@ async def test_a_model_that_knows_tools_chooses(tmp_path: Path) -> None:
         assert choice["finish_reason"] == ("tool_calls" if names else "stop")
 
 
+@pytest.mark.parametrize("knows", [ToolFormat.NONE, ToolFormat.OTHER])
+async def test_tools_that_a_frontend_always_sends_leave_text_where_the_model_can_call_none(
+    tmp_path: Path, knows: ToolFormat
+) -> None:
+    """What is not asked for is no call: nothing is said of a choice, nor to the model of tools."""
+    world = World(tmp_path, engine("A red square.", knows=knows))
+    (choice,) = (await ask(world, tools=TOOLS)).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("A red square.", "stop")
+    (asked,) = world.engine.requests
+    assert asked.grammar is None
+    assert asked.template is not None
+    assert asked.template.tools == ()
+
+
 async def test_a_call_that_max_tokens_cut_says_so(tmp_path: Path) -> None:
     world = World(tmp_path, engine('{"x"', reason=FinishReason.LENGTH))
     (choice,) = (await ask(world, tools=TOOLS, tool_choice=NAMED)).json()["choices"]
@@ -112,8 +126,7 @@ def function(**changed: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": TOOLS}, "tool_choice", "use required, a named tool or none"),
-        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", "knows no tools"),
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", "knows no tools, so auto cannot be followed"),
         ({"tool_choice": "required"}, "tool_choice", "no tools to choose"),
         ({"tools": [], "tool_choice": NAMED}, "tool_choice", "no such tool"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", ""),

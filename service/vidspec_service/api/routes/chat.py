@@ -82,7 +82,7 @@ async def _answer(
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body.check_engine(info)
+        body = body.for_engine(info)
         _check_n(body.n or 1, settings)
         permit.hold_places(body.n or 1)
         deadline = services.deadline(permit, request.receive)

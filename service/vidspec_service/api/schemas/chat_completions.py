@@ -66,7 +66,7 @@ class ChatCompletion(ClientFields, TemplateFields, Conversation):
         None, description="Functions that the answer may call, or must."
     )
     tool_choice: ToolChoice | NamedTool | None = Field(
-        None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if there are tools."
+        None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if it can, else `none`."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
 

@@ -65,9 +65,10 @@ class TextCompletion(ClientFields, ChatRequest):
         """How to answer; a stream ends with the usage if that is wanted."""
         return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
 
-    def check_engine(self, info: EngineInfo) -> None:
+    def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
         check_served(self.model, info.model_names)
+        return self
 
 
 class TextChoice(BaseModel):

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -47,7 +47,7 @@ class Conversation(ChatRequest):
         check_conversation(self.turns, places, is_continued=is_continued)
         self.tool_use.check()
 
-    def check_engine(self, info: EngineInfo) -> None:
+    def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
         check_served(self.model, info.model_names)
         self.tool_use.check_format(info.tool_format)
@@ -56,6 +56,9 @@ class Conversation(ChatRequest):
                 "The model's chat template does not show calls of tools and their results; say them in user messages.",
                 param="messages",
             )
+        if self.tool_use.is_auto and info.tool_format is not ToolFormat.HERMES:  # without being asked for
+            return self.model_copy(update={"tool_choice": "none", "grammar": None})
+        return self
 
     def told(self, template: ChatTemplate) -> ChatTemplate:
         """The template's arguments with the tools."""

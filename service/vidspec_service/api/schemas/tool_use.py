@@ -68,7 +68,7 @@ class ToolUse:
     """What a client says of its tools, whichever route it uses."""
 
     functions: Sequence[Function] = ()
-    choice: ToolChoice | None = None  # None: `auto`, unless one is named
+    choice: ToolChoice | None = None  # None: one is named; or `auto`, if the model can, else `none`
     named: str | None = None
     are_several: bool = True  # with `auto`: calls in one answer
     inside: str = ""  # of a tool in the body, where the function is
@@ -90,8 +90,8 @@ class ToolUse:
             raise InvalidRequest(f"All tools together may have {MAX_TEXT} characters.", param="tools")
 
     def check_format(self, known: ToolFormat) -> None:
-        """Raises InvalidRequest for `auto` with a model whose template cannot do it."""
-        if self.is_auto and known is not ToolFormat.HERMES:
+        """Raises InvalidRequest for `auto`, if it is asked for, with a model whose template cannot do it."""
+        if self.is_auto and self.choice == "auto" and known is not ToolFormat.HERMES:
             why = "knows no tools" if known is ToolFormat.NONE else "writes calls in a form that is not read here"
             raise InvalidRequest(
                 f"tool_choice: the model's chat template {why}, so auto cannot be followed; "

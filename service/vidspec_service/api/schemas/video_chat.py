@@ -127,8 +127,12 @@ class ChatRequest(SamplingFields, StructuredOutput):
         """What the checkpoint's template is told; None: the prompt is the text as it is."""
         return DEFAULT_TEMPLATE
 
-    def check_engine(self, info: EngineInfo) -> None:
-        """Raises ModelNotFound for another model than the one that is served, InvalidRequest for what it cannot do."""
+    def for_engine(self, info: EngineInfo) -> Self:
+        """The body as this engine takes it.
+
+        Raises ModelNotFound for another model than the one that is served, InvalidRequest for what it cannot do.
+        """
+        return self
 
     @property
     def frames(self) -> FrameRequest:
