@@ -27,6 +27,8 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
+    "--use-fake-device-for-media-stream",  # a camera that shows a test picture, and nobody is asked whether it may
+    "--use-fake-ui-for-media-stream",
 ]
 _PATIENCE_MS = 30_000
 

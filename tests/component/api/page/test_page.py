@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -14,7 +15,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from tests.api.processes import ROOT, Served
-from tests.component.api.page.conftest import Open, as_json
+from tests.clips import bar_codes, write_video
+from tests.component.api.page.conftest import Open, Visit, as_json
 
 ICON = ROOT / "service/vidspec_service/api/openapi/frame.jpg"
 _SCHEMA = {
@@ -60,6 +62,66 @@ def test_a_follow_up_keeps_the_video_and_the_same_seed_gives_the_same_text(
     expect(tab.page.locator(".frame").first).to_be_visible()
     tab.page.locator(".frame").nth(4).click()
     assert tab.page.locator(".clip video").evaluate("video => video.currentTime") == pytest.approx(2.25, abs=0.1)
+
+
+def test_clips_are_dropped_pasted_and_recorded_and_all_of_it_can_be_taken_away(
+    server: Served, visit: Open, clip: Path, tmp_path: Path
+) -> None:
+    tab = visit(server.url + "/", accept_downloads=True).ready()
+    unshown = write_video(tmp_path / "old.avi", bar_codes(3), codec="mpeg4")  # a format that no browser plays
+    _hand_over(tab, "drop", clip, unshown)
+    _hand_over(tab, "paste", ICON)
+    tab.page.click("#record")
+    tab.page.get_by_role("button", name="Start").click()
+    tab.page.locator("#camera").evaluate("camera => new Promise((shown) => camera.requestVideoFrameCallback(shown))")
+    tab.page.get_by_role("button", name="Stop").click()
+    names = tab.page.locator(".clip .name")
+    expect(names).to_have_text([clip.name, unshown.name, ICON.name, "recording.webm"])
+    expect(tab.page.locator("#record-dialog")).to_be_hidden()
+    tab.setting("max_tokens", "4")
+    card = tab.ask("Describe the video.")
+    expect(tab.page.locator(".strip .frame canvas").nth(3)).to_be_visible()
+    expect(tab.page.locator(".unplayable")).to_have_count(1)
+    with tab.page.expect_download() as download:
+        card.get_by_role("button", name="Export JSON").click()
+    kept = json.loads(Path(download.value.path()).read_text())
+    assert kept["clips"] == names.all_inner_texts()
+    assert len(kept["videos"]) == 4
+    assert "".join(token["text"] for token in kept["tokens"]) == kept["text"] != ""
+    assert {"request", "timeline", "draft_view", "speculation", "timings"} <= kept.keys()
+
+
+def test_acceptance_is_told_while_the_answer_is_written_as_what_it_is_at_least(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").open()
+    sources = ["target", "draft", "draft", "target"]
+    found = tab.page.evaluate(
+        """async (sources) => {
+          const { figures, unread } = await import("/page/reading.js");
+          return figures({ ...unread(), tokens: sources.map((source) => ({ source })) });
+        }""",
+        sources,
+    )
+    assert (found["acceptance"], found["isLeast"]) == (0.5, True)
+
+
+def _hand_over(tab: Visit, how: str, *paths: Path) -> None:
+    """Drop files on the page or paste them into the question, as a browser would."""
+    files = [[path.name, base64.b64encode(path.read_bytes()).decode()] for path in paths]
+    tab.page.evaluate(
+        """([how, files]) => {
+          const transfer = new DataTransfer();
+          for (const [name, data] of files) {
+            const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+            const type = name.endsWith("jpg") ? "image/jpeg" : "video/mp4";
+            transfer.items.add(new File([bytes], name, { type }));
+          }
+          const options = { bubbles: true, cancelable: true };
+          const event = how === "drop" ? new DragEvent("drop", { ...options, dataTransfer: transfer })
+            : new ClipboardEvent("paste", { ...options, clipboardData: transfer });
+          document.getElementById(how === "drop" ? "drop" : "prompt").dispatchEvent(event);
+        }""",
+        [how, files],
+    )
 
 
 def test_a_schema_is_checked_while_typed_and_binds_the_answer(server: Served, visit: Open, clip: Path) -> None:
@@ -162,7 +224,20 @@ def test_an_image_is_asked_about_and_a_word_tells_what_else_could_have_stood_the
     expect(tab.page.locator(".clip img")).to_be_visible()
     tab.setting("max_tokens", "6")
     tab.page.locator("#settings [name=logprobs]").check()
+    tab.setting("speculation", "off")
     card = tab.ask("Describe the image.")
     card.locator(".words span").first.hover()
-    expect(tab.page.locator("#tip .alternative")).to_have_count(5)
+    tip = tab.page.locator("#tip")
+    expect(tip.locator(".alternative")).to_have_count(5)
     expect(tab.page.locator(".strip .frame canvas")).to_have_count(1)
+    assert tab.figure(card, "draft tokens accepted") == "–"
+    tab.page.mouse.move(0, 0)
+    expect(tip).to_be_hidden()
+    card.locator(".words").focus()
+    tab.page.keyboard.press("ArrowRight")
+    tab.page.keyboard.press("ArrowRight")
+    second = card.locator(".words span").nth(1)
+    expect(second).to_have_class(re.compile("told"))
+    expect(tip).to_contain_text(re.compile(rf"^{re.escape(second.inner_text())}: .*, log probability -?\d"))
+    tab.page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()

@@ -8,7 +8,7 @@ import { Words } from "./words.js";
 const FIGURES = [
   ["rate", "tokens/s", (value) => value.toFixed(0)],
   ["firstToken", "first token", seconds],
-  ["acceptance", "draft tokens accepted", percent],
+  ["acceptance", "draft tokens accepted", (value, all) => `${all.isLeast ? "≥ " : ""}${percent(value)}`],
   ["accepted", "accepted per check", (value) => value.toFixed(1)],
   ["cached", "prompt tokens cached", (value, all) => percent(value / all.prompt)],
   ["mode", "mode", (value) => value],

@@ -86,9 +86,9 @@ async function prepare(clip) {
     } else {
       const kept = await upload(clip.file, (share) => { clip.bar.value = share; }, clip.abort.signal);
       clip.source = { video_id: kept.id };
-      clip.note.textContent = [
-        `${kept.duration_s.toFixed(1)} s, ${kept.width} × ${kept.height}, ${kept.codec}`, ...kept.warnings,
-      ].join("; ");
+      Object.assign(clip, { width: kept.width, height: kept.height });
+      const facts = `${kept.duration_s.toFixed(1)} s, ${kept.width} × ${kept.height}, ${kept.codec}.`;
+      clip.note.textContent = [facts, ...kept.warnings].join(" ");
     }
     return clip.source;
   } catch (error) {
@@ -110,6 +110,8 @@ function card(clip) {
     ? el("img", { src: clip.url, alt: clip.name })
     : el("video", { src: clip.url, controls: true, loop: true, muted: true, playsInline: true, preload: "auto",
       "aria-label": clip.name });
+  clip.player.addEventListener("error", () => clip.player.replaceWith(el("p", { class: "unplayable" },
+    "This browser cannot show it; the server can read more.")), { once: true });
   clip.strip = el("div", { class: "strip", role: "group", "aria-label": `Frames of ${clip.name}`, hidden: true });
   clip.card = el("li", { class: "clip" },
     clip.player,

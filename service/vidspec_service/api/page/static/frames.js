@@ -26,7 +26,7 @@ export async function jpegOf(url) {
   return canvas.toDataURL("image/jpeg", 0.92).split(",")[1];
 }
 
-// One canvas for each time, in order, as they are found; null where the browser cannot show the clip.
+// One canvas for each time, in order, as they are found; an empty one where the browser cannot show the clip.
 export async function* pictures(clip, times) {
   if (clip.isImage) {
     const image = await loaded(clip.url);
@@ -44,7 +44,7 @@ export async function* pictures(clip, times) {
   const isShown = clip.url !== "" && (await heard("loadeddata"));
   for (const time of times) {
     if (!isShown) {
-      yield null;
+      yield sized(clip.width ?? 16, clip.height ?? 9, WIDTH);
       continue;
     }
     const sought = heard("seeked");

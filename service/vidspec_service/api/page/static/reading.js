@@ -50,6 +50,14 @@ function trim(answer) {
   }
 }
 
+// Of the draft's tokens that the target judged: exact at the end; before, at least, since each that it refuses is followed by
+// one of its own.
+function acceptance(accepted, own, facts) {
+  if (!facts) return { acceptance: accepted ? accepted / (accepted + own) : null, isLeast: true };
+  const { accepted_prediction_tokens: kept, rejected_prediction_tokens: refused } = facts.usage.completion_tokens_details;
+  return { acceptance: kept + refused ? facts.speculation.acceptance_rate : null, isLeast: false };
+}
+
 export function figures(answer) {
   const { tokens, spans, facts } = answer;
   const count = (source) => tokens.filter((token) => token.source === source).length;
@@ -62,7 +70,7 @@ export function figures(answer) {
     rate: facts?.timings.time_per_output_token_s > 0 ? 1 / facts.timings.time_per_output_token_s
       : since > 0 ? (tokens.length - 1) / since : null,
     firstToken: facts?.timings.time_to_first_token_s ?? (answer.first === null ? null : (answer.first - answer.began) / 1000),
-    acceptance: facts?.speculation.acceptance_rate ?? null,
+    ...acceptance(count("draft"), count("target"), facts),
     accepted: facts?.speculation.mean_accepted_tokens ?? (verifications ? count("draft") / verifications : null),
     mode: facts?.speculation.mode ?? null,
     cached: facts?.usage.prompt_tokens_details.cached_tokens ?? null,

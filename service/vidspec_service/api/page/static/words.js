@@ -1,4 +1,4 @@
-// The answer's words, coloured by who wrote them; what else could have stood there is told under the pointer.
+// The answer's words, coloured by who wrote them; what else could have stood there is told under the pointer, or the arrow keys.
 
 import { byId, el, percent } from "./dom.js";
 
@@ -10,10 +10,13 @@ const WHO = {
 
 export class Words {
   constructor() {
-    this.node = el("p", { class: "words" });
+    this.node = el("p", { class: "words", role: "group", tabIndex: 0,
+      "aria-label": "The answer; arrow keys tell who wrote each word" });
     this.clear();
-    this.node.addEventListener("pointerover", (event) => this.tell(event));
-    this.node.addEventListener("pointerleave", () => { byId("tip").hidden = true; });
+    this.node.addEventListener("pointerover", (event) => this.tell(event.target));
+    this.node.addEventListener("keydown", (event) => this.walk(event));
+    this.node.addEventListener("blur", () => this.tell(null));
+    this.node.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.tell(null)); // a finger always leaves
   }
 
   // Adds what is new; a token that lost its text at the end is taken up by `settle`.
@@ -39,19 +42,32 @@ export class Words {
     this.node.replaceChildren();
     this.shown = 0;
     this.source = null;
+    this.told = null;
   }
 
-  tell(event) {
-    const token = event.target.token;
+  walk(event) {
+    const ways = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling", Escape: "" };
+    if (!(event.key in ways)) return;
+    event.preventDefault();
+    const way = ways[event.key];
+    this.tell(way && (this.told ? this.told[way] ?? this.told : this.node.firstElementChild));
+  }
+
+  tell(word) {
+    const token = word?.token;
     const tip = byId("tip");
+    this.told?.classList.remove("told");
+    this.told = token ? word : null;
     tip.hidden = !token;
     if (!token) return;
+    word.classList.add("told");
+    const own = token.logprob ? `, log probability ${token.logprob.logprob.toFixed(2)}` : "";
     const others = token.logprob?.top_logprobs ?? [];
     tip.replaceChildren(
-      el("p", {}, WHO[token.source]),
-      ...others.map((other) => el("p", { class: "alternative" },
-        el("span", {}, JSON.stringify(other.token)), el("span", {}, percent(Math.exp(other.logprob))))));
-    const place = event.target.getBoundingClientRect();
+      el("p", {}, el("span", { class: "unseen" }, `${token.text}: `), WHO[token.source], own),
+      ...others.map(({ token: text, logprob }) => el("p", { class: "alternative" },
+        el("span", {}, JSON.stringify(text)), el("span", {}, `${logprob.toFixed(2)} (${percent(Math.exp(logprob))})`))));
+    const place = word.getBoundingClientRect();
     tip.style.left = `${Math.max(8, Math.min(place.left, innerWidth - tip.offsetWidth - 8))}px`;
     tip.style.top = `${place.bottom + 6 + tip.offsetHeight > innerHeight ? place.top - tip.offsetHeight - 6 : place.bottom + 6}px`;
   }
