@@ -230,7 +230,7 @@ def test_an_image_is_asked_about_and_a_word_tells_what_else_could_have_stood_the
     tip = tab.page.locator("#tip")
     expect(tip.locator(".alternative")).to_have_count(5)
     expect(tab.page.locator(".strip .frame canvas")).to_have_count(1)
-    assert tab.figure(card, "draft tokens accepted") == "–"
+    assert tab.figure(card, "draft tokens accepted") == "\u2013"
     tab.page.mouse.move(0, 0)
     expect(tip).to_be_hidden()
     card.locator(".words").focus()
