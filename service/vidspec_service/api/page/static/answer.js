@@ -1,6 +1,6 @@
 // The card of one answer: words, figures as they happen, timeline, and what can be done with it.
 
-import { el, percent, seconds } from "./dom.js";
+import { el, paced, percent, seconds } from "./dom.js";
 import { figures } from "./reading.js";
 import { Timeline } from "./timeline.js";
 import { Words } from "./words.js";
@@ -26,11 +26,18 @@ export class AnswerCard {
     this.problem = el("p", { class: "problem", role: "alert", hidden: true });
     this.note = el("p", { class: "note", role: "status" });
     this.actions = el("div", { class: "row actions", hidden: true }, ...actions);
+    this.drawPaced = paced(() => this.draw());
     this.node = el("article", { class: "answer", "aria-busy": "true", "aria-label": "Answer" },
       this.words.node, this.problem, this.legend, this.share, this.figures, this.timeline.node, this.note, this.actions);
   }
 
   update(answer) {
+    this.answer = answer;
+    this.drawPaced();
+  }
+
+  draw() {
+    const { answer } = this;
     this.words.update(answer.tokens);
     this.timeline.update(answer.spans);
     const found = figures(answer);
@@ -57,7 +64,8 @@ export class AnswerCard {
   }
 
   finish(answer) {
-    this.update(answer);
+    this.answer = answer;
+    this.draw();
     this.words.settle(answer);
     this.node.setAttribute("aria-busy", "false");
     this.problem.textContent = answer.error ?? "";

@@ -20,6 +20,23 @@ export function show(node, text) {
   node.hidden = !text;
 }
 
+// `work`, at once and then at most every `PACE_MS` for as long as it is called for: a browser beside the server takes its cores.
+const PACE_MS = 100;
+
+export function paced(work) {
+  let timer = null;
+  let isDue = false;
+  const run = () => {
+    timer = isDue ? setTimeout(run, PACE_MS) : null;
+    if (isDue) work();
+    isDue = false;
+  };
+  return () => {
+    isDue = true;
+    if (!timer) run();
+  };
+}
+
 export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);
 export const percent = (share) => `${Math.round(share * 100)} %`;
 

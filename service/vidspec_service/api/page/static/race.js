@@ -1,6 +1,6 @@
 // The same question in two settings. One after the other, since beside each other each would slow the other down.
 
-import { el, seconds } from "./dom.js";
+import { el, paced, seconds } from "./dom.js";
 import { figures, read, unread } from "./reading.js";
 import { Words } from "./words.js";
 
@@ -30,9 +30,11 @@ class Lane {
   async run(body, signal) {
     this.reset();
     this.answer = unread();
-    const tick = setInterval(() => this.showClock(), 40);
-    await read({ ...body, ...SETTINGS[this.choice.value] }, this.answer, () => this.words.update(this.answer.tokens), signal);
+    const tick = setInterval(() => this.showClock(), 100);
+    const show = paced(() => this.words.update(this.answer.tokens));
+    await read({ ...body, ...SETTINGS[this.choice.value] }, this.answer, show, signal);
     clearInterval(tick);
+    this.words.update(this.answer.tokens);
     this.words.settle(this.answer);
     this.showClock();
     const found = figures(this.answer);
