@@ -1,7 +1,6 @@
 // Conversations of earlier, in this browser: texts and figures, no clips.
 
 import { byId, el } from "./dom.js";
-import { figures } from "./reading.js";
 
 const PLACE = "vidspec.history";
 const MOST = 20;
@@ -25,7 +24,7 @@ export function keep(turns, clips) {
     when: Date.now(),
     clips: clips.filter((clip) => clip.source?.video_id).map((clip) => ({ name: clip.name, source: clip.source })),
     turns: turns.filter((turn) => turn.answer?.finish).map(({ prompt, body, names, answer }) => ({
-      prompt, body, names, answer: { ...answer, view: null, spans: [] }, firstToken: figures(answer).firstToken,
+      prompt, body, names, answer: { ...answer, view: null, spans: [] },
     })),
   };
   if (!kept.turns.length) return;

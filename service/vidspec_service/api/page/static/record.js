@@ -3,6 +3,7 @@
 import { byId } from "./dom.js";
 
 const LONGEST_MS = 30000;
+const PART_MS = 200;
 
 // Resolves to a file, or to nothing.
 export async function record() {
@@ -18,7 +19,8 @@ export async function record() {
   state.textContent = "The camera starts.";
   dialog.showModal();
   const closed = new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
-  byId("record-cancel").onclick = () => { parts.length = 0; recorder = null; dialog.close(); };
+  dialog.oncancel = () => { recorder = null; }; // Escape
+  byId("record-cancel").onclick = () => { recorder = null; dialog.close(); };
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: true });
     camera.srcObject = stream;
@@ -28,12 +30,17 @@ export async function record() {
     go.onclick = () => {
       if (recorder) return recorder.stop();
       recorder = new MediaRecorder(stream);
-      recorder.ondataavailable = (event) => parts.push(event.data);
-      recorder.onstop = () => dialog.close();
-      recorder.start();
+      recorder.ondataavailable = (event) => {
+        if (!event.data.size) return; // no picture yet
+        parts.push(event.data);
+        state.textContent = "Recording.";
+        go.disabled = false;
+      };
+      recorder.onstop = () => recorder && dialog.close();
+      recorder.start(PART_MS);
       setTimeout(() => recorder?.state === "recording" && recorder.stop(), LONGEST_MS);
-      state.textContent = "Recording.";
       go.textContent = "Stop";
+      go.disabled = true;
     };
   } catch {
     state.textContent = "There is no camera, or it may not be used here.";

@@ -2,7 +2,9 @@
 
 import { byId } from "./dom.js";
 
-const UNSUPPORTED = ["not", "if", "then", "else", "uniqueItems", "contains", "dependentSchemas", "unevaluatedProperties"];
+const UNSUPPORTED = ["not", "if", "then", "else", "uniqueItems", "contains", "dependencies", "dependentRequired", "dependentSchemas",
+  "propertyNames", "unevaluatedProperties", "$dynamicRef"];
+const NAMED = ["properties", "patternProperties", "$defs", "definitions"]; // what they hold is named as anybody likes
 const EXAMPLE = {
   type: "object",
   properties: {
@@ -49,8 +51,7 @@ function unsupported(schema) {
   for (const keyword of UNSUPPORTED) if (!Array.isArray(schema) && keyword in schema) return keyword;
   for (const [name, value] of Object.entries(schema)) {
     if (["enum", "const", "default", "examples"].includes(name)) continue;
-    // Names of properties are no keywords.
-    const inside = name === "properties" || name === "$defs" ? Object.values(value ?? {}) : [value];
+    const inside = NAMED.includes(name) ? Object.values(value ?? {}) : [value];
     for (const each of inside) {
       const found = unsupported(each);
       if (found) return found;

@@ -2,13 +2,15 @@
 
 import { AnswerCard } from "./answer.js";
 import * as clips from "./clips.js";
-import { byId, copyText, el, seconds } from "./dom.js";
+import { byId, copyText, el } from "./dom.js";
 import { curlOf, download, pythonOf } from "./export.js";
 import * as history from "./history.js";
 import { Race } from "./race.js";
 import { read, unread } from "./reading.js";
 import { areValid, fields } from "./settings.js";
 import { showStrip } from "./strip.js";
+
+const TOLD_MS = 2000;
 
 let turns = [];
 let running = null;
@@ -89,20 +91,26 @@ function place(turn) {
   byId("turns").append(turn.item);
 }
 
-async function write(turn, signal) {
+function cardOf(turn) {
   const action = (label, run) => el("button", { type: "button", class: "quiet", onclick: run }, label);
-  const copy = (make) => async (event) => {
+  const copy = (label, make) => action(label, async (event) => {
     await copyText(make(turn));
     event.target.textContent = "Copied";
-  };
+    setTimeout(() => { event.target.textContent = label; }, TOLD_MS);
+  });
   const card = new AnswerCard(
     action("Again, same seed", () => exclusively((stop) => again(turn, stop))),
-    action("Copy text", copy(() => turn.answer.text)),
-    action("Copy as curl", copy(curlOf)),
-    action("Copy as Python", copy(pythonOf)),
+    copy("Copy text", () => turn.answer.text),
+    copy("Copy as curl", curlOf),
+    copy("Copy as Python", pythonOf),
     action("Export JSON", () => download(turn)),
   );
   turn.item.lastElementChild.replaceWith(card.node);
+  return card;
+}
+
+async function write(turn, signal) {
+  const card = cardOf(turn);
   card.node.scrollIntoView({ block: "nearest" });
   turn.answer = unread();
   await read(turn.body, turn.answer, () => {
@@ -154,9 +162,7 @@ export function restore(kept) {
   clips.recall(kept.clips);
   for (const turn of kept.turns) {
     place(turn);
-    const card = new AnswerCard(el("span", { class: "note" }, `first token after ${seconds(turn.firstToken)}`));
-    turn.item.lastElementChild.replaceWith(card.node);
-    card.finish(turn.answer);
+    cardOf(turn).finish(turn.answer);
   }
   turns = kept.turns;
 }
