@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Two files of tests run beside each other: with a core each, or their threads wait for one another. Workers of the
+# Files of tests run beside each other: with a thread each, or their threads wait for one another. Workers of the
 # engine choose for themselves.
 if "PYTEST_XDIST_WORKER" in os.environ:  # noqa: TID251
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_a_bad_key_file_ends_the_start_with_one_line_and_code_2(tmp_path: Path) 
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("vidspec: ")
-    assert "16 to 256 printable ASCII characters" in line
+    facts = json.loads(line)  # as the log is
+    assert (facts["level"], facts["event"]) == ("error", "cannot start")
+    assert "16 to 256 printable ASCII characters" in facts["reason"]
     assert "short-key" not in line

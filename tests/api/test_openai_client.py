@@ -18,6 +18,7 @@ pytestmark = pytest.mark.api
 
 KEY = "the-key-0123456789abcdef"
 TEXT = "A red squäre."
+FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_an_uploaded_video_is_asked_about_by_its_id(server: Served, client: open
     [
         ({"n": 9}, openai.BadRequestError, "n"),
         ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": "auto"}, openai.BadRequestError, "tool_choice"),
         ({"temperature": 9}, openai.BadRequestError, "temperature"),
         ({"model": "gpt-4o"}, openai.NotFoundError, "model"),
     ],
