@@ -76,7 +76,6 @@ def test_every_mode_gives_the_same_ids_and_log_probabilities(
         assert len(found[0][1]) == len(found[0][0])
 
 
-@pytest.mark.slow
 def test_each_law_changes_the_answer(engine: EngineHarness) -> None:
     """Else the tests here would hold without it."""
 

@@ -55,6 +55,7 @@ class Worker(WorkerClient):
         self._process: WorkerProcess | None = None
         self._failures = 0
         self._since = 0.0  # start of the present state
+        self._computes: str | None = None  # how its steps are computed, once it was ready
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -98,7 +99,11 @@ class Worker(WorkerClient):
                 self._owner.worker_loaded(self, message)
             case LoadFailed():
                 self._give_up(message.message)
+            case Ready() if self.role == "target" and self._computes not in (None, message.step_path.how):
+                # Other sums, other roundings: texts that the one before it began would go on differently.
+                self._fail(f"computes its steps by {message.step_path.how}, the one before it by {self._computes}")
             case Ready():
+                self._computes = message.step_path.how
                 self._enter(WorkerState.READY)
                 self._set_alarm(self._silence_s, self._fall_silent)
                 self._owner.worker_ready(self, message)

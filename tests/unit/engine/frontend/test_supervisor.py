@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 
 from tests.unit.engine.counting_model import configure
+from vidspec_models.step_path import TORCH_OPERATORS
 from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
@@ -149,6 +150,28 @@ async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
         assert await owner.told.get() == "lost"
     assert f"was silent for {0.1 * num_silences:g} s" in caplog.text
     assert caplog.text.count("computes; waiting for it") == num_silences - 1
+    await worker.stop()
+    for channel in launcher.channels:
+        channel.close()
+
+
+@pytest.mark.parametrize(("role", "told"), [("target", "lost"), ("draft", "ready")])
+async def test_a_target_that_comes_back_computing_otherwise_does_not_go_on_with_texts(
+    monkeypatch: pytest.MonkeyPatch, role: str, told: str
+) -> None:
+    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
+    owner, launcher = Owner(), Launcher()
+    worker = Worker(configure(role), cast(WorkerLauncher, launcher), owner)
+    worker.start()
+    async with asyncio.timeout(10):
+        launcher.channels[0].send(READY)
+        assert await owner.told.get() == "ready"
+        launcher.channels[0].close()
+        assert await owner.told.get() == "lost"
+        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
+            await asyncio.sleep(0.001)
+        launcher.channels[1].send(structs.replace(READY, step_path=TORCH_OPERATORS))
+        assert await owner.told.get() == told
     await worker.stop()
     for channel in launcher.channels:
         channel.close()
