@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,6 +84,11 @@ def ask(
         speculation=speculation,
         stop=stop,
     )
+
+
+def lasting(request: GenerationRequest) -> GenerationRequest:
+    """The request with an answer so long that the draft takes part in it, however busy the machine."""
+    return replace(request, ignore_eos=True, max_tokens=250)
 
 
 LAUNCHER = WorkerLauncher()  # of every engine of this process, whose workers are forked from the same one

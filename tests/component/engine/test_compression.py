@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_service.engine.types import TextDelta
@@ -43,10 +43,7 @@ def test_every_mode_gives_the_compressed_targets_own_ids(
 ) -> None:
     video = noise_video(num_frames, num_frames)
     answers = {
-        # To the last of its tokens: else it may be over before the draft has begun.
-        mode: engine.answer(
-            replace(compressed(f"{mode}-{num_frames}", video, sampling=sampling, speculation=mode), ignore_eos=True)
-        )
+        mode: engine.answer(lasting(compressed(f"{mode}-{num_frames}", video, sampling=sampling, speculation=mode)))
         for mode in MODES
     }
     assert len({answer.ids for answer in answers.values()}) == 1, answers

@@ -15,7 +15,7 @@ import pytest
 from psutil import Process
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, collect, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, collect, lasting, noise_video, scene_video
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.config import WorkerConfig
 from vidspec_service.engine.frontend.interface import WorkerState
@@ -123,8 +123,9 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
     assert disturbed(fragile, 3, role, sign) == expected
     fragile.wait_until_replaced(role, lost)
     request = ask("after", "Describe the video.", [scene_video(0)], sampling=LAW, max_tokens=120)
-    again = fragile.answer(replace(request, speculation=SpeculationMode.PARALLEL))
-    assert again.ids == expected[0]
+    request = replace(request, speculation=SpeculationMode.PARALLEL)
+    assert fragile.answer(request).ids == expected[0]
+    again = fragile.answer(lasting(replace(request, request_id="longer")))
     assert again.finished.speculation.num_draft_tokens > 0, "the draft did not come back"
 
 

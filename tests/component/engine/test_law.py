@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.types import Finished, FinishReason, TextDelta, TokenLogprob
@@ -192,5 +192,7 @@ def test_a_token_that_the_model_does_not_have_is_refused(engine: EngineHarness, 
 
 def test_a_prompts_tokens_are_the_targets_even_where_the_draft_sees_fewer(engine: EngineHarness) -> None:
     """A penalty over the prompt is worth having proposals under."""
-    answer = engine.answer(replace(question("sees", LAWS["repetition"], MODES[2], temperature=0.0), logprobs=None))
+    answer = engine.answer(
+        lasting(replace(question("sees", LAWS["repetition"], MODES[2], temperature=0.0), logprobs=None))
+    )
     assert answer.finished.speculation.num_accepted_tokens > 0

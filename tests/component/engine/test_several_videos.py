@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR as PROCESSES
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
@@ -86,7 +86,7 @@ def test_an_answer_about_two_videos_outlives_its_target() -> None:
 
 
 def test_the_draft_uses_what_the_target_looks_at_in_two_videos(engine: EngineHarness) -> None:
-    answer = engine.answer(request(0, SpeculationMode.PARALLEL, SamplingParams(), "drafted-"))
+    answer = engine.answer(lasting(request(0, SpeculationMode.PARALLEL, SamplingParams(), "drafted-")))
     assert 0 < answer.finished.speculation.draft_video_tokens < answer.started.video_tokens // 5
     assert answer.finished.speculation.num_accepted_tokens > 0
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
 
-from tests.component.engine.harness import EngineHarness, ask, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video
 from tests.component.engine.test_grammar import GRAMMARS
 from vidspec_models.request import GenerationRequest, Include, Preservation, SpeculationMode
 from vidspec_service.engine.types import (
@@ -41,10 +41,10 @@ def deltas(events: list[GenerationEvent]) -> list[TextDelta]:
 
 
 def test_everything_is_told_and_the_tokens_are_the_same(engine: EngineHarness) -> None:
-    plain = events_of(engine, question("plain"))
+    plain = events_of(engine, lasting(question("plain")))
     assert not [event for event in plain if isinstance(event, Activity | DraftView)]
     assert not any(delta.details for delta in deltas(plain))
-    events = events_of(engine, question("told", include=EVERYTHING))
+    events = events_of(engine, lasting(question("told", include=EVERYTHING)))
     ids = [token for delta in deltas(events) for token in delta.ids]
     assert ids == [token for delta in deltas(plain) for token in delta.ids]
 
@@ -88,8 +88,7 @@ def test_what_a_grammar_forces_is_told_whoever_says_it(engine: EngineHarness) ->
 def test_a_request_chooses_what_its_draft_sees(engine: EngineHarness) -> None:
     def seen(name: str, preservation: Preservation | None, ratio: float | None) -> tuple[DraftView, list[int]]:
         request = question(name, include=EVERYTHING, preservation=preservation, prune_ratio=ratio)
-        request = replace(request, ignore_eos=True, max_tokens=250)  # long enough for the draft to begin
-        events = events_of(engine, request)
+        events = events_of(engine, lasting(request))
         view = next(event for event in reversed(events) if isinstance(event, DraftView))
         return view, [token for delta in deltas(events) for token in delta.ids]
 
