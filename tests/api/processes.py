@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
@@ -21,7 +22,7 @@ from tests.fakes import ANSWER, FakeEngine
 from vidspec_models.request import GenerationRequest
 from vidspec_service.__main__ import main
 from vidspec_service.cli import serve
-from vidspec_service.engine.types import GenerationEvent
+from vidspec_service.engine.types import Finished, GenerationEvent, TextDelta
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +47,9 @@ class ScriptedEngine(FakeEngine):
         for step in script:
             if isinstance(step, asyncio.Event):
                 await step.wait()
+            elif isinstance(step, TextDelta | Finished):
+                for choice in range(request.n):
+                    yield replace(step, choice=choice)
             elif not isinstance(step, Exception):
                 yield step
 

@@ -1,7 +1,7 @@
-"""DecodePool: decodes videos in spawned, confined children, one clip each, without blocking the event loop.
+"""DecodePool: decodes videos in confined children, one clip each, without blocking the event loop.
 
-Children are started ahead of need, so that a request pays for decoding and not for an interpreter. Each ends
-with its clip: what a hostile file did to its decoder goes no further.
+Children are forked from a process that has imported PyAV, and ahead of need, so that a request pays for decoding
+only. Each ends with its clip: what a hostile file did to its decoder goes no further.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from contextvars import copy_context
 from pathlib import Path
 
 from vidspec_service.decoding.clip import Clip, FrameRequest, check_request
+from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import Job
 from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.isolation.sandbox import report_missing
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError
+from vidspec_service.forking import ForkServer
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
 
@@ -32,9 +34,10 @@ class DecodePool:
         self._limits = limits
         self._max_workers = max_workers
         self._slots = asyncio.Semaphore(max_workers)
-        # One thread per decode and one per start. They also keep the children alive: a child dies with the
-        # thread that spawned it (PR_SET_PDEATHSIG), and these live as long as the pool.
+        # One thread per decode and one per start. They also keep the fork server alive: it dies with the thread
+        # that started it (PR_SET_PDEATHSIG), and these live as long as the pool.
         self._threads = ThreadPoolExecutor(2 * max_workers, thread_name_prefix="decode")
+        self._forks = ForkServer(fork_server.__name__, is_bare=True)
         self._spares: deque[asyncio.Task[DecodeChild]] = deque()
         self._children: set[DecodeChild] = set()
         self._work: set[asyncio.Future[Clip]] = set()
@@ -84,6 +87,7 @@ class DecodePool:
         await asyncio.gather(*self._spares, *self._work, return_exceptions=True)
         await asyncio.gather(*map(self._end, tuple(self._children)))
         self._spares.clear()
+        self._forks.close()
         self._threads.shutdown(wait=False)  # idle by now
 
     async def _run(self, child: DecodeChild, job: Job) -> Clip:
@@ -128,7 +132,7 @@ class DecodePool:
         return asyncio.create_task(self._start())
 
     async def _start(self) -> DecodeChild:
-        child = DecodeChild()
+        child = DecodeChild(self._forks)
         self._children.add(child)
         try:
             await asyncio.wrap_future(self._threads.submit(child.start, _START_TIMEOUT_S))

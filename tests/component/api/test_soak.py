@@ -26,6 +26,7 @@ from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_models.request import SpeculationMode
 from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.api.store.clips import LEAST_BYTES
 from vidspec_service.bench.serve.load import render_clips
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
@@ -35,7 +36,8 @@ _PATIENCE_S = 300.0
 _NUM_KINDS = 32  # of honest questions
 _WARM_UP = 1500  # until caches of clips and texts are full, and both workers have been replaced
 _WARM_UP_KILL_EVERY_S = 15.0
-_CACHES = "--max-cached-frame-bytes=16777216", "--max-cached-feature-bytes=16777216"
+_NUM_CLIPS = 8
+_CACHES = f"--max-cached-frame-bytes={_NUM_CLIPS * LEAST_BYTES}", "--max-cached-feature-bytes=16777216"
 
 Sender = Callable[[str], Awaitable[str]]
 
@@ -68,6 +70,13 @@ class Soak:
         """The texts that are right."""
         for kind in range(_NUM_KINDS):
             self._calm[kind] = await self._answer(kind, SpeculationMode.OFF)
+
+    async def show_clips(self) -> None:
+        """Every clip once, so that the cache of frames holds these, whatever a hostile file had left in it."""
+        for number, clip in enumerate(self._clips):
+            form = {"prompt": "Hello.", "max_tokens": "1"}
+            response = await self._client.post("/v1/video-chat", data=form, files={"video": ("clip.mp4", clip)})
+            assert response.status_code == httpx.codes.OK, (number, response.text)
 
     async def run(self, count: int) -> Counter[str]:
         """Send so many, some at once; how often each thing happened."""
@@ -194,13 +203,15 @@ def test_nothing_is_lost_and_no_text_changes_while_workers_die(tmp_path: Path, c
 
     async def soak(server: Served) -> tuple[Counter[str], Footprint, Footprint]:
         async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S) as client:
-            soaked = Soak(client, files, render_clips(8, is_mixed=True))
+            soaked = Soak(client, files, render_clips(_NUM_CLIPS, is_mixed=True))
             await soaked.listen()
             async with alongside(_kill_in_turns(server, _WARM_UP_KILL_EVERY_S)):
                 await soaked.run(_WARM_UP)
+            await soaked.show_clips()
             before = await _footprint(server, client)
             async with alongside(_kill_in_turns(server, kill_every_s)):
                 told = await soaked.run(count)
+            await soaked.show_clips()
             return told, before, await _footprint(server, client)
 
     with running([sys.executable, "-m", "vidspec_service", "serve", *flags]) as server:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.clips import bar_codes, number_of, write_video
-from tests.component.decoding.processes import children, hanging_child
+from tests.component.decoding.processes import children, decoders, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -150,7 +151,7 @@ def test_a_decode_that_hangs_is_killed_at_its_limit_and_the_next_one_works(
             assert 0.4 < time.monotonic() - started < 10
             ticks.cancel()
             assert await ticks >= 10  # the event loop went on meanwhile
-            assert len(children()) == 1  # the spare
+            assert len(decoders()) == 1  # the spare
         async with DecodePool(LIMITS, 1) as pool:
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 
@@ -178,7 +179,7 @@ def test_cancelling_kills_the_child_and_frees_the_slot(
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert hanging not in children()
+            assert hanging not in decoders()
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
             gc.collect()  # with what nobody asked for
             await asyncio.sleep(0)
@@ -222,6 +223,7 @@ def test_the_log_says_whose_video_a_lost_child_had(stalling_path: Path) -> None:
         logging.getLogger("vidspec_service.decoding").removeHandler(handler)
     (lost,) = (line for line in map(json.loads, log.getvalue().splitlines()) if line["event"] == "decode child lost")
     assert lost["request_id"] == "r-1"
+    assert lost["returncode"] == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGKILL])
@@ -259,9 +261,25 @@ def test_a_server_with_thousands_of_connections_still_decodes(clip_path: Path, s
 def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            (spare,) = children()
+            (spare,) = decoders()
             os.kill(spare, signal.SIGKILL)
-            await asyncio.to_thread(os.waitid, os.P_PID, spare, os.WEXITED | os.WNOWAIT)
+            await gone(spare)
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+
+    run(body())
+
+
+def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) -> None:
+    """What it had forked goes with it; the next video is decoded."""
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            server = psutil.Process(await hanging_child()).parent()
+            assert server is not None
+            server.kill()
+            with pytest.raises(VideoUnreadable, match="made its decoder fail"):
+                await task
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 
     run(body())

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +21,14 @@ from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import Job
 from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.decoding.writer import write_clip
 from vidspec_service.errors import ConfigError
+from vidspec_service.forking import ForkServer
 
 _START_TIMEOUT_S = 60.0
 _LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too
@@ -143,7 +146,8 @@ def _time_cold(path: Path, options: DecodeOptions) -> float:
     request = FrameRequest(num_frames=options.num_frames)
     job = Job(path=str(path.absolute()), request=request, default_num_frames=options.num_frames, limits=_LIMITS)
     started = time.perf_counter()
-    child = DecodeChild()
-    child.start(_START_TIMEOUT_S)
-    child.decode(job)
-    return time.perf_counter() - started
+    with closing(ForkServer(fork_server.__name__, is_bare=True)) as forks:
+        child = DecodeChild(forks)
+        child.start(_START_TIMEOUT_S)
+        child.decode(job)
+        return time.perf_counter() - started

@@ -1,33 +1,33 @@
-"""A decode child's whole life: give up privileges, say ready, take one job, install the filter, answer, end.
+"""A decode child's whole life: say ready, take one job, install the filter, answer, end.
 
 Standard input is its socket to the pool, standard output the anonymous memory for its frames: nothing has a name, so
 nothing can be left behind however the child ends. A JSON job comes in, a JSON answer goes out. Nothing is pickled, and
 errors travel as a name: a child taken over by a hostile file can lie about a clip, but cannot make the service run or
-show anything else. Imports neither torch nor numpy; whatever it needs is imported before the filter, since it
-cannot open a file afterwards.
+show anything else. Imports neither torch nor numpy; whatever it needs was imported before it was forked, since it
+cannot open a file once it is filtered.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import resource
 import socket
-import sys
 import traceback
+from typing import NoReturn
 
 import msgspec
 
 from vidspec_service.decoding.clip import Decoded, FrameRequest
 from vidspec_service.decoding.isolation.sandbox import (
     Missing,
-    give_up_privileges,
+    dies_with,
     install_filter,
     limit_resources,
 )
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import RequestError
 
-_NICENESS = 5  # as the workers': HTTP and health checks go first
 _CHANNEL, _FRAMES = 0, 1  # descriptors
 
 
@@ -51,23 +51,32 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Answer = Decoded | Failed
 
 
-def main() -> None:
-    """`python -m vidspec_service.decoding.isolation.child PARENT_PID`, as `process` starts it."""
-    os.nice(_NICENESS)
-    missing = give_up_privileges(parent_pid=int(sys.argv[1]))
-    # Preloads PyAV, the slow part of starting, while nobody waits.
-    from vidspec_service.decoding.reader import is_ffmpeg_fixed
+def main(channel: int, frames: int, missing: Missing, parent_pid: int) -> NoReturn:
+    """In the process just forked. `missing`: what the kernel refused of its confinement."""
+    try:
+        _keep_only(channel, frames)
+        dies_with(parent_pid)
+        _serve(missing)
+    finally:
+        os._exit(0)  # at once: the pool waits for the end, and there is nothing to tidy up
 
-    if not is_ffmpeg_fixed():
-        missing |= Missing.FIXED_FFMPEG
-    with socket.socket(fileno=_CHANNEL) as channel:
-        channel.sendall(bytes([missing]))  # ready; and what the kernel refused
-        data = bytearray()
-        while part := channel.recv(65536):  # the pool closes its sending side after the job
-            data += part
-        if data:  # else the pool has closed and this spare is not needed
-            channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=Job))))
-    os._exit(0)  # at once: the pool waits for the end, and there is nothing to tidy up
+
+def _keep_only(channel: int, frames: int) -> None:
+    """A process group and standard descriptors of its own, and nothing of the server or of other children."""
+    os.setsid()
+    os.dup2(channel, _CHANNEL)
+    os.dup2(frames, _FRAMES)
+    os.closerange(_FRAMES + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # standard error leads nowhere
+
+
+def _serve(missing: Missing) -> None:
+    channel = socket.socket(fileno=_CHANNEL)
+    channel.sendall(bytes([missing]))  # ready
+    data = bytearray()
+    while part := channel.recv(65536):  # the pool closes its sending side after the job
+        data += part
+    if data:  # else the pool has closed and this spare is not needed
+        channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=Job))))
 
 
 def _work(job: Job) -> Answer:
@@ -93,7 +102,3 @@ def _allocate(num_bytes: int) -> memoryview:
     """Memory for the pixels, mapped here and later by the pool."""
     os.ftruncate(_FRAMES, num_bytes)
     return memoryview(mmap.mmap(_FRAMES, num_bytes))
-
-
-if __name__ == "__main__":
-    main()

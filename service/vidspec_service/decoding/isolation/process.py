@@ -11,10 +11,9 @@ import fcntl
 import logging
 import mmap
 import os
+import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from io import FileIO
 from time import monotonic
@@ -35,7 +34,9 @@ from vidspec_service.errors import (
     VideoUnreadable,
     VideoUnsupported,
 )
+from vidspec_service.forking import ForkServer
 
+_TOLD_WITHIN_S = 1.0  # by the fork server, of a process that has ended
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
@@ -52,49 +53,63 @@ _log = logging.getLogger(__name__)
 class DecodeChild:
     """One process, one clip, in a process group of its own: `start`, then `decode` or `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, forks: ForkServer) -> None:
         self.missing = Missing(0)  # of its confinement; known once it has started
-        self._lock = threading.Lock()  # a reaped pid may be another's: signal and reap never overlap
+        self._forks = forks
+        self._lock = threading.Lock()
         self._is_killed = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._held = contextlib.ExitStack()  # our end of the socket, and the memory for its frames
+        self._pidfd: int | None = None  # of the process, which is no child of ours
+        self._held = contextlib.ExitStack()  # our ends of its sockets, the memory for its frames, the pidfd
 
     def start(self, timeout_s: float) -> None:
-        """Spawn and wait until it is ready for a job. ServiceError if that fails."""
+        """Have it forked and wait until it is ready for a job. ServiceError if that fails."""
         try:
-            self._spawn()
+            self._fork()
+            self._life.settimeout(timeout_s)
+            said, fds, *_ = socket.recv_fds(self._life, 64, 1)
+            if not said:
+                raise ConnectionAbortedError
+            self._meet(fds[0])
             self._channel.settimeout(timeout_s)
             if not (ready := self._channel.recv(1)):
                 raise ConnectionAbortedError
         except OSError as error:  # no process or memory to be had, or no answer in time, or it has ended
             self.end()
+            if isinstance(error, TimeoutError):
+                self._forks.restart()
             raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error
         self.missing = Missing(ready[0])
 
-    def _spawn(self) -> None:
-        with self._lock:
-            if self._is_killed:
-                raise ServiceError("the decode pool is closed")
-            ours, theirs = socket.socketpair()
-            self._channel = self._held.enter_context(ours)
-            with theirs:
+    def _fork(self) -> None:
+        if self._is_killed:
+            raise ServiceError("the decode pool is closed")
+        self._channel, its_channel = socket.socketpair()
+        self._held.enter_context(self._channel)
+        with its_channel:
+            self._life, its_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._held.enter_context(self._life)
+            with its_life:
                 self._frames = self._held.enter_context(FileIO(os.memfd_create("frames", _MEMFD), "r+"))
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "vidspec_service.decoding.isolation.child", str(os.getpid())],
-                    stdin=theirs.fileno(),
-                    stdout=self._frames.fileno(),
-                    stderr=subprocess.DEVNULL,
-                    # Nothing of ours: no keys to steal. One thread for what numpy brings.
-                    env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
-                    cwd="/",
-                    start_new_session=True,
-                )
+                self._forks.launch(its_channel.fileno(), self._frames.fileno(), its_life.fileno())
+
+    def _meet(self, pidfd: int) -> None:
+        with self._lock:
+            self._pidfd = pidfd
+            self._held.callback(self._part)
+        if self._is_killed:  # before there was anything to kill
+            self.kill()
+
+    def _part(self) -> None:
+        with self._lock:
+            pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
 
     @property
     def is_alive(self) -> bool:
         """Whether a spare is still there to take a job."""
         with self._lock:
-            return self._process is not None and not self._is_killed and self._process.poll() is None
+            return self._pidfd is not None and not self._is_killed and not _ended(self._pidfd, 0.0)
 
     def decode(self, job: Job) -> Clip:
         """Run the job and end the child. Raises what `read_clip` does; VideoUnreadable if it is lost."""
@@ -110,7 +125,7 @@ class DecodeChild:
                 pass
             finally:
                 was_killed = self._is_killed  # by us: its client has left, or the server ends
-                returncode = self._reap()  # before its memory is looked at: now nobody else can change it
+                returncode = self._wait()  # before its memory is looked at: now nobody else can change it
             try:
                 return _clip(data, self._frames.fileno())
             except (OSError, ValueError) as error:  # no answer, or none that holds together
@@ -138,23 +153,36 @@ class DecodeChild:
         """Stop whatever it does, from any thread; who waits for it sees it die. Never blocks for long."""
         with self._lock:
             self._is_killed = True
-            if self._process is not None and self._process.returncode is None:
+            if self._pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill, reap, free."""
+        """Kill, wait for the end, free."""
         with self._held:
-            self._reap()
+            self._wait()
 
-    def _reap(self) -> int | None:
-        """Kill the group and wait for its end. Its return code: negative for the signal that ended it.
+    def _wait(self) -> int | None:
+        """Kill it and wait for its end. Its return code, negative for the signal that ended it, if that is known.
 
         One that has crashed keeps its own: an exit under way is not changed by a later signal.
         """
         self.kill()
-        with self._lock:
-            return None if self._process is None else self._process.wait()
+        if self._pidfd is None:
+            return None
+        _ended(self._pidfd, None)
+        self._life.settimeout(_TOLD_WITHIN_S)
+        try:
+            return int(self._life.recv(64))
+        except (OSError, ValueError):  # the fork server has died, and it with that
+            return None
+
+
+def _ended(pidfd: int, timeout_s: float | None) -> bool:
+    """Whether the process has ended within so long; None: however long that takes."""
+    ends = select.poll()
+    ends.register(pidfd, select.POLLIN)
+    return bool(ends.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _clip(data: bytes, descriptor: int) -> Clip:

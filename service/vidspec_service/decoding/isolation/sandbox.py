@@ -1,9 +1,9 @@
 """What a decode child gives up before it reads a client's bytes. What a kernel does not support is reported.
 
-`give_up_privileges` when it starts, `limit_resources` once it knows its job, `install_filter` when its file is open.
-The last is a seccomp filter: a list of the system calls that decoding needs; the kernel refuses all others. A child
-that a hostile file has taken over can then compute, read the files it already holds, answer and end. It cannot open
-a file, use a network, start a process or a thread, send a signal, or make memory executable.
+`give_up_privileges` before it is forked, `limit_resources` once it knows its job, `install_filter` when its file is
+open. The last is a seccomp filter: a list of the system calls that decoding needs; the kernel refuses all others. A
+child that a hostile file has taken over can then compute, read the files it already holds, answer and end. It cannot
+open a file, use a network, start a process or a thread, send a signal, or make memory executable.
 """
 
 from __future__ import annotations
@@ -92,12 +92,19 @@ class Missing(IntFlag):
     FIXED_FFMPEG = 4  # one without the known ways to take it over
 
 
-def give_up_privileges(parent_pid: int) -> Missing:
-    """No new privileges, no network, no tracing; dies with its parent. Call while there is one thread."""
+def dies_with(parent_pid: int) -> None:
+    """Ends this process when its parent ends, however that ends; not for what it forks."""
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it has ended before that
+        os._exit(0)
+
+
+def give_up_privileges() -> Missing:
+    """No new privileges, no network, no tracing, for this process and all it forks. Call while there is one thread."""
     if sys.platform != "linux":
         return Missing.NETWORK_NAMESPACE | Missing.SYSCALL_FILTER
     missing = Missing(0)
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     # An empty network namespace; needs root or user namespaces, and containers often allow neither.
@@ -105,8 +112,6 @@ def give_up_privileges(parent_pid: int) -> Missing:
         missing |= Missing.NETWORK_NAMESPACE
     if not is_filter_supported():
         missing |= Missing.SYSCALL_FILTER
-    if os.getppid() != parent_pid:  # it died before the first prctl
-        sys.exit(0)
     return missing
 
 

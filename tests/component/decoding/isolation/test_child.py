@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.component.decoding.processes import children, hanging_child
+from tests.component.decoding.processes import children, fork_children_with, hanging_child
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -67,6 +67,7 @@ def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert "NoNewPrivs:\t1" in status
             assert "Threads:\t1" in status
             assert os.getpgid(pid) == os.getsid(pid) == pid
+            assert sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"], "nothing of others, and its file not yet"
             if os.geteuid() == 0:  # nobody else may look
                 assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
                 assert "a-secret" not in read(f"/proc/{pid}/environ")
@@ -131,6 +132,25 @@ FACTS = (
 )
 
 
+LIAR = """
+import fcntl, os, socket
+from vidspec_service.decoding.isolation import child
+
+said = open({path!r}, "rb").read()
+
+def lie(missing):
+    pool = socket.socket(fileno=0)
+    pool.sendall(bytes(1))
+    while pool.recv(65536):
+        pass
+    {frames}
+    socket.send_fds(pool, [said[:1] or b" "], [1])  # nobody asked for a descriptor
+    pool.sendall(said[1:])
+
+child._serve = lie
+"""
+
+
 @pytest.mark.parametrize(
     ("answer", "frames"),
     [
@@ -155,22 +175,7 @@ def test_a_child_that_lies_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, frames: str
 ) -> None:
     (tmp_path / "answer").write_text(answer)
-    liar = tmp_path / "liar"
-    liar.write_text(
-        f"""#!{sys.executable}
-import fcntl, os, socket
-pool = socket.socket(fileno=0)
-pool.sendall(bytes(1))
-while pool.recv(65536):
-    pass
-{frames}
-answer = open({str(tmp_path / "answer")!r}, "rb").read()
-socket.send_fds(pool, [answer[:1] or b" "], [1])  # nobody asked for a descriptor
-pool.sendall(answer[1:])
-"""
-    )
-    liar.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(liar))
+    fork_children_with(LIAR.format(path=str(tmp_path / "answer"), frames=frames), tmp_path, monkeypatch)
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:

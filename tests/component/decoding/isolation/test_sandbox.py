@@ -6,12 +6,12 @@ import asyncio
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.clips import bar_codes, write_video
+from tests.component.decoding.processes import fork_children_with
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.isolation import sandbox
 from vidspec_service.decoding.limits import DecodingLimits
@@ -81,17 +81,6 @@ def clip_path(tmp_path: Path) -> Path:
     return write_video(tmp_path / "clip.mp4", bar_codes(12))
 
 
-def start_children_with(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on decode children run `code` first."""
-    interpreter = folder / "interpreter"
-    interpreter.write_text(
-        f"#!{sys.executable}\nimport sys\n{code}\nfrom vidspec_service.decoding.isolation import child\n"
-        "sys.argv = sys.argv[-2:]\nchild.main()\n"
-    )
-    interpreter.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(interpreter))
-
-
 @needs_filter
 def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
     tmp_path: Path, clip_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,7 +89,7 @@ def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
     folder.mkdir()
     secret = folder / "secret"
     secret.write_text("of another request")
-    start_children_with(TAKEN_OVER.format(secret=str(secret), folder=str(folder)), tmp_path, monkeypatch)
+    fork_children_with(TAKEN_OVER.format(secret=str(secret), folder=str(folder)), tmp_path, monkeypatch)
 
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 1) as pool:
@@ -130,7 +119,7 @@ def test_a_whole_decode_fits_into_the_allowed_calls(clip_path: Path, caplog: pyt
 def test_a_kernel_without_filters_still_decodes_and_the_operator_is_told(
     tmp_path: Path, clip_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start_children_with(NO_FILTER, tmp_path, monkeypatch)
+    fork_children_with(NO_FILTER, tmp_path, monkeypatch)
 
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 2) as pool:
@@ -143,7 +132,7 @@ def test_a_kernel_without_filters_still_decodes_and_the_operator_is_told(
 
 
 def test_an_ffmpeg_with_known_holes_is_a_start_up_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_children_with(OLD_FFMPEG, tmp_path, monkeypatch)
+    fork_children_with(OLD_FFMPEG, tmp_path, monkeypatch)
 
     async def body() -> None:
         with pytest.raises(ConfigError, match="known holes"):
