@@ -16,6 +16,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import GREEDY, StockAnswer, StockGenerator
 from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.telemetry import Metrics
@@ -79,9 +80,20 @@ class FamilyWorld:
     stock: StockGenerator
 
     @classmethod
+    def oracle(cls, name: str, folder: Path, num_words: int) -> FamilyWorld:
+        """The draft is the target, and the vocabulary as large as those of released models."""
+        save(name, folder / "target", num_words=num_words)
+        (folder / "draft").symlink_to(folder / "target")
+        return cls._of(folder)
+
+    @classmethod
     def make(cls, name: str, folder: Path) -> FamilyWorld:
         save(name, folder / "target")
         save(name, folder / "draft", noise=0.02, loud_padding=True)
+        return cls._of(folder)
+
+    @classmethod
+    def _of(cls, folder: Path) -> FamilyWorld:
         path = str(folder / "target")
         return cls(folder, StockGenerator(ModelSpec(path=path, role="target", device="cpu", dtype="float32")))
 
@@ -105,8 +117,8 @@ class FamilyWorld:
 class Traced(LocalEngine):
     """Counts the rows of the target's forwards."""
 
-    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
-        super().__init__(config, metrics, self._note)
+    def __init__(self, config: EngineConfig, metrics: Metrics, *, launcher: WorkerLauncher) -> None:
+        super().__init__(config, metrics, self._note, launcher=launcher)
         self.target_rows = 0
 
     def _note(self, role: str, heartbeat: Heartbeat) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ MODES = (OFF, SERIAL, PARALLEL, SpeculationMode.AUTO)
 ALL = range(len(conversations()))
 EDGE = 512  # a multiple of every block in which a cache grows
 _BELOW, _TRIES = 8, 20
+_WORDS = 151_000
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -96,3 +98,17 @@ def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) 
             if mode is OFF:
                 rows, once = harness.target_rows() - before, sum(EDGE - _BELOW + len(ids) - 1 for ids in expected)
                 assert rows >= once + EDGE - _BELOW, "nobody was paused: every row was made once"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_draft_that_is_right_is_believed_at_a_released_models_vocabulary(name: str, tmp_path: Path) -> None:
+    world = FamilyWorld.oracle(name, tmp_path, num_words=_WORDS)
+    with world.engine(prune_ratio=0.0) as engine:
+        for mode in (SERIAL, PARALLEL):
+            proposed = accepted = 0
+            for index in ALL:
+                answer = engine.answer(request(mode, index))
+                assert answer.ids == world.wanted(request(mode, index)).ids, (mode, index)
+                proposed += answer.finished.speculation.num_draft_tokens
+                accepted += answer.finished.speculation.num_accepted_tokens
+            assert accepted == proposed > 0

@@ -41,10 +41,16 @@ def _template(video: str, image: str) -> str:
     )
 
 
+def _byte_pairs(num_words: int = 0) -> models.BPE:
+    """Special tokens, bytes, and words that no text is ever split into."""
+    words = (f"word{number}" for number in range(num_words))
+    tokens = (*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *words)
+    return models.BPE({token: index for index, token in enumerate(tokens)}, [])
+
+
 def _tokenizer(named: dict[str, str], **options: Any) -> Any:
     """Bytes and the special tokens: ids up to 267, the rest of the 288 rows is padding as in real checkpoints."""
-    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
-    core = Tokenizer(models.BPE(vocabulary, []))
+    core = Tokenizer(_byte_pairs())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     return tf.PreTrainedTokenizerFast(
@@ -204,14 +210,18 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-def save(name: str, folder: Path, noise: float = 0.0, *, loud_padding: bool = False) -> None:
+def save(name: str, folder: Path, noise: float = 0.0, *, loud_padding: bool = False, num_words: int = 0) -> None:
     """Write one checkpoint: config, generation config, safetensors, tokenizer and processor files.
 
     With noise the weights are those of the plain checkpoint and a little more: a draft that is often right. Rows that
     pad the vocabulary are zeros, which never win; with `loud_padding` there are more of them, and they often would.
+    `num_words` are tokens besides.
     """
     torch.manual_seed(0)
     model, processor = FAMILIES[name]()
+    if num_words:
+        processor.tokenizer.backend_tokenizer.model = _byte_pairs(num_words)
+        model.resize_token_embeddings(_VOCABULARY + num_words, mean_resizing=False)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
