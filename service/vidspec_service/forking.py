@@ -19,7 +19,7 @@ class ForkServer:
     def __init__(self, module: str, *, is_bare: bool = False) -> None:
         """`module` is run with the descriptor that requests come through, and our process id.
 
-        A bare one gets nothing of ours: no environment, no working folder, no standard error.
+        A bare one gets nothing of ours: no environment, no working folder, no output.
         """
         self._module = module
         self._is_bare = is_bare
@@ -65,6 +65,7 @@ class ForkServer:
                     [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL if self._is_bare else None,
                     stderr=subprocess.DEVNULL if self._is_bare else None,
                     env=bare if self._is_bare else None,
                     cwd="/" if self._is_bare else None,

@@ -40,8 +40,20 @@ class FrameRequest:
     num_sharing: int = 1  # videos of the request: its limits and the default number of frames are shared out equally
 
 
+class Part(msgspec.Struct, frozen=True):
+    """Which of the shares of a clip's frames one child decodes."""
+
+    number: int = 0
+    count: int = 1
+
+
+WHOLE = Part()
+
+
 class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
-    """The facts of a clip, as a decode child tells them; its pixels [T, H, W, 3] lie in memory beside them."""
+    """The facts of a clip, or a part of it, as a decode child tells them; the pixels [T, H, W, 3] of all chosen frames
+    lie in memory beside them.
+    """
 
     timestamps_s: tuple[float, ...]  # [T]
     source_indices: tuple[int, ...]  # [T]
@@ -52,6 +64,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
     height: int
     codec: str
     warnings: tuple[str, ...]
+    is_sound: bool = True  # nothing stands in for another frame, is left out, damaged or of another size
 
     @property
     def num_bytes(self) -> int:

@@ -7,21 +7,31 @@ only. Each ends with its clip: what a hostile file did to its decoder goes no fu
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from contextvars import copy_context
+from io import FileIO
 from pathlib import Path
+from typing import Any, TypeVar
 
-from vidspec_service.decoding.clip import Clip, FrameRequest, check_request
+from msgspec import structs
+
+from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part, check_request
 from vidspec_service.decoding.isolation import fork_server
-from vidspec_service.decoding.isolation.child import Job
-from vidspec_service.decoding.isolation.process import DecodeChild
+from vidspec_service.decoding.isolation.child import Failed, Job
+from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, error_of, frames_memory
 from vidspec_service.decoding.isolation.sandbox import report_missing
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError
+from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError, VideoUnreadable
 from vidspec_service.forking import ForkServer
 
+T = TypeVar("T")
+
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
+_PART_BYTES = 512 * 1024  # of a file; less is not worth a second child, which walks all packets again
 
 
 class DecodePool:
@@ -40,7 +50,7 @@ class DecodePool:
         self._forks = ForkServer(fork_server.__name__, is_bare=True)
         self._spares: deque[asyncio.Task[DecodeChild]] = deque()
         self._children: set[DecodeChild] = set()
-        self._work: set[asyncio.Future[Clip]] = set()
+        self._work: set[asyncio.Future[Decoded | Failed]] = set()
         self._is_closed = False
 
     async def __aenter__(self) -> DecodePool:
@@ -72,12 +82,27 @@ class DecodePool:
         check_request(request, limits)  # needs no child
         default = max(1, default_num_frames // request.num_sharing)
         job = Job(path=str(path), request=request, default_num_frames=default, limits=limits)
-        async with self._slots:
-            child = await self._take_spare()
-            try:
-                return await self._run(child, job)
-            finally:
-                self._children.discard(child)
+        async with AsyncExitStack() as slots:
+            num_parts = 0
+            while num_parts == 0 or (num_parts < _most_parts(job) and not self._slots.locked()):
+                await slots.enter_async_context(self._slots)
+                num_parts += 1
+            if num_parts > 1 and (clip := await self._decode_in_parts(job, num_parts)) is not None:
+                return clip
+            with frames_memory() as frames:
+                return clip_of(_decoded(await self._run(job, frames)), frames)
+
+    async def _decode_in_parts(self, job: Job, count: int) -> Clip | None:
+        """Like `decode`, by several children at once; None if the clip is not sound: how that is mended is a matter of
+        the whole.
+        """
+        with frames_memory() as frames:
+            jobs = (structs.replace(job, part=Part(number, count)) for number in range(count))
+            parts = await _all_or_none([self._run(each, frames) for each in jobs])
+            if any(isinstance(part, Failed) and part.kind == VideoUnreadable.__name__ for part in parts):
+                return None
+            whole = joined([_decoded(part) for part in parts])
+            return None if whole is None else clip_of(whole, frames)
 
     async def close(self) -> None:
         """Kill and reap every child; decodes still running raise Draining. May be called again."""
@@ -90,9 +115,11 @@ class DecodePool:
         self._forks.close()
         self._threads.shutdown(wait=False)  # idle by now
 
-    async def _run(self, child: DecodeChild, job: Job) -> Clip:
+    async def _run(self, job: Job, frames: FileIO) -> Decoded | Failed:
+        """By a child of its own, which decodes into `frames`."""
+        child = await self._take_spare()
         named = copy_context()  # or a line in the log about this decode would not tell whose it was
-        work = asyncio.wrap_future(self._threads.submit(named.run, child.decode, job))
+        work = asyncio.wrap_future(self._threads.submit(named.run, child.decode, job, frames))
         self._work.add(work)
         work.add_done_callback(self._work.discard)
         try:
@@ -107,6 +134,8 @@ class DecodePool:
             await asyncio.wait({work})
             _ = work.cancelled() or work.exception()  # nobody else asks: asyncio would log what was never retrieved
             raise
+        finally:
+            self._children.discard(child)
 
     async def _take_spare(self) -> DecodeChild:
         """The oldest spare, once ready; another is started in its place."""
@@ -144,3 +173,43 @@ class DecodePool:
     async def _end(self, child: DecodeChild) -> None:
         await asyncio.wrap_future(self._threads.submit(child.end))
         self._children.discard(child)
+
+
+def _most_parts(job: Job) -> int:
+    """How many children a video may keep busy, where nobody else wants them."""
+    if job.request.is_still or job.request.sequence is not None:
+        return 1
+    try:
+        return 1 + os.stat(job.path).st_size // _PART_BYTES
+    except OSError:  # the child will say so
+        return 1
+
+
+async def _all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results; where one fails the others are cancelled, and have ended before it is raised."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _decoded(answer: Decoded | Failed) -> Decoded:
+    if isinstance(answer, Failed):
+        raise error_of(answer)
+    return answer
+
+
+def joined(parts: Sequence[Decoded]) -> Decoded | None:
+    """The whole clip; None if a part is not sound, or they are not parts of one clip of one size."""
+    sizes = {(part.width, part.height, part.codec) for part in parts if part.timestamps_s}
+    if len(sizes) != 1 or not parts[0].timestamps_s or not all(part.is_sound for part in parts):
+        return None
+    return structs.replace(
+        parts[0],
+        timestamps_s=tuple(time_s for part in parts for time_s in part.timestamps_s),
+        source_indices=tuple(index for part in parts for index in part.source_indices),
+    )

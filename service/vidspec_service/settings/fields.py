@@ -191,7 +191,9 @@ class Settings(BaseSettings):
     max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames of a request.")
     max_decoded_bytes: Count = Field(default=_DECODING.max_decoded_bytes, description="Most bytes of the RGB frames.")
     decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Longest decode of one video.")
-    decode_workers: Count = Field(default=2, description="Videos decoded at the same time.")
+    decode_workers: Count = Field(
+        default=2, description="Videos decoded at the same time; a long one takes what places are free."
+    )
     default_num_frames: Count | None = Field(
         default=None, description="Frames of requests without fps and num_frames; unset: the model's."
     )

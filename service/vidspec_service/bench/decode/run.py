@@ -23,7 +23,7 @@ from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import Job
-from vidspec_service.decoding.isolation.process import DecodeChild
+from vidspec_service.decoding.isolation.process import DecodeChild, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.decoding.writer import write_clip
@@ -149,5 +149,6 @@ def _time_cold(path: Path, options: DecodeOptions) -> float:
     with closing(ForkServer(fork_server.__name__, is_bare=True)) as forks:
         child = DecodeChild(forks)
         child.start(_START_TIMEOUT_S)
-        child.decode(job)
+        with frames_memory() as frames:
+            child.decode(job, frames)
         return time.perf_counter() - started

@@ -1,7 +1,8 @@
 """A decode child's whole life: say ready, take one job, install the filter, answer, end.
 
-Standard input is its socket to the pool, standard output the anonymous memory for its frames: nothing has a name, so
-nothing can be left behind however the child ends. A JSON job comes in, a JSON answer goes out. Nothing is pickled, and
+Standard input is its socket to the pool; with the job comes the anonymous memory for its frames, which becomes its
+standard output: nothing has a name, so nothing can be left behind however the child ends. A JSON job comes in, a JSON
+answer goes out. Nothing is pickled, and
 errors travel as a name: a child taken over by a hostile file can lie about a clip, but cannot make the service run or
 show anything else. Imports neither torch nor numpy; whatever it needs was imported before it was forked, since it
 cannot open a file once it is filtered.
@@ -18,7 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
-from vidspec_service.decoding.clip import Decoded, FrameRequest
+from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
 from vidspec_service.decoding.isolation.sandbox import (
     Missing,
     dies_with,
@@ -38,6 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     request: FrameRequest
     default_num_frames: int
     limits: DecodingLimits
+    part: Part = WHOLE
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -51,46 +53,54 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Answer = Decoded | Failed
 
 
-def main(channel: int, frames: int, missing: Missing, parent_pid: int) -> NoReturn:
+def main(channel: int, missing: Missing, parent_pid: int) -> NoReturn:
     """In the process just forked. `missing`: what the kernel refused of its confinement."""
     try:
-        _keep_only(channel, frames)
+        _keep_only(channel)
         dies_with(parent_pid)
         _serve(missing)
     finally:
         os._exit(0)  # at once: the pool waits for the end, and there is nothing to tidy up
 
 
-def _keep_only(channel: int, frames: int) -> None:
-    """A process group and standard descriptors of its own, and nothing of the server or of other children."""
+def _keep_only(channel: int) -> None:
+    """A process group of its own, and nothing of the server or of other children."""
     os.setsid()
     os.dup2(channel, _CHANNEL)
-    os.dup2(frames, _FRAMES)
-    os.closerange(_FRAMES + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # standard error leads nowhere
+    os.closerange(_FRAMES + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # these lead nowhere
 
 
 def _serve(missing: Missing) -> None:
     channel = socket.socket(fileno=_CHANNEL)
     channel.sendall(bytes([missing]))  # ready
-    data = bytearray()
-    while part := channel.recv(65536):  # the pool closes its sending side after the job
-        data += part
+    data, fds, *_ = socket.recv_fds(channel, 65536, 1)
+    for frames in fds:
+        os.dup2(frames, _FRAMES)
+        os.close(frames)
+    while more := channel.recv(65536):  # the pool closes its sending side after the job
+        data += more
     if data:  # else the pool has closed and this spare is not needed
         channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=Job))))
 
 
 def _work(job: Job) -> Answer:
-    if job.request.sequence is None:
-        from vidspec_service.decoding.reader import read_clip as read
-    else:
-        from vidspec_service.decoding.reader.sequence import read_sequence as read
+    from vidspec_service.decoding.reader import read_clip
+    from vidspec_service.decoding.reader.sequence import read_sequence
 
     limit_resources(job.limits)
     try:
         with open(job.path, "rb", buffering=0) as file:
             install_filter()  # before its first byte is read
-            decoded = read(file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames)
-        os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than were chosen
+            if job.request.sequence is None:
+                decoded = read_clip(
+                    file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames, part=job.part
+                )
+            else:
+                decoded = read_sequence(
+                    file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames
+                )
+        if job.part == WHOLE:
+            os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than were chosen
     except RequestError as error:
         return Failed(kind=type(error).__name__, message=error.message, param=error.param)
     except Exception:

@@ -2,8 +2,8 @@
 
 Started as `python -m vidspec_service.decoding.isolation.fork_server FD PARENT_PID`. Starting an interpreter and
 importing PyAV takes 0.13 s of a core, often more than a short clip; here that is paid once (ADR 22). What comes through
-the socket FD are a child's channel, the memory for its frames, and a socket for its life: there the pool is told the
-child's pidfd, and in the end how it ended. The server ends when the pool closes the socket.
+the socket FD are a child's channel and a socket for its life: there the pool is told the child's pidfd, and in the end
+how it ended. The server ends when the pool closes the socket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vidspec_service.decoding.isolation import child
 from vidspec_service.decoding.isolation.sandbox import Missing, dies_with, give_up_privileges
 
 _NICENESS = 5  # as the workers': HTTP and health checks go first
-_NUM_FDS = 3  # channel, frames, life
+_NUM_FDS = 2  # channel, life
 
 
 def main(requests_fd: int, parent_pid: int) -> None:
@@ -61,13 +61,13 @@ def _serve(requests: socket.socket, missing: Missing) -> None:
             fds = socket.recv_fds(requests, 1, _NUM_FDS)[1]
             if not fds:
                 return
-            channel, frames, life = fds
+            channel, life = fds
             try:
                 pid = os.fork()
             except OSError:
                 pid = -1  # the pool sees every end closed
             if pid == 0:
-                child.main(channel, frames, missing, parent_pid=server)
+                child.main(channel, missing, parent_pid=server)
             if pid > 0:
                 pidfd = os.pidfd_open(pid)
                 forked[pidfd] = _Forked(pid, socket.socket(fileno=os.dup(life)))

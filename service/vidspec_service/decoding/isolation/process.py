@@ -1,4 +1,4 @@
-"""The pool's end of one decode child: start it, give it its one job, turn its answer into a Clip, end it.
+"""The pool's end of one decode child: start it, give it its one job, end it; and what becomes of its answer.
 
 Blocking calls throughout, for the pool's threads; only `kill` may be called from elsewhere, at any time.
 """
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from vidspec_models.request import Video
-from vidspec_service.decoding.clip import Clip
+from vidspec_service.decoding.clip import Clip, Decoded
 from vidspec_service.decoding.isolation.child import Answer, Failed, Job
 from vidspec_service.decoding.isolation.sandbox import Missing
 from vidspec_service.errors import (
@@ -59,7 +59,7 @@ class DecodeChild:
         self._lock = threading.Lock()
         self._is_killed = False
         self._pidfd: int | None = None  # of the process, which is no child of ours
-        self._held = contextlib.ExitStack()  # our ends of its sockets, the memory for its frames, the pidfd
+        self._held = contextlib.ExitStack()  # our ends of its sockets, the pidfd
 
     def start(self, timeout_s: float) -> None:
         """Have it forked and wait until it is ready for a job. ServiceError if that fails."""
@@ -89,8 +89,7 @@ class DecodeChild:
             self._life, its_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._held.enter_context(self._life)
             with its_life:
-                self._frames = self._held.enter_context(FileIO(os.memfd_create("frames", _MEMFD), "r+"))
-                self._forks.launch(its_channel.fileno(), self._frames.fileno(), its_life.fileno())
+                self._forks.launch(its_channel.fileno(), its_life.fileno())
 
     def _meet(self, pidfd: int) -> None:
         with self._lock:
@@ -111,12 +110,15 @@ class DecodeChild:
         with self._lock:
             return self._pidfd is not None and not self._is_killed and not _ended(self._pidfd, 0.0)
 
-    def decode(self, job: Job) -> Clip:
-        """Run the job and end the child. Raises what `read_clip` does; VideoUnreadable if it is lost."""
+    def decode(self, job: Job, frames: FileIO) -> Decoded | Failed:
+        """Run the job, whose pixels go into `frames`, and end the child; what it says, not believed yet.
+
+        Raises VideoUnreadable if it is lost.
+        """
         data = b""
         with self._held:
             try:
-                data = self._ask(msgspec.json.encode(job), monotonic() + job.limits.timeout_s)
+                data = self._ask(msgspec.json.encode(job), frames, monotonic() + job.limits.timeout_s)
             except TimeoutError:
                 _log.warning("decode child timed out", extra={"timeout_s": job.limits.timeout_s})
                 limit = f"{job.limits.timeout_s:g} s (VIDSPEC_DECODE_TIMEOUT_S)"
@@ -126,20 +128,20 @@ class DecodeChild:
             finally:
                 was_killed = self._is_killed  # by us: its client has left, or the server ends
                 returncode = self._wait()  # before its memory is looked at: now nobody else can change it
-            try:
-                return _clip(data, self._frames.fileno())
-            except (OSError, ValueError) as error:  # no answer, or none that holds together
-                if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
-                    raise CapacityError("The server has no room for the video's frames; try again.") from error
-                if not was_killed:
-                    _log.warning("decode child lost", extra={"returncode": returncode})
-                raise VideoUnreadable("The video made its decoder fail: it is damaged.", param="video") from None
+        try:
+            answer: Answer = msgspec.json.decode(data, type=Answer)
+        except ValueError:  # none, or none that holds together
+            if not was_killed:
+                _log.warning("decode child lost", extra={"returncode": returncode})
+            raise _lost() from None
+        return answer
 
-    def _ask(self, job: bytes, deadline: float) -> bytes:
+    def _ask(self, job: bytes, frames: FileIO, deadline: float) -> bytes:
         """The child's whole answer; empty if it died."""
         answer = bytearray()
         self._channel.settimeout(max(deadline - monotonic(), 0.001))
-        self._channel.sendall(job)
+        sent = socket.send_fds(self._channel, [job], [frames.fileno()])
+        self._channel.sendall(job[sent:])
         self._channel.shutdown(socket.SHUT_WR)
         while len(answer) <= _MAX_ANSWER_BYTES:
             self._channel.settimeout(max(deadline - monotonic(), 0.001))
@@ -185,18 +187,47 @@ def _ended(pidfd: int, timeout_s: float | None) -> bool:
     return bool(ends.poll(None if timeout_s is None else timeout_s * 1000))
 
 
-def _clip(data: bytes, descriptor: int) -> Clip:
-    """The clip, its frames mapped read-only and freed with the array; or the error that the answer is.
+def frames_memory() -> FileIO:
+    """Anonymous memory for a clip's frames. Raises CapacityError if there is none."""
+    try:
+        return FileIO(os.memfd_create("frames", _MEMFD), "r+")
+    except OSError as error:
+        raise _no_room() from error
 
-    OSError or ValueError (msgspec's are) for anything that does not hold together.
+
+def error_of(failed: Failed) -> RequestError:
+    """The error that the answer is; a fault of ours goes into the log."""
+    if failed.kind in _ERRORS:
+        return _ERRORS[failed.kind](failed.message, param=failed.param)
+    # Ours, or a name outside the table, which is a lie: the client is told nothing.
+    _log.error("decode child failed", extra={"detail": failed.message})
+    return VideoUnreadable("The video cannot be decoded.", param="video")
+
+
+def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
+    """The clip, its frames mapped read-only and freed with the array; the children must have ended.
+
+    Raises VideoUnreadable if the answer does not hold together, CapacityError without memory.
     """
-    answer: Answer = msgspec.json.decode(data, type=Answer)
-    if isinstance(answer, Failed):
-        if answer.kind in _ERRORS:
-            raise _ERRORS[answer.kind](answer.message, param=answer.param)
-        # Ours, or a name outside the table, which is a lie: the client is told nothing.
-        _log.error("decode child failed", extra={"detail": answer.message})
-        raise VideoUnreadable("The video cannot be decoded.", param="video")
+    try:
+        return _mapped(decoded, frames.fileno())
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
+            raise _no_room() from error
+        _log.warning("decode child lied")
+        raise _lost() from None
+
+
+def _no_room() -> CapacityError:
+    return CapacityError("The server has no room for the video's frames; try again.")
+
+
+def _lost() -> VideoUnreadable:
+    return VideoUnreadable("The video made its decoder fail: it is damaged.", param="video")
+
+
+def _mapped(answer: Decoded, descriptor: int) -> Clip:
+    """OSError or ValueError for anything that does not hold together."""
     shape = len(answer.timestamps_s), answer.height, answer.width, 3
     if len(answer.source_indices) != shape[0] or min(shape) < 1:
         raise ValueError("there are no such frames")

@@ -31,7 +31,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.clip import Decoded, FrameRequest
+from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.reader.frames import Allocate, FrameConverter, chosen_frames, fitted_size
 from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
@@ -80,8 +80,12 @@ def read_clip(
     allocate: Allocate,
     *,
     default_num_frames: int,
+    part: Part = WHOLE,
 ) -> Decoded:
     """Choose and decode frames of an open file; pixels [T, H, W, 3] go into memory got from `allocate`, once.
+
+    A part decodes its share of the frames to their places in that memory; there may be fewer shares than asked for,
+    and then the last parts have no frames.
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
@@ -100,8 +104,10 @@ def read_clip(
         default = 1 if request.is_still else default_num_frames
         selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default)
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
-        picker = FramePicker[VideoFrame](selection.indices)
-        converter = FrameConverter(len(selection.indices), limits, allocate)
+        shares = timeline.shares(selection.indices, part.count)
+        share = shares[part.number] if part.number < len(shares) else slice(0)
+        picker = FramePicker[VideoFrame](selection.indices[share])
+        converter = FrameConverter(len(selection.indices), limits, allocate, share)
         with opened(file, limits, kind) as container:
             stream = _video_stream(container, limits, kind)
             frames = chosen_frames(_packets_of(container, stream, []), stream.codec_context, timeline, picker)
@@ -117,6 +123,7 @@ def read_clip(
         height=height,
         codec=codec,
         warnings=(*warnings, *selection.warnings, *converter.warnings),
+        is_sound=converter.is_sound,
     )
 
 

@@ -105,9 +105,13 @@ class FrameConverter:
     scaled in the same pass that converts their colours.
     """
 
-    def __init__(self, num_frames: int, limits: DecodingLimits, allocate: Allocate) -> None:
+    def __init__(self, num_chosen: int, limits: DecodingLimits, allocate: Allocate, share: slice | None = None) -> None:
+        """All of `num_chosen` frames come here, or those of a share."""
         self.warnings: list[str] = []
-        self._num_frames = num_frames
+        self.is_sound = True  # once finished
+        self._num_chosen = num_chosen
+        self._first, stop, _ = (share or slice(None)).indices(num_chosen)
+        self._num_frames = stop - self._first
         self._limits = limits
         self._allocate = allocate
         self._reformatter = VideoReformatter()  # one for all frames: each one holds buffers
@@ -141,6 +145,8 @@ class FrameConverter:
 
     def finish(self, picker: FramePicker[VideoFrame]) -> tuple[int, int]:
         """Upright (width, height); `warnings` tells what was wrong. VideoUnreadable if too much was."""
+        if self._num_frames == 0:
+            return 0, 0
         num_bad = min(picker.num_lost + picker.num_replaced + self._num_damaged, self._num_frames)  # or twice bad
         if self._memory is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
@@ -154,6 +160,7 @@ class FrameConverter:
             (self._num_resized, "have another size and are scaled to the first one's."),
         ):
             if count:
+                self.is_sound = False
                 self.warnings.append(f"{count} of the {self._num_frames} chosen frames {fate}")
         return self._orientation.size(*self._size)
 
@@ -170,7 +177,8 @@ class FrameConverter:
         if self._size != self._source_size:
             before, after = ("{}x{}".format(*self._orientation.size(*s)) for s in (self._source_size, self._size))
             self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
-        return self._allocate(self._limits.check_decoded_bytes(self._num_frames, *self._size))
+        memory = self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))
+        return memory[len(memory) // self._num_chosen * self._first :]
 
 
 def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:

@@ -9,8 +9,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
+# Packets that a decoder may hold back before a frame comes out; codecs with the most keep 16 pictures.
+_MOST_DELAY = 16
 # Only for a lone frame in a file that states neither a duration nor a rate.
 _NOMINAL_FRAME = Fraction(1, 25)
 
@@ -67,6 +70,25 @@ class Timeline:
                 if keyframe_tick <= tick:
                     return EntryPoint(packet, max(self.index_at(keyframe_tick), 0))
         return EntryPoint(0, 0)
+
+    def shares(self, chosen: Sequence[int], count: int) -> list[slice]:
+        """`chosen`, display indices in order, in at most `count` slices that take about as long to decode.
+
+        Cut only where decoding jumps ahead to another keyframe, and so begins anew anyway.
+        """
+        cuts, works, work, reached = [0], [0], 0, 0
+        for place, index in enumerate(chosen):
+            entry, packet = self.entry_point(index).packet, self.packets.get(self.ticks[index], 0)
+            if place and entry > reached + _MOST_DELAY + 1:
+                cuts.append(place)
+                works.append(work)
+            work += max(packet - max(entry, reached), 0) + 1
+            reached = max(reached, packet)
+        starts = {
+            min(range(len(cuts)), key=lambda cut: abs(works[cut] - work * share / count)) for share in range(count)
+        }
+        edges = [*sorted(cuts[start] for start in starts), len(chosen)]
+        return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def build_timeline(

@@ -1,0 +1,146 @@
+"""A video that several children decode at once: the very clip, warnings and errors that one child gives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.clips import Picture, write_video
+from tests.component.decoding.processes import children, decoders
+from tests.hostile.corpus import corpus, mutations
+from tests.hostile.seeds import render_seeds
+from vidspec_service.decoding import pool as pool_module
+from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.pool import DecodePool, joined
+from vidspec_service.errors import VideoUnreadable
+
+LIMITS = DecodingLimits(max_pixels=1_000_000, timeout_s=20)
+GOP, NUM_GOPS = 40, 6
+MIDDLES = FrameRequest(num_frames=NUM_GOPS)  # one in each group of pictures, far from the next
+
+
+@pytest.fixture
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Any file is worth several children; for each that they decoded, whether what they made was taken."""
+    taken: list[bool] = []
+
+    def noting(parts: Sequence[Decoded]) -> Decoded | None:
+        whole = joined(parts)
+        taken.append(whole is not None)
+        return whole
+
+    monkeypatch.setattr(pool_module, "_PART_BYTES", 1)
+    monkeypatch.setattr(pool_module, "joined", noting)
+    return taken
+
+
+def pictures() -> list[Picture]:
+    """Coarse noise that drifts: every frame differs, and depends on those before it."""
+    dice = np.random.default_rng(7)
+    coarse = dice.integers(0, 256, (16, 24, 3))
+    found = []
+    for number in range(GOP * NUM_GOPS):
+        coarse = np.clip(coarse + dice.integers(-12, 13, coarse.shape), 0, 255)
+        found.append(np.roll(coarse.repeat(4, 0).repeat(4, 1), number, 1).astype(np.uint8))
+    return found
+
+
+async def decode_all(paths: Sequence[Path], request: FrameRequest, num_children: int) -> list[Clip | BaseException]:
+    """One after the other."""
+    found: list[Clip | BaseException] = []
+    async with DecodePool(LIMITS, num_children) as pool:
+        for path in paths:
+            found += await asyncio.gather(pool.decode(path, request, 8), return_exceptions=True)
+    return found
+
+
+def assert_same(one: Clip | BaseException, other: Clip | BaseException, name: str) -> None:
+    if isinstance(one, BaseException) or isinstance(other, BaseException):
+        assert (type(one), str(one)) == (type(other), str(other)), name
+        return
+    assert np.array_equal(one.video.frames, other.video.frames), name
+    assert one.timestamps_s == other.timestamps_s, name
+    assert one.video.source_indices == other.video.source_indices, name
+    assert (one.codec, one.warnings, one.video.duration_s) == (other.codec, other.warnings, other.video.duration_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pix_fmt", "options"),
+    [
+        ("b.mp4", "h264", "yuv420p", {"bf": "3", "b-pyramid": "normal"}),
+        ("open.ts", "h264", "yuv420p", {"x264-params": "open-gop=1:bframes=3"}),
+        ("open.mkv", "hevc", "yuv420p", {"x265-params": "open-gop=1:log-level=none:pools=none:frame-threads=1"}),
+        ("vp9.webm", "vp9", "yuv420p", {"deadline": "realtime", "cpu-used": "8"}),
+        ("two.mpg", "mpeg2video", "yuv420p", {"bf": "2"}),
+        ("four.avi", "mpeg4", "yuv420p", {}),
+        ("intra.mkv", "ffv1", "yuv420p", {}),
+    ],
+)
+def test_frames_are_the_same_bytes(
+    tmp_path: Path, unlimited: list[bool], name: str, codec: str, pix_fmt: str, options: dict[str, str]
+) -> None:
+    path = write_video(tmp_path / name, pictures(), codec=codec, pix_fmt=pix_fmt, gop=GOP, options=options)
+    (whole,) = asyncio.run(decode_all([path], MIDDLES, 1))
+    assert unlimited == []
+    (parts,) = asyncio.run(decode_all([path], MIDDLES, 3))
+    assert unlimited == [True]
+    assert isinstance(whole, Clip)
+    assert_same(whole, parts, name)
+
+
+def test_damaged_and_hostile_files_end_as_they_do_with_one_child(tmp_path: Path, unlimited: list[bool]) -> None:
+    seeds = render_seeds(tmp_path)
+    files = [
+        *corpus(seeds, tmp_path),
+        *((f"mutation {i}", each) for i, each in enumerate(mutations(seeds, 30, seed=9))),
+    ]
+    folder = tmp_path / "files"
+    folder.mkdir()
+    paths = [folder / str(number) for number in range(len(files))]
+    for path, (_, content) in zip(paths, files, strict=True):
+        path.write_bytes(content)
+    whole, parts = (asyncio.run(decode_all(paths, FrameRequest(num_frames=8), count)) for count in (1, 3))
+    for (name, _), one, other in zip(files, whole, parts, strict=True):
+        assert_same(one, other, name)
+    assert any(unlimited)
+    assert not all(unlimited)
+
+
+def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
+    tmp_path: Path, unlimited: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody writes: whoever opens it hangs
+    monkeypatch.setattr(pool_module, "_most_parts", lambda _: 3)
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 3) as pool:
+            for is_left in (False, True):
+                task = asyncio.create_task(pool.decode(tmp_path / "pipe", FrameRequest(), 8))
+                busy = await at_work(3)
+                if is_left:
+                    task.cancel()
+                else:
+                    psutil.Process(busy[1]).kill()
+                with pytest.raises(asyncio.CancelledError if is_left else VideoUnreadable):
+                    await task
+                assert not set(busy) & set(decoders())
+
+    asyncio.run(body())
+    assert children() == []
+    assert unlimited == []
+
+
+async def at_work(count: int) -> list[int]:
+    """The oldest children, once as many spares are there besides."""
+    async with asyncio.timeout(30):
+        while True:
+            if len(found := decoders()) == 2 * count:
+                return found[:count]
+            await asyncio.sleep(0.01)
