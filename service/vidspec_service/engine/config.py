@@ -11,6 +11,7 @@ from vidspec_models.request import SpeculationMode
 
 CPU_KV_CACHE_TOKENS = 65536  # of a worker whose device does not say how much it has left
 _BUNDLED_NAME = "vidspec-bundled"
+NGRAM = "ngram"  # a draft that is no model and has no worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class EngineConfig:
     """Both workers' models and devices, and the limits of the whole."""
 
     target: WorkerConfig
-    draft: WorkerConfig | None = None  # None: the target alone
+    draft: WorkerConfig | None = None  # None: the target alone; of `NGRAM` only the model's name counts
     speculation: SpeculationMode = SpeculationMode.AUTO  # for requests that leave the choice to the server
     generation_config: str = "auto"  # how the checkpoint wants to be sampled counts; "none": it does not
     served_model_name: tuple[str, ...] | None = None  # None: the target's own name
@@ -53,6 +54,11 @@ class EngineConfig:
     log_level: str = "info"  # of the workers, which write to the same stderr
     log_format: str = "text"  # "json": one object a line, as the API's
     silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung, unless it computes
+
+    @property
+    def has_ngram_draft(self) -> bool:
+        """Whether the target makes its own proposals."""
+        return self.draft is not None and self.draft.model == NGRAM
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -83,7 +83,9 @@ class Settings(BaseSettings):
     # Models
     model: NonEmpty = Field(default="bundled", description="Target model: 'bundled', a folder or a hub id.")
     draft_model: NonEmpty | None = Field(
-        default=None, description="Draft model: 'bundled', a folder or a hub id; unset: the bundled target's."
+        default=None,
+        description="Draft model: 'bundled', a folder or a hub id; unset: the bundled target's; 'ngram': no model, "
+        "what followed the same words before.",
     )
     served_model_name: Names = Field(
         default=None, description="Names that clients may use, the first is told in answers; unset: the model's own."

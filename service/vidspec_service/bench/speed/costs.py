@@ -59,7 +59,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...]) -> Prob
     if threads["target"] != threads_alone:
         alone = call_in_child(time_forwards, spec, threads_alone, context, rows)
     draft = None
-    if pair.draft is not None:
+    if pair.draft is not None and not pair.has_ngram_draft:
         draft = call_in_child(time_forwards, spec_of(pair.draft, "draft"), threads["draft"], context, (1,))
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
 

@@ -213,7 +213,7 @@ class EngineClient:
             self._workers["draft"].send(Cancel(request_id=message.request_id))
 
     def _mode(self, request: GenerationRequest) -> SpeculationMode:
-        if "draft" not in self._workers:
+        if "draft" not in self._workers and not self._config.has_ngram_draft:
             return SpeculationMode.OFF
         return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import Include
+from vidspec_models.request import Include, SpeculationMode
 from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
@@ -29,6 +29,7 @@ from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.forced_tokens import with_forced
 from vidspec_service.engine.target.logprobs import with_logprobs
+from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Accepted, Phase
@@ -53,6 +54,9 @@ class TargetLoop(WorkerLoop):
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._config.prefill_chunk)
         self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)
+        self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
+        if self._ngrams is not None:
+            costs.draft_s = NGRAM_TOKEN_S
         self._teller = Teller(api, "target")
         self._acceptance = 0.85  # of requests so far; where a new request starts from
 
@@ -100,6 +104,8 @@ class TargetLoop(WorkerLoop):
     def _forget(self, request_id: str) -> None:
         self._scheduler.cancel(request_id)
         self._gate.release(request_id)
+        if self._ngrams is not None:
+            self._ngrams.forget(request_id)
 
     def _admit(self) -> None:
         """Have waiting requests prepared; those that are enter the scheduler or are refused."""
@@ -292,14 +298,20 @@ class TargetLoop(WorkerLoop):
     def _end(self, request: TargetRequest) -> None:
         self._scheduler.finish(request.request_id)
         self._gate.end(request)
+        if self._ngrams is not None:
+            self._ngrams.end(request)
         self._acceptance = 0.8 * self._acceptance + 0.2 * request.speculation.acceptance
         self._api.send(request.ended())
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""
+        costs = self._costs.costs(len(self._scheduler.decoding))
+        if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
+            request.speculation.replan(costs)
+            self._ngrams.propose(request)
+            return
         if self._draft.channel is None:
             request.speculation.drop()
             return
-        costs = self._costs.costs(len(self._scheduler.decoding))
         if self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
             self._draft.tell(request)

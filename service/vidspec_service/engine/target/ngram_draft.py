@@ -1,0 +1,59 @@
+"""NgramDraft: the draft of a target that has none: it proposes from n-grams and grammar, in the target's own worker.
+
+A proposal costs microseconds, so there is nothing to overlap: it is made when tokens are committed, and judged like
+any other. One that the plan does not verify is judged as well, against the next token that is committed, so a
+request whose words begin to repeat is noticed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import compress
+
+from cachetools import LRUCache
+
+from vidspec_service.engine.speculation.ngrams import NgramIndex
+from vidspec_service.engine.target.request import TargetRequest
+
+NGRAM_TOKEN_S = 1e-5  # of a proposed token
+_MOST_TOKENS = 32  # ahead of what is committed: the most that a plan verifies
+_CALLERS, _ANSWERS, _ANSWER_TOKENS = 256, 8, 1024  # that are remembered; nobody is proposed another caller's words
+
+
+class NgramDraft:
+    """Answers of each caller, oldest first, and an index for each request that decodes."""
+
+    def __init__(self) -> None:
+        self._answers: LRUCache[str, deque[tuple[int, ...]]] = LRUCache(_CALLERS)
+        self._indices: dict[str, NgramIndex] = {}
+
+    def propose(self, request: TargetRequest) -> None:
+        """See that its chain goes on from what is committed, if anything is known to follow that."""
+        speculation = request.speculation
+        if speculation.chain.pending(request.num_committed):
+            return
+        ids = [] if request.grammar is None else request.grammar.forced(request.committed)[:_MOST_TOKENS]
+        confidence = 1.0 if ids else speculation.acceptance
+        ids = ids or self._index(request).continuation(request.committed, _MOST_TOKENS)
+        if ids:
+            start = request.num_committed  # rises, as epochs must
+            speculation.chain.extend(start, start, ids, [confidence] * len(ids), request.committed)
+
+    def end(self, request: TargetRequest) -> None:
+        """An answer is complete."""
+        self.forget(request.request_id)
+        said = self._answers.setdefault(request.caller, deque(maxlen=_ANSWERS))
+        said.append(tuple(request.committed[:_ANSWER_TOKENS]))
+
+    def forget(self, request_id: str) -> None:
+        """The request needs no more proposals."""
+        self._indices.pop(request_id, None)
+
+    def _index(self, request: TargetRequest) -> NgramIndex:
+        index = self._indices.get(request.request_id)
+        if index is None:
+            is_text = (~request.prompt.is_video).tolist()
+            words = tuple(compress(request.prompt.ids, is_text))
+            index = NgramIndex([words, *self._answers.get(request.caller, ())])
+            self._indices[request.request_id] = index
+        return index
