@@ -19,6 +19,7 @@ from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, questions
 from vidspec_models.bundled.render import render_with_owners, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
+from vidspec_models.decoder.placement import resolve_dtype
 from vidspec_models.training.architecture import NUM_VISUAL
 from vidspec_models.training.examples import Example, find_cells
 from vidspec_models.training.gates import Gate, format_table, gates
@@ -34,8 +35,9 @@ _CLIPS_PER_BATCH = 8
 
 
 def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> dict[str, Any]:
-    """Figures on the first `num_clips` test clips; `format_table` names each."""
-    target = LoadedModel(target_dir, torch.bfloat16, device)
+    """Figures on the first `num_clips` test clips, the target as it would be served; `format_table` names each."""
+    dtype = resolve_dtype("auto", torch.device(device))
+    target = LoadedModel(target_dir, dtype, device)
     draft = LoadedModel(draft_dir, torch.float32, device)
     answers: Answers = defaultdict(list)
     drafted: Answers = defaultdict(list)
@@ -57,7 +59,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
         plain.add(scenes, pixels)
     return {
         "num_clips": num_clips,
-        "target_dtype": "bfloat16",
+        "target_dtype": str(dtype).removeprefix("torch."),
         "questions": {kind: question_figures(found) for kind, found in answers.items()},
         "draft_questions": {kind: question_figures(found) for kind, found in drafted.items()},
         "captions_all_right": num_right / max(num_clips, 1),
