@@ -22,7 +22,14 @@ from msgspec import structs
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part, check_request
 from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import Failed, Job
-from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, error_of, frames_memory
+from vidspec_service.decoding.isolation.process import (
+    DecodeChild,
+    ForkServerLost,
+    clip_of,
+    error_of,
+    frames_memory,
+    lost,
+)
 from vidspec_service.decoding.isolation.sandbox import report_missing
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError, VideoUnreadable
@@ -116,7 +123,17 @@ class DecodePool:
         self._threads.shutdown(wait=False)  # idle by now
 
     async def _run(self, job: Job, frames: FileIO) -> Decoded | Failed:
-        """By a child of its own, which decodes into `frames`."""
+        """By a child of its own, which decodes into `frames`; by another if the fork server dies, but only once."""
+        try:
+            return await self._run_once(job, frames)
+        except ForkServerLost:
+            pass
+        try:
+            return await self._run_once(job, frames)
+        except ForkServerLost:
+            raise lost() from None
+
+    async def _run_once(self, job: Job, frames: FileIO) -> Decoded | Failed:
         child = await self._take_spare()
         named = copy_context()  # or a line in the log about this decode would not tell whose it was
         work = asyncio.wrap_future(self._threads.submit(named.run, child.decode, job, frames))

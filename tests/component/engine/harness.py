@@ -52,9 +52,11 @@ def scene_video(seed: int, num_frames: int = NUM_SLOTS) -> Video:
     )
 
 
-def noise_video(seed: int, num_frames: int = 8) -> Video:
-    """Frames that no scene gives: long, unsure answers."""
-    frames = np.random.default_rng(seed).integers(0, 256, (num_frames, 128, 128, 3), dtype=np.uint8)
+def unsure_video(seed: int, num_frames: int = NUM_SLOTS) -> Video:
+    """Frames of two scenes by turns, which no scene gives: long, unsure answers."""
+    times = (np.arange(num_frames) + 0.5) / num_frames
+    frames = render(sample_scene(1000 + seed), times).copy()
+    frames[1::2] = render(sample_scene(2000 + seed), times)[1::2]
     return Video(
         frames=frames,
         source_indices=tuple(range(num_frames)),

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.engine.types import Finished, TextDelta
@@ -100,7 +100,7 @@ def test_a_video_of_nobody_else_and_a_text_alone_are_computed_once(
         return num_rows, sum(len(ids) - 1 for ids in found)
 
     monkeypatch.setattr(engine.engine, "_on_heartbeat", note)
-    for name, videos in (("once", [noise_video(3)]), ("text", [])):
+    for name, videos in (("once", [unsure_video(3)]), ("text", [])):
         asked = replace(several(f"{name} 4", 4, videos=videos), max_tokens=12)
         num_prompt = engine.answer(replace(asked, request_id=f"{name} 1", n=1, max_tokens=1)).started.prompt_tokens
         num_rows, num_decoded = engine.run(rows_of(asked))
@@ -108,7 +108,7 @@ def test_a_video_of_nobody_else_and_a_text_alone_are_computed_once(
 
 
 def test_a_stop_string_ends_its_own_answer_only(engine: EngineHarness) -> None:
-    asked = several("whole", 3, videos=[noise_video(1)])
+    asked = several("whole", 3, videos=[unsure_video(1)])
     whole = engine.run(texts(engine, asked))
     stop = next(word for word in whole[0].split() if any(word not in text for text in whole))
     stopped = engine.run(texts(engine, replace(asked, request_id="stopped", stop=(stop,))))
@@ -118,7 +118,7 @@ def test_a_stop_string_ends_its_own_answer_only(engine: EngineHarness) -> None:
 
 def test_leaving_ends_all_answers(engine: EngineHarness) -> None:
     async def leave_early() -> None:
-        asked = replace(several("left", 8, videos=[noise_video(1)]), max_tokens=4000, ignore_eos=True)
+        asked = replace(several("left", 8, videos=[unsure_video(1)]), max_tokens=4000, ignore_eos=True)
         async with aclosing(engine.engine.generate(asked)) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
@@ -132,7 +132,7 @@ def test_leaving_ends_all_answers(engine: EngineHarness) -> None:
 
 @pytest.mark.slow
 def test_a_compressed_prompt_may_have_several_answers(engine: EngineHarness) -> None:
-    asked = replace(several("compressed", 3, videos=[noise_video(2)]), compression=Compression.DYCOKE)
+    asked = replace(several("compressed", 3, videos=[unsure_video(2)]), compression=Compression.DYCOKE)
     assert engine.run(choices(engine, asked)) == alone(engine, asked)
 
 
@@ -143,7 +143,7 @@ def test_a_killed_worker_changes_no_token(role: str) -> None:
     engine = EngineHarness(PAIR)
     try:
         for temperature in (0.0, 0.8):
-            asked = several(f"{temperature}", 4, temperature, SpeculationMode.PARALLEL, [noise_video(4)])
+            asked = several(f"{temperature}", 4, temperature, SpeculationMode.PARALLEL, [unsure_video(4)])
             expected = alone(engine, asked)
             before = engine.engine.worker_pids()[role]
             begun: set[int] = set()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video, unsure_video
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_service.engine.types import TextDelta
@@ -41,7 +41,7 @@ def plain(request: GenerationRequest) -> GenerationRequest:
 def test_every_mode_gives_the_compressed_targets_own_ids(
     engine: EngineHarness, num_frames: int, sampling: SamplingParams
 ) -> None:
-    video = noise_video(num_frames, num_frames)
+    video = unsure_video(num_frames, num_frames)
     answers = {
         mode: engine.answer(lasting(compressed(f"{mode}-{num_frames}", video, sampling=sampling, speculation=mode)))
         for mode in MODES
@@ -52,7 +52,7 @@ def test_every_mode_gives_the_compressed_targets_own_ids(
 
 
 def test_compressed_and_plain_requests_at_once_get_what_they_get_alone(engine: EngineHarness) -> None:
-    requests = [compressed(f"alone-{i}", noise_video(i), speculation=MODES[i]) for i in range(3)]
+    requests = [compressed(f"alone-{i}", unsure_video(i), speculation=MODES[i]) for i in range(3)]
     requests += [plain(request) for request in requests]
     alone = [engine.answer(request).ids for request in requests]
     again = [replace(request, request_id=f"again-{request.request_id}") for request in requests]
@@ -69,7 +69,7 @@ def test_the_target_sees_fewer_video_tokens_only_if_asked(engine: EngineHarness)
 
 
 def test_a_conversation_without_a_video_and_a_video_of_one_frame_are_answered(engine: EngineHarness) -> None:
-    for name, videos, expected in (("none", [], 0), ("one", [noise_video(1, 1)], CELLS + 1)):
+    for name, videos, expected in (("none", [], 0), ("one", [unsure_video(1, 1)], CELLS + 1)):
         request = replace(ask(f"little-{name}", "Hello.", videos, max_tokens=4), compression=Compression.DYCOKE)
         assert engine.answer(request).started.video_tokens == expected
 
@@ -77,7 +77,7 @@ def test_a_conversation_without_a_video_and_a_video_of_one_frame_are_answered(en
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_paused_requests_and_those_of_a_killed_target_come_back_to_the_same_text(engine: EngineHarness) -> None:
-    requests = [compressed(f"p{seed}", noise_video(seed), sampling=HOT, max_tokens=120) for seed in range(4)]
+    requests = [compressed(f"p{seed}", unsure_video(seed), sampling=HOT, max_tokens=120) for seed in range(4)]
     expected = [answer.ids for answer in engine.answers(requests)]
     tight = EngineHarness(replace(PAIR, kv_cache_tokens=1024 + 256))
     try:

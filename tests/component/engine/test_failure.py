@@ -15,7 +15,7 @@ import pytest
 from psutil import Process
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, collect, lasting, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, collect, lasting, scene_video, unsure_video
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.config import WorkerConfig
 from vidspec_service.engine.frontend.interface import WorkerState
@@ -88,7 +88,7 @@ def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     async def many(tag: str) -> Counter[str]:
-        requests = [ask(f"{tag}{i}", "Describe the video.", [noise_video(i)], max_tokens=500) for i in range(20)]
+        requests = [ask(f"{tag}{i}", "Describe the video.", [unsure_video(i)], max_tokens=500) for i in range(20)]
         await asyncio.gather(*(cancel_soon(request, 0.01 * (i % 7)) for i, request in enumerate(requests)))
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
@@ -151,13 +151,13 @@ def test_streams_survive_the_loss_of_the_process_that_workers_are_forked_from() 
 def test_a_request_made_while_the_target_restarts_waits_for_it(fragile: EngineHarness) -> None:
     fragile.wait_until_ready()
     fragile.kill("target")
-    answer = fragile.answer(ask("early", "Describe the video.", [noise_video(0)], sampling=LAW, max_tokens=10))
+    answer = fragile.answer(ask("early", "Describe the video.", [unsure_video(0)], sampling=LAW, max_tokens=10))
     assert 0 < len(answer.ids) <= 10
 
 
 def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None:
     async def leave_early() -> None:
-        stream = engine.engine.generate(ask("left", "Describe the video.", [noise_video(1)], max_tokens=4000))
+        stream = engine.engine.generate(ask("left", "Describe the video.", [unsure_video(1)], max_tokens=4000))
         async for event in stream:
             if isinstance(event, TextDelta):
                 break
@@ -172,7 +172,7 @@ def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None
 
 def test_a_prompt_beyond_the_context_is_refused_with_its_size(engine: EngineHarness) -> None:
     with pytest.raises(ContextLengthExceeded, match=r"513 of them video.*context of 16384"):
-        engine.answer(ask("long", "Describe the video.", [noise_video(0)], max_tokens=16_000))
+        engine.answer(ask("long", "Describe the video.", [unsure_video(0)], max_tokens=16_000))
 
 
 def test_a_model_that_does_not_exist_is_one_readable_error() -> None:

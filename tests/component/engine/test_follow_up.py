@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
 from vidspec_models.request import SpeculationMode
 
 pytestmark = pytest.mark.component
@@ -29,7 +29,7 @@ def test_follow_ups_reuse_the_prompt_and_say_what_a_first_question_would(
 
 
 def test_a_video_with_the_same_tokens_gets_nothing_of_another(engine: EngineHarness) -> None:
-    mine, yours = scene_video(32), noise_video(33)
+    mine, yours = scene_video(32), unsure_video(33)
     engine.answer(ask("mine", QUESTIONS[0], [replace(mine, key="mine")]))
     fresh = engine.answer(ask("fresh", QUESTIONS[0], [yours]))
     found = engine.answer(ask("yours", QUESTIONS[0], [replace(yours, key="yours")]))

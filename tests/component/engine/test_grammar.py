@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.types import FinishReason, TextDelta
 from vidspec_service.errors import GenerationFailed
@@ -150,8 +150,8 @@ def test_forced_tokens_are_proposed_and_come_true(engine: EngineHarness) -> None
 
 
 def test_a_grammar_that_cannot_be_followed_fails_its_own_request_only(engine: EngineHarness) -> None:
-    plain = engine.answer(ask("plain", "Describe the video.", [noise_video(1)])).ids
+    plain = engine.answer(ask("plain", "Describe the video.", [unsure_video(1)])).ids
     hopeless = replace(question("hopeless", 1, None), grammar="start: (")
     with pytest.raises(GenerationFailed, match="grammar"):
         engine.answer(hopeless)
-    assert engine.answer(ask("after", "Describe the video.", [noise_video(1)])).ids == plain
+    assert engine.answer(ask("after", "Describe the video.", [unsure_video(1)])).ids == plain

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
 from vidspec_models.decoder.placement import multiplies_bfloat16
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
@@ -21,7 +21,7 @@ CASES = [(seed, PROMPTS[seed % len(PROMPTS)]) for seed in range(8)]
 
 
 def video_for(seed: int) -> Video:
-    return noise_video(seed) if seed % 4 == 3 else scene_video(seed)
+    return unsure_video(seed) if seed % 4 == 3 else scene_video(seed)
 
 
 def test_greedy_ids_equal_stock_generate_alone_and_eight_at_once(engine: EngineHarness) -> None:
@@ -92,7 +92,7 @@ def test_every_mode_gives_the_same_ids_in_bfloat16_alone_and_eight_at_once() -> 
 def test_a_seed_reproduces_and_another_seed_does_not(engine: EngineHarness) -> None:
     def draw(name: str, seed: int) -> tuple[int, ...]:
         law = SamplingParams(temperature=1.5, seed=seed)
-        return engine.answer(ask(name, PROMPTS[0], [noise_video(5)], sampling=law)).ids
+        return engine.answer(ask(name, PROMPTS[0], [unsure_video(5)], sampling=law)).ids
 
     assert draw("first", 1) == draw("again", 1) != draw("other", 2)
 
@@ -118,7 +118,7 @@ def test_max_tokens_and_stop_strings_end_an_answer(engine: EngineHarness) -> Non
 
 
 def test_an_answer_without_a_limit_has_the_engines_default(engine: EngineHarness) -> None:
-    request = replace(ask("default", PROMPTS[0], [noise_video(3)], sampling=SamplingParams(temperature=2.0)), stop=())
+    request = replace(ask("default", PROMPTS[0], [unsure_video(3)], sampling=SamplingParams(temperature=2.0)), stop=())
     answer = engine.answer(replace(request, max_tokens=None))
     assert len(answer.ids) <= PAIR.default_max_tokens
 
@@ -132,7 +132,7 @@ def test_a_conversation_without_a_video_is_answered(engine: EngineHarness) -> No
 def test_requests_that_do_not_fit_at_once_are_paused_and_lose_nothing(engine: EngineHarness) -> None:
     """Room for two prompts and a bit; six requests. The youngest give way and come back."""
     law = SamplingParams(temperature=1.0, seed=5)
-    requests = [ask(f"p{seed}", PROMPTS[0], [noise_video(seed)], sampling=law, max_tokens=200) for seed in range(6)]
+    requests = [ask(f"p{seed}", PROMPTS[0], [unsure_video(seed)], sampling=law, max_tokens=200) for seed in range(6)]
     expected = [answer.ids for answer in engine.answers(requests)]
     tight = EngineHarness(replace(PAIR, kv_cache_tokens=1536 + 256))
     try:

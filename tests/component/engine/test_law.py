@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video, unsure_video
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.types import Finished, FinishReason, TextDelta, TokenLogprob
@@ -37,7 +37,7 @@ def question(  # of two frames: what the law does hangs on no video, and prompts
 ) -> GenerationRequest:
     sampling = {key: value for key, value in law.items() if key in SamplingParams.__dataclass_fields__}
     others = {key: value for key, value in law.items() if key not in sampling}
-    video = noise_video(seed, 2) if seed % 3 == 2 else scene_video(seed, 2)
+    video = unsure_video(seed, 2) if seed % 3 == 2 else scene_video(seed, 2)
     text = "How many objects are there?" if law.keys() & {"min_tokens", "ignore_eos"} else "Describe the video."
     request = ask(
         f"{name}-{mode}-{temperature}-{seed}", text, [video], speculation=mode, max_tokens=40,

@@ -61,7 +61,9 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # they are this process's, too
     for role in ("target", "draft"):
         Recipe(pair="tiny", role=role).write(tmp_path / role)
-    target, draft = (WorkerConfig(model=str(tmp_path / role), device="cpu") for role in ("target", "draft"))
+    # float32: where another dtype is loaded, transformers sets it for the whole process, and two threads do so at once.
+    roles = ("target", "draft")
+    target, draft = (WorkerConfig(model=str(tmp_path / role), device="cpu", dtype="float32") for role in roles)
     return EngineConfig(target=target, draft=draft, prefill_chunk=32)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.component.engine.harness import EngineHarness, ask, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
 from tests.component.engine.test_grammar import JSON, REGEX, check
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_service.engine.types import Finished, TextDelta, TokenLogprob
@@ -27,14 +27,14 @@ def kinds(temperature: float) -> dict[str, GenerationRequest]:
         found[kind] = replace(asked, **others)
 
     found: dict[str, GenerationRequest] = {}
-    request("plain", [noise_video(1)])
+    request("plain", [unsure_video(1)])
     request("schema", [scene_video(1)], grammar=JSON, max_tokens=250)
     request("regex", [scene_video(2)], grammar=REGEX)
-    request("logprobs", [noise_video(2)], logprobs=5)
+    request("logprobs", [unsure_video(2)], logprobs=5)
     request("penalties", [scene_video(3)], {"presence_penalty": 0.8, "frequency_penalty": 0.5})
     request("bias", [scene_video(4)], {"logit_bias": ((531, -100.0), (577, 3.0)), "repetition_penalty": 1.2})
-    request("n", [noise_video(3)], n=3)
-    request("two videos", [scene_video(5), noise_video(4)])
+    request("n", [unsure_video(3)], n=3)
+    request("two videos", [scene_video(5), unsure_video(4)])
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video, unsure_video
 from tests.component.engine.test_grammar import GRAMMARS
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.config import NGRAM, WorkerConfig
@@ -29,7 +29,7 @@ def requests(mode: SpeculationMode, sampling: SamplingParams) -> list[Generation
         ask("video", "Describe the video.", [scene_video(3)], sampling=sampling),
         ask("text", "Hello, who are you?", [], sampling=sampling),
         replace(ask("schema", "Describe the video.", [scene_video(3)], sampling=sampling), grammar=GRAMMARS["schema"]),
-        lasting(ask("noise", "Describe the video.", [noise_video(2)], sampling=sampling)),
+        lasting(ask("noise", "Describe the video.", [unsure_video(2)], sampling=sampling)),
     ]
     return [replace(each, request_id=f"{mode}-{each.request_id}", speculation=mode) for each in asked]
 

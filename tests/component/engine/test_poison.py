@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import LAUNCHER, EngineHarness, ask, collect, noise_video, scene_video
+from tests.component.engine.harness import LAUNCHER, EngineHarness, ask, collect, scene_video, unsure_video
 from vidspec_models.request import SamplingParams
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend import supervisor
@@ -63,7 +63,7 @@ def blames(harness: EngineHarness) -> list[bool]:
 def test_what_kills_two_targets_is_refused_and_the_others_have_their_text(deadly: EngineHarness) -> None:
     requests = [ask(f"{i}", "Describe the video.", [scene_video(i)], sampling=LAW, max_tokens=120) for i in range(3)]
     expected = [answer.ids for answer in deadly.answers(requests)]
-    poison = ask("poison", "Describe the video.", [noise_video(0)], max_tokens=500)
+    poison = ask("poison", "Describe the video.", [unsure_video(0)], max_tokens=500)
     started = len(blames(deadly))
 
     async def all_at_once() -> list[object]:
@@ -84,7 +84,7 @@ def test_it_may_be_sent_again_and_again(deadly: EngineHarness) -> None:
     started = len(blames(deadly))
     for i in range(3):
         with pytest.raises(GenerationFailed):
-            deadly.answer(ask(f"poison {i}", "Describe the video.", [noise_video(i)], max_tokens=500))
+            deadly.answer(ask(f"poison {i}", "Describe the video.", [unsure_video(i)], max_tokens=500))
     assert blames(deadly)[started:] == [False, True] * 3, "more in a row than a worker may fail"
     assert deadly.answer(replace(calm, request_id="after")).ids == expected
 

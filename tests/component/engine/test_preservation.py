@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video, unsure_video
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import SamplingParams, SpeculationMode
@@ -33,10 +33,10 @@ LAW = SamplingParams(temperature=0.7, seed=11)
 
 
 def test_the_answer_says_how_much_the_draft_saw(engine: EngineHarness) -> None:
-    for frames, seen in ((noise_video(1), KEPT), (noise_video(2, num_frames=1), 16 + 1)):
+    for frames, seen in ((unsure_video(1), KEPT), (unsure_video(2, num_frames=1), 16 + 1)):
         request = ask(f"seen-{seen}", "Describe the video.", [frames], speculation=SpeculationMode.PARALLEL)
         assert engine.answer(lasting(request)).finished.speculation.draft_video_tokens == seen
-    alone = ask("alone", "Describe the video.", [noise_video(1)], speculation=SpeculationMode.OFF)
+    alone = ask("alone", "Describe the video.", [unsure_video(1)], speculation=SpeculationMode.OFF)
     assert engine.answer(alone).finished.speculation.draft_video_tokens == 0
 
 

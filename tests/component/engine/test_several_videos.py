@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR as PROCESSES
-from tests.component.engine.harness import EngineHarness, ask, lasting, noise_video, scene_video
+from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video, unsure_video
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
@@ -32,7 +32,7 @@ def conversations() -> list[tuple[tuple[Turn, ...], tuple[Video, ...]]]:
     shown, said = Turn(role="user", parts=(VIDEO, "Describe the video.")), Turn(role="assistant", parts=("A square.",))
     return [
         ((BETWEEN,), PAIR),
-        ((shown, said, shown), (noise_video(43, 2), scene_video(44, 2))),
+        ((shown, said, shown), (unsure_video(43, 2), scene_video(44, 2))),
         ((Turn(role="user", parts=(VIDEO, VIDEO, "How many objects are there?")),), (image(45), scene_video(46, 2))),
         ((Turn(role="user", parts=("Describe the video.",)),), ()),
     ]

@@ -50,6 +50,10 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of ours: nothing i
 _log = logging.getLogger(__name__)
 
 
+class ForkServerLost(Exception):
+    """The fork server died, and the child with it: that says nothing of the video."""
+
+
 class DecodeChild:
     """One process, one clip, in a process group of its own: `start`, then `decode` or `end`."""
 
@@ -113,7 +117,7 @@ class DecodeChild:
     def decode(self, job: Job, frames: FileIO) -> Decoded | Failed:
         """Run the job, whose pixels go into `frames`, and end the child; what it says, not believed yet.
 
-        Raises VideoUnreadable if it is lost.
+        Raises VideoUnreadable if it is lost, ForkServerLost if that is no fault of its own.
         """
         data = b""
         with self._held:
@@ -133,7 +137,9 @@ class DecodeChild:
         except ValueError:  # none, or none that holds together
             if not was_killed:
                 _log.warning("decode child lost", extra={"returncode": returncode})
-            raise _lost() from None
+                if returncode is None:
+                    raise ForkServerLost from None
+            raise lost() from None
         return answer
 
     def _ask(self, job: bytes, frames: FileIO, deadline: float) -> bytes:
@@ -215,14 +221,15 @@ def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
         if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
             raise _no_room() from error
         _log.warning("decode child lied")
-        raise _lost() from None
+        raise lost() from None
 
 
 def _no_room() -> CapacityError:
     return CapacityError("The server has no room for the video's frames; try again.")
 
 
-def _lost() -> VideoUnreadable:
+def lost() -> VideoUnreadable:
+    """What a request is told whose video ended its decoder."""
     return VideoUnreadable("The video made its decoder fail: it is damaged.", param="video")
 
 
