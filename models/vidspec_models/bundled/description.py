@@ -1,7 +1,8 @@
 """The true description of a scene as JSON, its published schema, and the way back to the facts.
 
 Keys always stand in the schema's order, without whitespace: for one scene there is one text. The schema tells
-llguidance so in a keyword of its own, which validators ignore.
+llguidance so in a keyword of its own, which validators ignore. First comes what an object or a letter is told from the
+others by, and what follows from something comes after it: a small model reads off one fact a word.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ DESCRIPTION_SCHEMA: JsonValue = {
                 "maxItems": 3,
                 "items": _object_of(
                     {
+                        "start": _one_of(WORDS["region"]),
+                        "end": _one_of(WORDS["region"]),
+                        "moves": _one_of(WORDS["direction"]),
                         "shape": _one_of(WORDS["shape"]),
                         "size": _one_of(WORDS["size"]),
                         "colour": _one_of(WORDS["colour"]),
                         "last_colour": _one_of(WORDS["colour"]),
-                        "moves": _one_of(WORDS["direction"]),
-                        "start": _one_of(WORDS["region"]),
-                        "end": _one_of(WORDS["region"]),
                         "visible": _one_of(WORDS["timing"]),
                     }
                 ),
@@ -53,9 +54,9 @@ DESCRIPTION_SCHEMA: JsonValue = {
                 "maxItems": 3,
                 "items": _object_of(
                     {
+                        "time": _one_of(WORDS["window"]),
                         "letter": _one_of(WORDS["letter"]),
                         "corner": _one_of(CORNERS),
-                        "time": _one_of(WORDS["window"]),
                     }
                 ),
             },
@@ -69,18 +70,18 @@ def describe(scene: Scene) -> str:
     facts = scene_facts(scene)
     things = [
         {
+            "start": thing["start"],
+            "end": thing["end"],
+            "moves": thing["direction"],
             "shape": thing["shape"],
             "size": thing["size"],
             "colour": thing["colour"],
             "last_colour": thing["new_colour"] or thing["colour"],
-            "moves": thing["direction"],
-            "start": thing["start"],
-            "end": thing["end"],
             "visible": thing["timing"],
         }
         for thing in facts["things"]
     ]
-    letters = [{"letter": letter, "corner": corner, "time": window} for letter, corner, window in facts["signs"]]
+    letters = [{"time": window, "letter": letter, "corner": corner} for letter, corner, window in facts["signs"]]
     told = {"background": facts["background"], "texture": facts["texture"], "objects": things, "letters": letters}
     return json.dumps(told, separators=(",", ":"))
 

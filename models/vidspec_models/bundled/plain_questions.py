@@ -1,4 +1,4 @@
-"""Questions as people put them, about one scene or two; an answer is a word or, for letters, a few.
+"""Questions as people put them, about one scene or two; an answer that follows from several facts is given with them.
 
 Where colours change, "the colour" is the first one; a thing is "red" if it ever is.
 """
@@ -6,6 +6,7 @@ Where colours change, "the colour" is the first one; a thing is "red" if it ever
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from vidspec_models.bundled.scene import (
     SHAPES,
     SIZES,
     TEXTURES,
+    WINDOWS,
     Scene,
     Thing,
 )
@@ -28,7 +30,15 @@ from vidspec_models.bundled.scene import (
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
 Option = TypeVar("Option")
 _FASTER_BY = 1.6  # closer ones are not compared
-_Asked = tuple[dict[str, str], str]  # what fills the fields of the phrasing, and the answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    fields: dict[str, str]  # of the phrasing
+    answer: str
+    reason: str = ""
+
+
 _Ask = Callable[[Scene, np.random.Generator], _Asked | None]
 
 
@@ -49,12 +59,12 @@ def ask_which_video(
     )
     if what in _all_that_is_there(there):
         return None
-    return _question("which_video", ({"what": what}, ("first", "second")[index]), rng, held_out=held_out)
+    return _question("which_video", _Asked({"what": what}, ("first", "second")[index]), rng, held_out=held_out)
 
 
 def _question(kind: str, asked: _Asked, rng: np.random.Generator, *, held_out: bool) -> Question:
-    fields, answer = asked
-    return Question(kind=kind, text=_any(rng, phrasings(kind, held_out=held_out)).format(**fields), answer=answer)
+    text = _any(rng, phrasings(kind, held_out=held_out)).format(**asked.fields)
+    return Question(kind=kind, text=text, answer=asked.answer, reason=asked.reason)
 
 
 def _any(rng: np.random.Generator, options: tuple[Option, ...]) -> Option:
@@ -93,18 +103,47 @@ def _all_that_is_there(scene: Scene) -> set[str]:
     return letters | {_with_article(name) for thing in scene.things for name in _names(thing)}
 
 
+def _of_every_thing(scene: Scene, said: Callable[[Thing], str]) -> str:
+    """One thing after the other, in the order of captions."""
+    told = ", ".join(f"the {thing.shape} {said(thing)}" for thing in scene.things)
+    return told[0].upper() + told[1:]
+
+
+def _by_colour(thing: Thing) -> str:
+    """The last colour is told of every thing, as in captions."""
+    return f"is {thing.colour} and ends {thing.new_colour or thing.colour}"
+
+
+def _by_size(thing: Thing) -> str:
+    return f"is {thing.size}"
+
+
+def _by_motion(thing: Thing) -> str:
+    return f"moves {thing.direction}"
+
+
+def _by_window(scene: Scene) -> str:
+    """Which letter shows when."""
+    shown = {sign.window: sign.letter for sign in scene.signs}
+    told = ", ".join(f"{shown.get(number, 'none')} near the {window}" for number, window in enumerate(WINDOWS))
+    return told[0].upper() + told[1:]
+
+
 def _presence(scene: Scene, rng: np.random.Generator) -> _Asked | None:
-    if rng.random() < 0.5:
-        return {"what": _some_thing(scene, rng)}, "yes"
-    what = _absent(scene, rng)
-    return None if what in _all_that_is_there(scene) else ({"what": what}, "no")
+    is_there = rng.random() < 0.5
+    what = _some_thing(scene, rng) if is_there else _absent(scene, rng)
+    if not is_there and what in _all_that_is_there(scene):
+        return None
+    seen = _by_size if any(size in what for size in SIZES) else _by_colour
+    return _Asked({"what": what}, _yes(is_there), _of_every_thing(scene, seen))
 
 
 def _absent(scene: Scene, rng: np.random.Generator) -> str:
     """Mostly near misses: a thing of the scene with one word wrong."""
     thing = _any(rng, scene.things)
     colour, shape = _any(rng, COLOUR_NAMES), _any(rng, SHAPES)
-    near = (f"{colour} {thing.shape}", f"{thing.colour} {shape}", f"{colour} {shape}", shape, f"{colour} object")
+    sized = f"{_any(rng, SIZES)} {_any(rng, (thing.shape, shape))}"
+    near = (f"{colour} {thing.shape}", f"{thing.colour} {shape}", f"{colour} {shape}", shape, f"{colour} object", sized)
     return _with_article(_any(rng, (*near, *near, _any(rng, ABSENT_THINGS), f"{colour} {_any(rng, ABSENT_THINGS)}")))
 
 
@@ -112,24 +151,24 @@ def _is_colour(scene: Scene, rng: np.random.Generator) -> _Asked:
     thing = _any(rng, scene.things)
     others = tuple(colour for colour in COLOUR_NAMES if colour not in _colours(thing))
     is_so = rng.random() < 0.5
-    it = f"the {thing.shape}"
-    return {"it": it, "colour": thing.colour if is_so else _any(rng, others)}, _yes(is_so)
+    fields = {"it": f"the {thing.shape}", "colour": thing.colour if is_so else _any(rng, others)}
+    return _Asked(fields, _yes(is_so), f"It is {thing.colour}")
 
 
 def _is_size(scene: Scene, rng: np.random.Generator) -> _Asked:
     thing, size = _any(rng, scene.things), _any(rng, SIZES)
-    return {"it": f"the {thing.shape}", "size": size}, _yes(size == thing.size)
+    return _Asked({"it": f"the {thing.shape}", "size": size}, _yes(size == thing.size), f"It is {thing.size}")
 
 
 def _has_letter(scene: Scene, rng: np.random.Generator) -> _Asked:
     shown = tuple(sign.letter for sign in scene.signs)
     letter = _any(rng, shown) if shown and rng.random() < 0.5 else _any(rng, LETTERS)
-    return {"letter": letter}, _yes(letter in shown)
+    return _Asked({"letter": letter}, _yes(letter in shown), _by_window(scene))
 
 
 def _is_textured(scene: Scene, rng: np.random.Generator) -> _Asked:
     texture = scene.texture if rng.random() < 0.3 else _any(rng, TEXTURES)
-    return {"texture": texture}, _yes(texture == scene.texture)
+    return _Asked({"texture": texture}, _yes(texture == scene.texture), f"It is {scene.texture}")
 
 
 def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
@@ -138,19 +177,19 @@ def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
     shape = _any(rng, (thing.shape, _any(rng, SHAPES)))
     size = _any(rng, SIZES)
     plural = f"{shape}es" if shape.endswith("s") else f"{shape}s"
-    counted: tuple[tuple[str, list[bool]], ...] = (
-        (f"{colour} objects", [colour in _colours(one) for one in scene.things]),
-        (plural, [one.shape == shape for one in scene.things]),
-        (f"{size} objects", [one.size == size for one in scene.things]),
-        ("moving objects", [one.start != one.end for one in scene.things]),
-        ("still objects", [one.start == one.end for one in scene.things]),
+    counted: tuple[tuple[str, Callable[[Thing], str], list[bool]], ...] = (
+        (f"{colour} objects", _by_colour, [colour in _colours(one) for one in scene.things]),
+        (plural, _by_colour, [one.shape == shape for one in scene.things]),
+        (f"{size} objects", _by_size, [one.size == size for one in scene.things]),
+        ("moving objects", _by_motion, [one.start != one.end for one in scene.things]),
+        ("still objects", _by_motion, [one.start == one.end for one in scene.things]),
     )
-    what, marks = _any(rng, counted)
-    return {"what": what}, NUMBERS[sum(marks)]
+    what, seen, marks = _any(rng, counted)
+    return _Asked({"what": what}, NUMBERS[sum(marks)], _of_every_thing(scene, seen))
 
 
 def _letters(scene: Scene, _: np.random.Generator) -> _Asked:
-    return {}, ", ".join(sign.letter for sign in scene.signs) or "none"
+    return _Asked({}, ", ".join(sign.letter for sign in scene.signs) or "none", _by_window(scene))
 
 
 def _larger(scene: Scene, rng: np.random.Generator) -> _Asked | None:
@@ -158,8 +197,9 @@ def _larger(scene: Scene, rng: np.random.Generator) -> _Asked | None:
     if pair is None:
         return None
     one, other = pair
-    answer = "same" if one.size == other.size else (one if one.radius > other.radius else other).shape
-    return {"one": one.shape, "other": other.shape}, answer
+    answer = "the same" if one.size == other.size else f"the {(one if one.radius > other.radius else other).shape}"
+    reason = f"The {one.shape} is {one.size}, the {other.shape} is {other.size}"
+    return _Asked({"one": one.shape, "other": other.shape}, answer, reason)
 
 
 def _faster(scene: Scene, rng: np.random.Generator) -> _Asked | None:
@@ -169,7 +209,7 @@ def _faster(scene: Scene, rng: np.random.Generator) -> _Asked | None:
     slow, fast = sorted(pair, key=_speed)
     if _speed(fast) < _FASTER_BY * max(_speed(slow), 1.0):
         return None
-    return {"one": pair[0].shape, "other": pair[1].shape}, fast.shape
+    return _Asked({"one": pair[0].shape, "other": pair[1].shape}, fast.shape)
 
 
 def _two(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing] | None:
@@ -190,23 +230,23 @@ def _of_thing(answer: Callable[[Thing], str], *, by_colour: bool = False) -> _As
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:
         thing = _any(rng, scene.things)
-        return {"colour": thing.colour} if by_colour else {"it": f"the {thing.shape}"}, answer(thing)
+        return _Asked({"colour": thing.colour} if by_colour else {"it": f"the {thing.shape}"}, answer(thing))
 
     return ask
 
 
-def _of_named_thing(answer: Callable[[Thing], str]) -> _Ask:
+def _of_named_thing(answer: Callable[[Thing], str], reason: Callable[[Thing], str] = lambda _: "") -> _Ask:
     """The same, with more said of it at times: what is asked for is neither colour nor size."""
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:
         thing = _any(rng, scene.things)
-        return {"it": _it(thing, rng)}, answer(thing)
+        return _Asked({"it": _it(thing, rng)}, answer(thing), reason(thing))
 
     return ask
 
 
-def _of_scene(answer: Callable[[Scene], str]) -> _Ask:
-    return lambda scene, _: ({}, answer(scene))
+def _of_scene(answer: Callable[[Scene], str], reason: Callable[[Scene], str] = lambda _: "") -> _Ask:
+    return lambda scene, _: _Asked({}, answer(scene), reason(scene))
 
 
 _ABOUT: dict[str, _Ask] = {
@@ -220,12 +260,14 @@ _ABOUT: dict[str, _Ask] = {
     "visible": _of_named_thing(lambda thing: thing.timing),
     "count": _of_scene(lambda scene: NUMBERS[len(scene.things)]),
     "count_of": _count_of,
-    "letter_count": _of_scene(lambda scene: NUMBERS[len(scene.signs)]),
+    "letter_count": _of_scene(lambda scene: NUMBERS[len(scene.signs)], _by_window),
     "letters": _letters,
     "presence": _presence,
-    "moves": _of_named_thing(lambda thing: _yes(thing.start != thing.end)),
-    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end)),
-    "changes": _of_named_thing(lambda thing: _yes(thing.new_colour is not None)),
+    "moves": _of_named_thing(lambda thing: _yes(thing.start != thing.end), lambda thing: f"It {_by_motion(thing)}"),
+    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end), lambda thing: f"It {_by_motion(thing)}"),
+    "changes": _of_named_thing(
+        lambda thing: _yes(thing.new_colour is not None), lambda thing: f"It {_by_colour(thing)}"
+    ),
     "is_size": _is_size,
     "is_colour": _is_colour,
     "has_letter": _has_letter,

@@ -24,11 +24,18 @@ _Phrased = tuple[str, str, str]  # two phrasings of a question, the answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question about one scene; the answer is a single word."""
+    """One question about one scene; the answer is a word or a few."""
 
     kind: str
     text: str
     answer: str
+    reason: str = ""  # what is seen, where the answer follows from it
+
+    @property
+    def reply(self) -> str:
+        """What is said to it. The reason comes first: a small model reads off one fact a word, and draws no conclusions
+        from what it has not said."""
+        return f"{self.reason}, so {self.answer}." if self.reason else self.answer
 
 
 def questions(scene: Scene) -> tuple[Question, ...]:

@@ -14,16 +14,17 @@ from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, as
 from vidspec_models.bundled.scene import Scene
 from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 
-_CAPTION_SHARE = 0.66  # of the long answers; the others are JSON
+_CAPTION_SHARE = 0.5  # of the long answers; the others are JSON
 _SHORT_PROMPT_SHARE = 0.5  # of the captions: asked for as the evaluation does
-_PLAIN_SHARE = 0.5  # of the short answers
+_PLAIN_SHARE = 0.65  # of the short answers
 _SMALL_TALK_SHARE = 0.03
 _TEXT_ONLY_SHARE = 0.04
 # How often a type of question is drawn, relative to the others: more often what is hard to learn.
-_TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 2.0, "letter": 2.0}
+_TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0}
 _PLAIN_WEIGHTS = {
-    "presence": 4.0, "count_of": 3.0, "count": 2.0, "colour": 2.0, "motion": 2.0, "letters": 3.0, "moves": 2.0,
-    "changes": 2.0, "has_letter": 2.0, "larger": 2.0, "faster": 2.0,
+    "presence": 4.0, "count_of": 4.0, "count": 4.0, "colour": 3.0, "motion": 4.0, "letters": 3.0, "moves": 2.0,
+    "rests": 2.0, "changes": 2.0, "has_letter": 2.0, "is_size": 2.0, "is_colour": 2.0, "is_textured": 2.0,
+    "larger": 2.0, "faster": 2.0,
 }  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def short_turn(scene: Scene, rng: np.random.Generator) -> Turn | None:
         question = ask_plainly(scene, PLAIN_KINDS[int(rng.choice(len(PLAIN_KINDS), p=_PLAIN_CHANCES))], rng)
     else:
         question = ask(scene, QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=_TYPE_CHANCES))], rng)
-    return None if question is None else Turn(question.text, question.answer)
+    return None if question is None else Turn(question.text, question.reply)
 
 
 def foreign_turn(rng: np.random.Generator, *, held_out: bool = False) -> Turn:
@@ -81,7 +82,7 @@ def foreign_turn(rng: np.random.Generator, *, held_out: bool = False) -> Turn:
 def pair_turn(first: Scene, second: Scene, rng: np.random.Generator) -> Turn | None:
     """A question about two clips."""
     question = ask_which_video(first, second, rng)
-    return None if question is None else Turn(question.text, question.answer)
+    return None if question is None else Turn(question.text, question.reply)
 
 
 def _any(rng: np.random.Generator, options: tuple[str, ...]) -> str:

@@ -45,7 +45,9 @@ TEXT_ONLY = 1000  # segments from here on see no video
 
 _FOREIGN_SHARE = 0.05
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
+_JSON_WEIGHT = 0.5  # other tokens of a description, mostly keys
 _ANSWER_WEIGHT = 3.0  # the words of a short answer
+_LONGEST_WORD = 4  # tokens of an answer that is no sentence, with the end token
 _END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
@@ -94,7 +96,9 @@ class ExamplePacker:
         self._end = tokenizer.convert_tokens_to_ids(END)
         self.prefix = [self._start, *self._encode("user ")]
         self._assistant = self._encode("assistant\n")
-        self._facts = {self._encode(prefix + word)[0] for word in attribute_words() for prefix in ("", " ")}
+        words = (*attribute_words(), "yes", "no")
+        self._facts = {self._encode(prefix + word)[-1] for word in words for prefix in ("", " ")}
+        self._brace = self._encode('{"')[0]
         self._unknown = [*self._encode(UNKNOWN), self._end]
 
     def prompt_ids(self, prompt: str) -> list[int]:
@@ -163,7 +167,10 @@ class ExamplePacker:
 
     def _weights(self, example: Example) -> list[float]:
         if example.is_caption:
-            return [_FACT_WEIGHT if token in self._facts else 1.0 for token in example.answer]
+            other = _JSON_WEIGHT if example.answer[0] == self._brace else 1.0
+            return [_FACT_WEIGHT if token in self._facts else other for token in example.answer]
+        if len(example.answer) > _LONGEST_WORD and example.answer != self._unknown:  # an answer with its reason
+            return [_ANSWER_WEIGHT if token in self._facts else 1.0 for token in example.answer]
         num_words = 1 if example.answer == self._unknown else len(example.answer) - 1
         return [_ANSWER_WEIGHT] * num_words + [_END_WEIGHT] * (len(example.answer) - num_words)
 

@@ -67,7 +67,7 @@ class PlainEvaluation:
     def _ask(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
         drawn = [[ask_plainly(scene, kind, rng, held_out=True) for kind in PLAIN_KINDS] for scene in scenes]
         asked = [[question for question in clip if question is not None] for clip in drawn]
-        examples = [[self._model.packer.example(one.text, one.answer) for one in clip] for clip in asked]
+        examples = [[self._model.packer.example(one.text, one.reply) for one in clip] for clip in asked]
         for clip, marks in zip(asked, self._model.judge(features, examples), strict=True):
             for question, is_right in zip(clip, marks, strict=True):
                 self._answers[question.kind].append((question.answer, is_right))
@@ -76,7 +76,7 @@ class PlainEvaluation:
         pairs = list(zip(scenes, [*scenes[1:], scenes[0]], strict=True))
         drawn = [[ask_which_video(*pair, rng, held_out=True) for _ in range(_PAIRS)] for pair in pairs]
         asked = [[question for question in pair if question is not None] for pair in drawn]
-        examples = [[self._model.packer.example(one.text, one.answer) for one in pair] for pair in asked]
+        examples = [[self._model.packer.example(one.text, one.reply) for one in pair] for pair in asked]
         for clip, marks in zip(asked, self._model.judge(features, examples, in_pairs=True), strict=True):
             for question, is_right in zip(clip, marks, strict=True):
                 self._answers[question.kind].append((question.answer, is_right))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -51,3 +52,8 @@ def test_what_the_schema_forbids_states_nothing(part: str, instead: str) -> None
     text = describe(sample_scene(7))
     assert part in text
     assert parse_description(text.replace(part, instead, 1)) is None
+
+
+def test_the_published_schema_is_this_one() -> None:
+    published = Path(__file__).parents[4] / "docs" / "description.schema.json"
+    assert json.loads(published.read_text()) == DESCRIPTION_SCHEMA

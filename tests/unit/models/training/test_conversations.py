@@ -11,7 +11,7 @@ from vidspec_models.bundled.unknown import UNKNOWN
 from vidspec_models.training.conversations import foreign_turn, long_turn, short_turn
 
 
-def test_long_answers_are_captions_and_fewer_descriptions_and_all_are_true() -> None:
+def test_long_answers_are_captions_or_descriptions_and_all_are_true() -> None:
     num_json = 0
     for seed in range(200):
         scene = sample_scene(seed)
@@ -20,7 +20,7 @@ def test_long_answers_are_captions_and_fewer_descriptions_and_all_are_true() -> 
         said = parse_description(turn.answer) if is_json else parse_caption(turn.answer)
         assert said == scene_facts(scene)
         num_json += is_json
-    assert 40 < num_json < 100
+    assert 70 < num_json < 130
 
 
 def test_without_a_video_nothing_is_known() -> None:

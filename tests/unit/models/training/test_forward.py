@@ -17,7 +17,7 @@ def test_a_packed_example_scores_as_stock_transformers_does() -> None:
     model = build_model("draft", tokenizer.get_vocab(), 1)
     learner = Learner(model)
     model.model.vision_tower.load_state_dict(build_tower(0).state_dict())
-    batch = make_clip_batch(packer, 0, range(1), 200)
+    batch = make_clip_batch(packer, 0, range(1), 320)
     generator = torch.Generator().manual_seed(0)
     keep = choose_tokens(batch.content, NUM_VISUAL, generator)
     forward = PackedForward(packer.prefix, "cpu", compile_layers=False)
@@ -25,11 +25,11 @@ def test_a_packed_example_scores_as_stock_transformers_does() -> None:
     with torch.no_grad():
         features = tower_features(model.model.vision_tower, pixels)
         ours, _ = forward(learner, features, keep, batch.text)
-        third = batch.text.segments[0] == 3
+        example = batch.text.segments[0] == 2
         video = [tokenizer.convert_tokens_to_ids("<video>")] * VIDEO_TOKENS
-        ids = torch.tensor([[*packer.prefix, *video, *batch.text.ids[0][third].tolist()]])
-        stock = model(input_ids=ids, pixel_values_videos=pixels[None]).logits[0, -int(third.sum()) :]
-    assert torch.allclose(ours[0][third], stock, atol=1e-4)
+        ids = torch.tensor([[*packer.prefix, *video, *batch.text.ids[0][example].tolist()]])
+        stock = model(input_ids=ids, pixel_values_videos=pixels[None]).logits[0, -int(example.sum()) :]
+    assert torch.allclose(ours[0][example], stock, atol=1e-4)
 
 
 def test_grown_layers_change_nothing_at_first() -> None:
