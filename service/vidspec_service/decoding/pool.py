@@ -127,7 +127,7 @@ class DecodePool:
         try:
             return await self._run_once(job, frames)
         except ForkServerLost:
-            pass
+            await self._renew_spares()
         try:
             return await self._run_once(job, frames)
         except ForkServerLost:
@@ -153,6 +153,14 @@ class DecodePool:
             raise
         finally:
             self._children.discard(child)
+
+    async def _renew_spares(self) -> None:
+        """Those there are die with what they were forked from, if they have not yet."""
+        doomed = tuple(self._spares)
+        self._spares = deque(self._spare() for _ in doomed)
+        for child in await asyncio.gather(*doomed, return_exceptions=True):
+            if isinstance(child, DecodeChild):
+                await self._end(child)
 
     async def _take_spare(self) -> DecodeChild:
         """The oldest spare, once ready; another is started in its place."""
