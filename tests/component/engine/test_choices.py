@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
-from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
+from tests.component.engine.harness import EngineHarness, ask, unsure_video
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.engine.types import Finished, TextDelta
@@ -26,7 +26,7 @@ def several(
     name: str, n: int, temperature: float = 0.8, mode: SpeculationMode = MODES[0], videos: Sequence[Video] | None = None
 ) -> GenerationRequest:
     sampling = SamplingParams(temperature=temperature, seed=SEED)
-    shown = [scene_video(1)] if videos is None else videos
+    shown = [unsure_video(1)] if videos is None else videos
     request = ask(name, "Describe the video.", shown, sampling=sampling, speculation=mode)
     return replace(request, n=n)
 
