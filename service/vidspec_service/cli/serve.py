@@ -10,16 +10,13 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from vidspec_service import __version__
-from vidspec_service.api.server import bind
-from vidspec_service.api.server import serve as serve_http
-from vidspec_service.api.uploads.folder import check_upload_dir
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
@@ -66,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
     if args.api_keys is not None:
         _log.warning("an API key is on the command line, where others on this machine can read it")
     api_keys(settings)  # raises ConfigError: a bad key file or folder is told before minutes of loading
-    if settings.upload_dir is not None:
-        check_upload_dir(settings.upload_dir)
-    asyncio.run(_serve(settings))
+    with closing(WorkerLauncher()) as launcher:
+        launcher.start()  # it imports for seconds what workers need: meanwhile we import the API
+        asyncio.run(_serve(settings, launcher))
     return 0
 
 
@@ -102,10 +99,15 @@ async def running_service(settings: Settings, launcher: WorkerLauncher | None = 
         yield RunningService(metrics=metrics, engine=engine, decode_pool=decode_pool, load_s=load_s)
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
     """The composition root: with `running_service`, every object of a running service is built here, once."""
+    from vidspec_service.api.server import bind, serve
+    from vidspec_service.api.uploads.folder import check_upload_dir
+
+    if settings.upload_dir is not None:
+        check_upload_dir(settings.upload_dir)
     with bind(settings) as listener:  # before minutes of loading: a taken port is told at once
-        async with running_service(settings) as service:
+        async with running_service(settings, launcher) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
             info = service.engine.info
             devices = {f"{role}_device": device for role, device in info.devices.items()}
@@ -113,7 +115,7 @@ async def _serve(settings: Settings) -> None:
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _announce(settings, service, base_url(listener))
-            await serve_http(settings, service.engine, service.decode_pool.decode, service.metrics, listener)
+            await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener)
 
 
 def base_url(listener: socket.socket) -> str:
