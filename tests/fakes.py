@@ -149,3 +149,13 @@ class FakeDecodePool:
         if self.error is not None:
             raise self.error
         return clip()
+
+
+class FakeLauncher:
+    """Starts nothing: fake engines have no workers."""
+
+    def start(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
-from tests.fakes import ANSWER, FakeEngine
+from tests.fakes import ANSWER, FakeEngine, FakeLauncher
 from vidspec_models.request import GenerationRequest
 from vidspec_service.__main__ import main
 from vidspec_service.cli import serve
@@ -125,5 +125,5 @@ def served(*flags: str, env: Mapping[str, str] | None = None) -> AbstractContext
 
 
 if __name__ == "__main__":
-    with patch.object(serve, "LocalEngine", ScriptedEngine):
+    with patch.multiple(serve, LocalEngine=ScriptedEngine, WorkerLauncher=FakeLauncher):
         sys.exit(main())

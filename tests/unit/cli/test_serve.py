@@ -10,9 +10,10 @@ from typing import Any, Self
 
 import pytest
 
-from tests.fakes import ANSWER, INFO, FakeDecodePool, FakeEngine
+from tests.fakes import ANSWER, INFO, FakeDecodePool, FakeEngine, FakeLauncher
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import sample_scene
+from vidspec_service.api import server
 from vidspec_service.cli import serve
 from vidspec_service.cli.parsing import parse
 from vidspec_service.errors import ConfigError, GenerationFailed
@@ -30,7 +31,8 @@ class _World:
         self.script = script or ANSWER
         monkeypatch.setattr(serve, "LocalEngine", self._engine)
         monkeypatch.setattr(serve, "DecodePool", self._pool)
-        monkeypatch.setattr(serve, "serve_http", self._serve_http)
+        monkeypatch.setattr(serve, "WorkerLauncher", FakeLauncher)
+        monkeypatch.setattr(server, "serve", self._serve_http)
 
     def run(self, *argv: str) -> int:
         command, args = parse(argv)
