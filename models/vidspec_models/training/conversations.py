@@ -16,15 +16,15 @@ from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 
 _CAPTION_SHARE = 0.5  # of the long answers; the others are JSON
 _SHORT_PROMPT_SHARE = 0.5  # of the captions: asked for as the evaluation does
-_PLAIN_SHARE = 0.65  # of the short answers
+_PLAIN_SHARE = 0.75  # of the short answers
 _SMALL_TALK_SHARE = 0.03
 _TEXT_ONLY_SHARE = 0.04
 # How often a type of question is drawn, relative to the others: more often what is hard to learn.
 _TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0}
 _PLAIN_WEIGHTS = {
-    "presence": 4.0, "count_of": 4.0, "count": 4.0, "colour": 3.0, "motion": 4.0, "letters": 3.0, "moves": 2.0,
-    "rests": 2.0, "changes": 2.0, "has_letter": 2.0, "is_size": 2.0, "is_colour": 2.0, "is_textured": 2.0,
-    "larger": 2.0, "faster": 2.0,
+    "presence": 4.0, "count_of": 4.0, "count": 3.0, "colour": 3.0, "motion": 3.0, "letters": 3.0, "moves": 3.0,
+    "rests": 3.0, "changes": 3.0, "has_letter": 3.0, "is_size": 3.0, "is_colour": 3.0, "is_textured": 3.0,
+    "letter_count": 2.0, "larger": 2.0, "faster": 2.0,
 }  # fmt: skip
 
 

@@ -47,6 +47,7 @@ _FOREIGN_SHARE = 0.05
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
 _JSON_WEIGHT = 0.5  # other tokens of a description, mostly keys
 _ANSWER_WEIGHT = 3.0  # the words of a short answer
+_OPENING = 4  # tokens in which a reason shows what was asked
 _LONGEST_WORD = 4  # tokens of an answer that is no sentence, with the end token
 _END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
 _TIME_JITTER = 1 / 8  # of the time between two frames
@@ -90,8 +91,10 @@ class PackedText:
 class ExamplePacker:
     """Encodes and packs; holds the tokenizer and what it needs of it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, long_share: float = 1.0) -> None:
+        """`long_share` of the clips have a caption or a description; the others more questions instead."""
         self._tokenizer = tokenizer
+        self._long_share = long_share
         self._start = tokenizer.convert_tokens_to_ids(START)
         self._end = tokenizer.convert_tokens_to_ids(END)
         self.prefix = [self._start, *self._encode("user ")]
@@ -110,9 +113,9 @@ class ExamplePacker:
         return Example(asked, [*self._encode(answer), self._end], is_caption, sees_video)
 
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
-        """A caption or a description, then as many weighted random questions as fit."""
+        """A caption or a description, or none; then as many weighted random questions as fit."""
         told = self._of_turn(long_turn(scene, rng, greedy_text=greedy_text))
-        first = [told] if len(told) <= length else []
+        first = [told] if len(told) <= length and rng.random() < self._long_share else []
         return first + self._fill(lambda: short_turn(scene, rng), length - sum(map(len, first)))
 
     def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
@@ -170,7 +173,10 @@ class ExamplePacker:
             other = _JSON_WEIGHT if example.answer[0] == self._brace else 1.0
             return [_FACT_WEIGHT if token in self._facts else other for token in example.answer]
         if len(example.answer) > _LONGEST_WORD and example.answer != self._unknown:  # an answer with its reason
-            return [_ANSWER_WEIGHT if token in self._facts else 1.0 for token in example.answer]
+            return [
+                _ANSWER_WEIGHT if place < _OPENING or token in self._facts else 1.0
+                for place, token in enumerate(example.answer)
+            ]
         num_words = 1 if example.answer == self._unknown else len(example.answer) - 1
         return [_ANSWER_WEIGHT] * num_words + [_END_WEIGHT] * (len(example.answer) - num_words)
 

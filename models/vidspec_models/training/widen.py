@@ -1,7 +1,7 @@
 """The stage *widen*: the target alone learns more ways to ask and to answer, from the true texts.
 
 It starts from a target that sees well and speaks well, so most of its time goes to few visual tokens and small steps;
-captions stay the larger part of what it reads. The last phase sees every token.
+captions and descriptions stay a large part of what it reads. The last phase sees every token.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from vidspec_models.training.architecture import NUM_VISUAL
-from vidspec_models.training.examples import choose_tokens, make_clip_batch
+from vidspec_models.training.examples import ExamplePacker, choose_tokens, make_clip_batch
 from vidspec_models.training.forward import answer_accuracy, answer_loss, in_bfloat16
 from vidspec_models.training.language_stage import LanguageStage, Phase
 from vidspec_models.training.options import TrainOptions
@@ -19,15 +19,17 @@ class WidenStage(LanguageStage):
     """Cross-entropy on all answers; some units also show two clips at once."""
 
     name = "widen"
-    phases = (Phase(0.0, 12, 104, 256), Phase(0.85, 12, NUM_VISUAL, 256))
+    phases = (Phase(0.0, 12, 104, 384), Phase(0.87, 12, NUM_VISUAL, 256))
     first_clip = 20_000_000
     learning_rates = (1.2e-3, 8e-4)
     decay_from = 0.3
+    _LONG_SHARE = 0.4  # of the clips; to know what is asked takes more examples than to see it
     _PAIR_WEIGHT = 0.5
     _PAIR_TOKENS = 104  # of each of the two clips
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
+        self.packer = ExamplePacker(self.tokenizer, long_share=self._LONG_SHARE)
         self.target = self.load_learner("target")
         self.target.grow()
         self.target.story_head.requires_grad_(False)
