@@ -74,7 +74,7 @@ def test_image_sets_only_settings_that_exist(monkeypatch: pytest.MonkeyPatch) ->
     assert (load_settings({}).host, load_settings({}).port) == ("0.0.0.0", 8000)
 
 
-@pytest.mark.parametrize("service", [*OURS, "prometheus"])
+@pytest.mark.parametrize("service", [*OURS, "prometheus", "grafana"])
 def test_services_run_without_privileges_on_a_read_only_root(service: str) -> None:
     spec = SERVICES[service]
     assert spec["read_only"] is True
