@@ -47,6 +47,7 @@ _FOREIGN_SHARE = 0.05
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
 _JSON_WEIGHT = 0.5  # other tokens of a description, mostly keys
 _ANSWER_WEIGHT = 3.0  # the words of a short answer
+_CONCLUSION_WEIGHT = 15.0
 _OPENING = 4  # tokens in which a reason shows what was asked
 _LONGEST_WORD = 4  # tokens of an answer that is no sentence, with the end token
 _END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
@@ -101,6 +102,7 @@ class ExamplePacker:
         self._assistant = self._encode("assistant\n")
         words = (*attribute_words(), "yes", "no")
         self._facts = {self._encode(prefix + word)[-1] for word in words for prefix in ("", " ")}
+        self._so = self._encode(", so")[-1]
         self._brace = self._encode('{"')[0]
         self._unknown = [*self._encode(UNKNOWN), self._end]
 
@@ -173,12 +175,17 @@ class ExamplePacker:
             other = _JSON_WEIGHT if example.answer[0] == self._brace else 1.0
             return [_FACT_WEIGHT if token in self._facts else other for token in example.answer]
         if len(example.answer) > _LONGEST_WORD and example.answer != self._unknown:  # an answer with its reason
-            return [
-                _ANSWER_WEIGHT if place < _OPENING or token in self._facts else 1.0
-                for place, token in enumerate(example.answer)
-            ]
+            return self._weights_of_reasoned(example.answer)
         num_words = 1 if example.answer == self._unknown else len(example.answer) - 1
         return [_ANSWER_WEIGHT] * num_words + [_END_WEIGHT] * (len(example.answer) - num_words)
+
+    def _weights_of_reasoned(self, answer: list[int]) -> list[float]:
+        """Hardest to learn is what follows from the reason; then what kind of reason is asked for; then its facts."""
+        concludes_at = len(answer) - answer[::-1].index(self._so)
+        weights = [_ANSWER_WEIGHT if at < _OPENING or token in self._facts else 1.0 for at, token in enumerate(answer)]
+        for at in range(concludes_at, len(answer) - 2):  # up to the full stop
+            weights[at] = _CONCLUSION_WEIGHT
+        return weights
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
