@@ -17,6 +17,7 @@ from vidspec_service import __version__
 COMMANDS: Mapping[str, str] = {
     "serve": "load the models and answer over HTTP",
     "chat": "ask a running server about a video",
+    "batch": "ask a server everything in a file, or one question about every clip of a folder",
     "check": "load the models, answer about one rendered clip, print versions, timings and a verdict",
     "render-clip": "write one of the clips that the bundled models were made for",
     "train-bundled": "train the bundled pair of models",

@@ -1,0 +1,198 @@
+"""Ask a server everything in a file, or one question about every clip of a folder, and write the answers into a file.
+
+  vidspec batch requests.jsonl -o answers.jsonl
+  vidspec batch clips/ -o answers.jsonl --prompt 'Describe the video.'
+
+Each line of the file is a request as OpenAI's batches have them, "url" being optional:
+  {"custom_id": "a", "url": "/v1/video-chat", "body": {"video": "a.mp4", "prompt": "What happens?"}}
+In bodies for OpenAI's routes a file is "file:a.mp4". Paths start from the folder of the file. Answers come in the order
+they are ready. Run it again to go on after an end of any kind: what has been answered is not asked again. Exit code 1:
+some were refused, or not answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vidspec_service.cli.terminal import note, waiting
+from vidspec_service.errors import ConfigError
+
+_SUFFIXES = {
+    ".3gp", ".asf", ".avi", ".flv", ".gif", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mxf", ".ogv",
+    ".ts", ".webm", ".wmv",
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to ask, whom, and where the answers go."""
+    parser.add_argument(
+        "input", type=Path, nargs="+", metavar="INPUT", help="one .jsonl file, or clips and folders of clips"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="receives the answers, a line each"
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="the question about each clip")
+    parser.add_argument("--body", type=_object, default={}, metavar="JSON", help="more fields of each clip's request")
+    parser.add_argument("--url", help="the server (default: one of its own, with the settings in VIDSPEC_* variables)")
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
+    )
+    parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="requests on their way (default 8)")
+    parser.add_argument("--timeout-s", type=float, default=300.0, metavar="S", help="longest silence (default 300)")
+    parser.add_argument(
+        "--patience-s",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="how long to retry what is busy or away (default 600)",
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError('must be an object, such as {"max_tokens": 100}')
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError("must be 1 to 1024")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask what is not answered yet."""
+    from vidspec_service.cli.batch_client import BatchClient, Unreachable
+    from vidspec_service.cli.batch_lines import BadLine, lines_of_videos, open_results, read_lines
+    from vidspec_service.settings import client_key, load_settings
+
+    is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
+    if is_file == (args.prompt is not None):
+        note("vidspec batch: --prompt goes with clips, and a .jsonl file without")
+        return 2
+    clips = [] if is_file else list(dict.fromkeys(_clips(args.input)))
+    if not is_file and not clips:
+        note(f"vidspec batch: no clips in {', '.join(map(str, args.input))}")
+        return 2
+    body = {"prompt": args.prompt, **args.body}
+    lines = partial(read_lines, args.input[0]) if is_file else partial(lines_of_videos, clips, body)
+    key = client_key(load_settings({"api_key_file": args.api_key_file}))
+    folder = args.input[0].parent if is_file else Path()
+    tally = BatchProgress()
+    try:
+        num_lines = sum(1 for _ in lines())  # a bad one is told before the first is asked
+        with open_results(args.output) as results, _server(args.url) as url, tally.of(num_lines, len(results.answered)):
+            client = BatchClient(url, timeout_s=args.timeout_s, patience_s=args.patience_s, api_key=key, folder=folder)
+            asyncio.run(client.answer_all(lines(), results, args.at_once, tally.count))
+    except BadLine as error:
+        note(f"vidspec batch: {error}")
+        return 2
+    except OSError as error:
+        note(f"vidspec batch: {error.filename}: {error.strerror}")
+        return 2
+    except Unreachable as error:
+        note(f"vidspec batch: {error}; the same command goes on from here")
+        return 1
+    note(f"{tally.num_good} answered, {tally.num_bad} refused or failed; {args.output}")
+    return 1 if tally.num_bad else 0
+
+
+def _clips(given: list[Path]) -> Iterator[Path]:
+    for path in given:
+        if path.is_dir():
+            yield from sorted(each for each in path.rglob("*") if each.suffix.lower() in _SUFFIXES)
+        else:
+            yield path
+
+
+class BatchProgress(Progress):
+    """A bar over all lines, on a terminal's stderr only; and how many of this run were answered."""
+
+    def __init__(self) -> None:
+        self.num_good = self.num_bad = 0
+        console = Console(stderr=True)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    @contextmanager
+    def of(self, num_lines: int, num_answered: int) -> Iterator[None]:
+        """Shown for the length of the block."""
+        with self:
+            self.add_task("asking", total=num_lines, completed=min(num_answered, num_lines))
+            yield
+
+    def count(self, is_good: bool) -> None:
+        """One more."""
+        self.num_good += is_good
+        self.num_bad += not is_good
+        self.advance(self.task_ids[0])
+
+
+@contextmanager
+def _server(url: str | None) -> Iterator[str]:
+    """The address of the one that is named, or of one that runs as long as the block. Raises ConfigError."""
+    if url is not None:
+        yield url if "://" in url else f"http://{url}"
+        return
+    from vidspec_service.decoding.isolation.sandbox import dies_with
+
+    command = [sys.executable, "-m", "vidspec_service", "serve", "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(dies_with, os.getpid()),
+    ) as server:
+        try:
+            assert server.stderr is not None
+            with waiting("loading the models"):
+                ready = _ready(server.stderr)
+            reader = threading.Thread(target=deque, args=(server.stderr, 0))  # which keeps nothing
+            reader.start()
+            try:
+                yield ready
+            finally:
+                server.terminate()
+                reader.join()
+        finally:
+            server.terminate()
+
+
+def _ready(log: Iterator[str]) -> str:
+    for line in log:
+        event = json.loads(line) if line.startswith("{") else {}
+        if event.get("event") == "ready":
+            return str(event["url"])
+        if event.get("event") == "cannot start":
+            raise ConfigError(event["reason"])
+    raise ConfigError("the server ended before it was ready")

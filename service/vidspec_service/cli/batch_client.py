@@ -1,0 +1,147 @@
+"""Sends the lines of `vidspec batch` to a server, some at a time, and waits out what passes: restarts, full queues."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import mimetypes
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import httpx
+
+from vidspec_service.cli.batch_lines import OWN_ROUTE, Line, Results
+
+_CONNECT_TIMEOUT_S = 10.0
+_PASSING = (408, 425, 429, 502, 503, 504)
+_STRANGER = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+_LEAST_WAIT_S, _MOST_WAIT_S = 0.5, 30.0
+
+
+class Unreachable(Exception):
+    """The server took no line for as long as one is patient, or knows us not: no other line would fare better."""
+
+
+class BatchClient:
+    """Asks one server. `timeout_s` is the longest silence, `patience_s` how long a line is tried again."""
+
+    def __init__(self, url: str, *, timeout_s: float, patience_s: float, api_key: str | None, folder: Path) -> None:
+        """Paths in lines start from `folder`."""
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
+        self._patience_s = patience_s
+        self._folder = folder
+
+    async def answer_all(
+        self, lines: Iterable[Line], results: Results, at_once: int, on_answer: Callable[[bool], None]
+    ) -> None:
+        """Ask what is not answered yet; tells of each whether it was answered well. Raises Unreachable.
+
+        No more lines are read than are being asked.
+        """
+        left = (line for line in lines if line.custom_id not in results.answered)
+
+        async def ask() -> None:
+            for line in left:  # which all askers share
+                try:
+                    response = await self._response(line)
+                except OSError as error:
+                    message = f"{error.filename}: {error.strerror}"
+                    results.add(line.custom_id, None, {"code": "file_not_readable", "message": message})
+                    on_answer(False)
+                else:
+                    results.add(line.custom_id, response, None)
+                    on_answer(response["status_code"] == httpx.codes.OK)
+
+        async with self._client:
+            askers = [asyncio.create_task(ask()) for _ in range(at_once)]
+            try:
+                await asyncio.gather(*askers)
+            finally:
+                for asker in askers:
+                    asker.cancel()
+                await asyncio.gather(*askers, return_exceptions=True)
+
+    async def _response(self, line: Line) -> dict[str, Any]:
+        """What the server said, in the shape of OpenAI's batch results; tried again while that may help."""
+        began, wait_s, why = monotonic(), _LEAST_WAIT_S, ""
+        while True:
+            try:
+                response = await self._post(line)
+                if response.status_code in _STRANGER:
+                    raise Unreachable(f"{self._client.base_url} wants a key (HTTP {response.status_code})")
+                if response.status_code not in _PASSING:
+                    return {
+                        "status_code": response.status_code,
+                        "request_id": response.headers.get("x-request-id", ""),
+                        "body": _body(response),
+                    }
+                why = f"HTTP {response.status_code}"
+                wait_s = max(wait_s, _asked_to_wait_s(response))
+            except httpx.TransportError as error:
+                why = f"{type(error).__name__} {error}".strip()
+            if monotonic() - began + wait_s > self._patience_s:
+                raise Unreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _MOST_WAIT_S)
+
+    async def _post(self, line: Line) -> httpx.Response:
+        videos = _paths(line.body.get("video")) if line.url == OWN_ROUTE else []
+        if not videos:
+            return await self._client.post(line.url, json=_with_files(line.body, self._folder))
+        with ExitStack() as opened:
+            files = [
+                ("video", ("video", opened.enter_context((self._folder / path).open("rb")), "application/octet-stream"))
+                for path in videos
+            ]
+            fields = {name: _as_field(value) for name, value in line.body.items() if name != "video"}
+            return await self._client.post(line.url, data=fields, files=files)
+
+
+def _paths(video: object) -> list[str]:
+    """Those that the server cannot take as they stand: it knows data URLs only."""
+    given = video if isinstance(video, list) else [video]
+    paths = [each for each in given if isinstance(each, str) and not each.startswith("data:")]
+    return paths if len(paths) == len(given) else []
+
+
+def _as_field(value: object) -> str | list[str]:
+    """As a form has it: structured ones are JSON text, a list of words is a field that is repeated."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return value
+    return json.dumps(value)
+
+
+def _with_files(value: Any, folder: Path) -> Any:
+    """The body with the files that its `file:` addresses name, as data URLs."""
+    if isinstance(value, dict):
+        return {name: _with_files(each, folder) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_files(each, folder) for each in value]
+    if isinstance(value, str) and value.startswith("file:"):
+        path = folder / value.removeprefix("file:").removeprefix("//")
+        kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
+        return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return value
+
+
+def _body(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return {"error": {"code": "not_json", "message": response.text[:1000]}}
+
+
+def _asked_to_wait_s(response: httpx.Response) -> float:
+    try:
+        return min(float(response.headers.get("retry-after", 0)), _MOST_WAIT_S)
+    except ValueError:
+        return 0.0

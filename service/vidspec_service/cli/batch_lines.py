@@ -1,0 +1,124 @@
+"""The lines of `vidspec batch`: requests as OpenAI's batch files have them, results from which a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+OWN_ROUTE = "/v1/video-chat"
+ROUTES = (OWN_ROUTE, "/v1/chat/completions", "/v1/completions", "/v1/responses")
+_FIELDS = {"custom_id", "method", "url", "body"}
+
+
+class BadLine(Exception):
+    """A line that states no request; says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request."""
+
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The requests of a file, one after the other; raises BadLine, OSError."""
+    seen: set[str] = set()
+    with path.open(encoding="utf-8") as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                line = _line(json.loads(text))
+                if line.custom_id in seen:
+                    raise ValueError(f"custom_id {line.custom_id!r} is that of an earlier line")
+            except ValueError as error:
+                raise BadLine(f"{path}, line {number}: {error}") from error
+            seen.add(line.custom_id)
+            yield line
+
+
+def _line(given: object) -> Line:
+    if not isinstance(given, dict):
+        raise ValueError("not a JSON object")
+    if unknown := given.keys() - _FIELDS:
+        raise ValueError(f"unknown field {min(unknown)!r}; a line has {', '.join(sorted(_FIELDS))}")
+    custom_id, url, body = given.get("custom_id"), given.get("url", OWN_ROUTE), given.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ValueError("custom_id must be a string, unlike that of every other line")
+    if given.get("method", "POST") != "POST":
+        raise ValueError("method must be POST")
+    if url not in ROUTES:
+        raise ValueError(f"url must be one of {', '.join(ROUTES)}")
+    if not isinstance(body, dict):
+        raise ValueError("body must be an object: the request")
+    if body.get("stream"):
+        raise ValueError("stream must be false: an answer is one line")
+    return Line(custom_id, url, body)
+
+
+def lines_of_videos(paths: Iterable[Path], body: Mapping[str, Any]) -> Iterator[Line]:
+    """The same request about each of the files, whose paths are the ids."""
+    for path in paths:
+        yield Line(str(path), OWN_ROUTE, MappingProxyType({**body, "video": str(path)}))
+
+
+class Results:
+    """The file of answers, a line each; what it holds is not asked again."""
+
+    def __init__(self, file: BinaryIO, answered: set[str]) -> None:
+        self._file = file
+        self.answered = answered
+
+    def add(self, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> None:
+        """Write an answer, which outlives this process from then on."""
+        line = {"custom_id": custom_id, "response": response, "error": error}
+        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        self.answered.add(custom_id)
+
+
+@contextmanager
+def open_results(path: Path) -> Iterator[Results]:
+    """Go on with the file. Half a line, at the end of a run that was killed, and lines without a response are dropped:
+    they are asked again.
+
+    Raises BadLine if it holds anything but results, OSError.
+    """
+    kept = path.with_name(f"{path.name}.kept")
+    answered: set[str] = set()
+    is_whole = True
+    if path.exists():
+        with path.open("rb") as old, kept.open("wb") as new:
+            for number, text in enumerate(old, 1):
+                custom_id = _answered(text, f"{path}, line {number}")
+                if custom_id is None:
+                    is_whole = False
+                else:
+                    answered.add(custom_id)
+                    new.write(text)
+        if is_whole:
+            kept.unlink()
+        else:
+            os.replace(kept, path)
+    with path.open("ab") as file:
+        yield Results(file, answered)
+
+
+def _answered(text: bytes, where: str) -> str | None:
+    """Whose response the line is; None if it is none, or cut short."""
+    if not text.endswith(b"\n"):
+        return None
+    try:
+        line = json.loads(text)
+        return str(line["custom_id"]) if line["response"] is not None else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadLine(f"{where}: not a result of vidspec batch; name another file") from error

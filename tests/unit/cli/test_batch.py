@@ -1,0 +1,227 @@
+"""`vidspec batch`: every line is answered once, whatever ends a run; the real application on a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.processes import served
+from tests.clips import write_video
+from tests.fakes import FakeEngine
+from tests.unit.cli.live_api import live_api
+from vidspec_models.bundled.render import render, slot_times
+from vidspec_models.bundled.scene import sample_scene
+from vidspec_service.cli.parsing import UsageError, parse
+
+CLIP = b"\x00\x00\x00\x20ftypisom-not-really-a-clip"
+
+
+def batch(*argv: str | Path) -> int:
+    command, args = parse(["batch", *map(str, argv)])
+    return command.run(args)
+
+
+def write_lines(path: Path, *lines: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def asked(custom_id: str, **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "body": {"prompt": "What happens?", "video": "clip.mp4", **body}}
+
+
+def answers(path: Path) -> dict[str, dict[str, Any]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({line["custom_id"] for line in lines}) == len(lines)
+    return {line["custom_id"]: line for line in lines}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "clip.mp4").write_bytes(CLIP)
+    return tmp_path
+
+
+def test_every_line_is_answered_and_never_asked_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = folder / "answers.jsonl"
+    content = [{"type": "text", "text": "And here?"}, {"type": "video_url", "video_url": {"url": "file:clip.mp4"}}]
+    openai = {"model": "fake-target", "messages": [{"role": "user", "content": content}]}
+    chat = {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": openai}
+    lines = [asked("own", max_tokens=7, stop=["a", "b"], structured_outputs={"regex": "a+"}), chat]
+    requests = write_lines(folder / "requests.jsonl", *lines)
+    engine = FakeEngine()
+    with live_api(folder / "up", engine) as url:
+        assert batch(requests, "-o", output, "--url", url) == 0
+        assert batch(requests, "-o", output, "--url", url) == 0
+    found = answers(output)
+    assert {found[name]["response"]["status_code"] for name in ("own", "chat")} == {200}
+    assert found["own"]["response"]["body"]["choices"][0]["message"]["content"] == "A red squäre."
+    assert len(engine.requests) == 2
+    own = next(request for request in engine.requests if request.turns[0].text == "What happens?")
+    assert (own.max_tokens, own.stop, own.grammar is not None) == (7, ("a", "b"), True)
+    assert all(len(request.videos) == 1 for request in engine.requests)
+    assert "2 answered, 0 refused" in capsys.readouterr().err
+
+
+def test_a_line_cut_short_by_a_kill_is_asked_again(folder: Path) -> None:
+    output = folder / "answers.jsonl"
+    requests = write_lines(folder / "requests.jsonl", asked("one"), asked("two"))
+    engine = FakeEngine()
+    with live_api(folder / "up", engine) as url:
+        assert batch(requests, "-o", output, "--url", url, "--at-once", "1") == 0
+        output.write_bytes(output.read_bytes()[:-20])
+        assert batch(requests, "-o", output, "--url", url) == 0
+    assert answers(output).keys() == {"one", "two"}
+    assert len(engine.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"custom_id": "one", "body": {}}', "custom_id 'one' is that of an earlier line"),
+        ("[]", "not a JSON object"),
+        ('{"custom_id": "x", "body": {}, "params": 1}', "unknown field 'params'"),
+        ('{"custom_id": "x", "url": "/v1/embeddings", "body": {}}', "url must be one of /v1/video-chat"),
+        ('{"custom_id": "x", "body": {"stream": true}}', "stream must be false"),
+        ('{"custom_id": "x"', "Expecting"),
+    ],
+)
+def test_a_bad_line_is_told_before_the_first_is_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str], line: str, why: str
+) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    requests.write_text(f"{requests.read_text()}\n{line}\n")
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9") == 2
+    assert f"line 3: {why}" in capsys.readouterr().err
+
+
+def test_each_clip_of_a_folder_gets_the_question(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for name in ("clips/a.mp4", "clips/deep/b.MKV", "clips/notes.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(CLIP)
+    engine = FakeEngine()
+    with live_api(folder / "up", engine) as url:
+        flags = ("--prompt", "What moves?", "--body", '{"max_tokens": 9}')
+        assert batch("clips", "clip.mp4", "clips/a.mp4", "-o", "answers.jsonl", "--url", url, *flags) == 0
+    assert answers(folder / "answers.jsonl").keys() == {"clips/a.mp4", "clips/deep/b.MKV", "clip.mp4"}
+    assert {(request.turns[0].text, request.max_tokens) for request in engine.requests} == {("What moves?", 9)}
+
+
+def test_a_file_that_is_not_there_costs_its_line_and_is_tried_again(folder: Path) -> None:
+    output = folder / "answers.jsonl"
+    requests = write_lines(folder / "requests.jsonl", asked("late", video="late.mp4"), asked("there"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", output, "--url", url) == 1
+        found = answers(output)
+        assert found["there"]["response"]["status_code"] == 200
+        assert found["late"]["error"]["code"] == "file_not_readable"
+        (folder / "late.mp4").write_bytes(CLIP)
+        assert batch(requests, "-o", output, "--url", url) == 0
+    assert answers(output)["late"]["response"]["status_code"] == 200
+
+
+def test_what_the_server_refuses_is_an_answer(folder: Path) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("bad", temperature=-1), asked("good"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    found = answers(folder / "answers.jsonl")
+    assert found["bad"]["response"]["status_code"] == 400
+    assert found["bad"]["response"]["body"]["error"]["param"] == "temperature"
+    assert found["good"]["response"]["status_code"] == 200
+
+
+def test_without_the_key_nothing_is_taken_for_an_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"), asked("two"))
+    with live_api(folder / "up", FakeEngine(), keys=["the-key-0123456789abcdef"]) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    assert "wants a key (HTTP 401)" in capsys.readouterr().err
+    assert (folder / "answers.jsonl").read_bytes() == b""
+
+
+@contextmanager
+def _busy_server(times: int) -> Iterator[str]:
+    """Refuses so many requests for now."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        left = times
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            is_busy, Handler.left = Handler.left > 0, Handler.left - 1
+            self.send_response(503 if is_busy else 200)
+            body = b"{}"
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+
+
+def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    with _busy_server(1) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
+    with _busy_server(100) as url:
+        assert batch(requests, "-o", folder / "others.jsonl", "--url", url, "--patience-s", "0.1") == 1
+    assert "does not answer 'one': HTTP 503; the same command goes on from here" in capsys.readouterr().err
+
+
+def test_a_file_of_something_else_is_not_written_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    before = requests.read_bytes()
+    assert batch(requests, "-o", requests, "--url", "http://127.0.0.1:9") == 2
+    assert "not a result of vidspec batch" in capsys.readouterr().err
+    assert requests.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [(("--at-once", "0"), "must be 1 to 1024"), (("--body", "[]"), "must be an object"), (("--body", "{"), "not JSON")],
+)
+def test_a_flag_that_makes_no_sense_is_refused(flags: tuple[str, str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        batch("clips", "-o", "x", *flags)
+
+
+@pytest.mark.slow
+def test_five_hundred_clips_and_two_kills_leave_every_line_answered_once(tmp_path: Path) -> None:
+    write_video(tmp_path / "clip.mp4", render(sample_scene(1), slot_times()))
+    requests = write_lines(tmp_path / "requests.jsonl", *(asked(f"line-{number}") for number in range(500)))
+    output = tmp_path / "answers.jsonl"
+
+    async def has(num_lines: int, run: subprocess.Popen[bytes]) -> None:
+        while not output.exists() or output.read_bytes().count(b"\n") < num_lines:
+            assert run.poll() is None
+            await asyncio.sleep(0.02)
+
+    with served() as server:
+        command = [sys.executable, "-m", "vidspec_service", "batch", str(requests), "-o", str(output)]
+        command += ["--url", server.url]
+        for num_lines in (100, 300):
+            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as run:
+                asyncio.run(has(num_lines, run))
+                run.kill()
+        assert subprocess.run(command, timeout=120, check=False).returncode == 0
+    found = answers(output)
+    assert found.keys() == {f"line-{number}" for number in range(500)}
+    assert Counter(line["response"]["status_code"] for line in found.values()) == {200: 500}
