@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 _START_TIMEOUT_S = 100.0
@@ -77,3 +79,30 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line_and_code_2()
     done = subprocess.run(command, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith("vidspec: target model '/does/not/exist' is no folder")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * _START_TIMEOUT_S)
+def test_a_batch_brings_its_own_server_which_ends_with_it(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        clip = str(tmp_path / f"{seed}.mp4")
+        subprocess.run(_vidspec("render-clip", "--seed", str(seed), clip), check=True, timeout=60)
+    answers = tmp_path / "answers.jsonl"
+    ask = _vidspec("batch", str(tmp_path), "-o", str(answers), "--prompt", "Describe the video.")
+    assert subprocess.run(ask, timeout=_START_TIMEOUT_S, check=False).returncode == 0
+    told = [json.loads(line)["response"]["body"] for line in answers.read_text().splitlines()]
+    assert len(told) == 2
+    assert all(answer["usage"]["completion_tokens"] > 20 for answer in told)
+
+    answers.unlink()
+    with subprocess.Popen(ask) as batch:
+        (server,) = asyncio.run(_children(psutil.Process(batch.pid)))
+        batch.kill()
+    server.wait(20)
+
+
+async def _children(process: psutil.Process) -> list[psutil.Process]:
+    while True:
+        if found := process.children():
+            return list(found)
+        await asyncio.sleep(0.02)
