@@ -105,8 +105,7 @@ def _all_that_is_there(scene: Scene) -> set[str]:
 
 def _of_every_thing(scene: Scene, said: Callable[[Thing], str]) -> str:
     """One thing after the other, in the order of captions."""
-    told = ", ".join(f"the {thing.shape} {said(thing)}" for thing in scene.things)
-    return told[0].upper() + told[1:]
+    return ", ".join(f"the {thing.shape} {said(thing)}" for thing in scene.things)
 
 
 def _by_colour(thing: Thing) -> str:
@@ -122,11 +121,18 @@ def _by_motion(thing: Thing) -> str:
     return f"moves {thing.direction}"
 
 
+def _rest(thing: Thing) -> str:
+    return "It stays still" if thing.start == thing.end else f"It goes {thing.direction}"
+
+
+def _change(thing: Thing) -> str:
+    return f"It stays {thing.colour}" if thing.new_colour is None else f"It turns {thing.new_colour}"
+
+
 def _by_window(scene: Scene) -> str:
     """Which letter shows when."""
     shown = {sign.window: sign.letter for sign in scene.signs}
-    told = ", ".join(f"{shown.get(number, 'none')} near the {window}" for number, window in enumerate(WINDOWS))
-    return told[0].upper() + told[1:]
+    return ", ".join(f"{shown.get(number, 'none')} near the {window}" for number, window in enumerate(WINDOWS))
 
 
 def _presence(scene: Scene, rng: np.random.Generator) -> _Asked | None:
@@ -135,7 +141,7 @@ def _presence(scene: Scene, rng: np.random.Generator) -> _Asked | None:
     if not is_there and what in _all_that_is_there(scene):
         return None
     seen = _by_size if any(size in what for size in SIZES) else _by_colour
-    return _Asked({"what": what}, _yes(is_there), _of_every_thing(scene, seen))
+    return _Asked({"what": what}, _yes(is_there), f"Is there {what}? Seen: {_of_every_thing(scene, seen)}")
 
 
 def _absent(scene: Scene, rng: np.random.Generator) -> str:
@@ -152,23 +158,25 @@ def _is_colour(scene: Scene, rng: np.random.Generator) -> _Asked:
     others = tuple(colour for colour in COLOUR_NAMES if colour not in _colours(thing))
     is_so = rng.random() < 0.5
     fields = {"it": f"the {thing.shape}", "colour": thing.colour if is_so else _any(rng, others)}
-    return _Asked(fields, _yes(is_so), f"It is {thing.colour}")
+    return _Asked(fields, _yes(is_so), f"Is it {fields['colour']}? It is {thing.colour}")
 
 
 def _is_size(scene: Scene, rng: np.random.Generator) -> _Asked:
     thing, size = _any(rng, scene.things), _any(rng, SIZES)
-    return _Asked({"it": f"the {thing.shape}", "size": size}, _yes(size == thing.size), f"It is {thing.size}")
+    return _Asked(
+        {"it": f"the {thing.shape}", "size": size}, _yes(size == thing.size), f"Is it {size}? It is {thing.size}"
+    )
 
 
 def _has_letter(scene: Scene, rng: np.random.Generator) -> _Asked:
     shown = tuple(sign.letter for sign in scene.signs)
     letter = _any(rng, shown) if shown and rng.random() < 0.5 else _any(rng, LETTERS)
-    return _Asked({"letter": letter}, _yes(letter in shown), _by_window(scene))
+    return _Asked({"letter": letter}, _yes(letter in shown), f"Is there {letter}? Seen: {_by_window(scene)}")
 
 
 def _is_textured(scene: Scene, rng: np.random.Generator) -> _Asked:
     texture = scene.texture if rng.random() < 0.3 else _any(rng, TEXTURES)
-    return _Asked({"texture": texture}, _yes(texture == scene.texture), f"It is {scene.texture}")
+    return _Asked({"texture": texture}, _yes(texture == scene.texture), f"Is it {texture}? It is {scene.texture}")
 
 
 def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
@@ -185,11 +193,11 @@ def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
         ("still objects", _by_motion, [one.start == one.end for one in scene.things]),
     )
     what, seen, marks = _any(rng, counted)
-    return _Asked({"what": what}, NUMBERS[sum(marks)], _of_every_thing(scene, seen))
+    return _Asked({"what": what}, NUMBERS[sum(marks)], f"How many {what}? Seen: {_of_every_thing(scene, seen)}")
 
 
 def _letters(scene: Scene, _: np.random.Generator) -> _Asked:
-    return _Asked({}, ", ".join(sign.letter for sign in scene.signs) or "none", _by_window(scene))
+    return _Asked({}, ", ".join(sign.letter for sign in scene.signs) or "none", f"Seen: {_by_window(scene)}")
 
 
 def _larger(scene: Scene, rng: np.random.Generator) -> _Asked | None:
@@ -260,14 +268,12 @@ _ABOUT: dict[str, _Ask] = {
     "visible": _of_named_thing(lambda thing: thing.timing),
     "count": _of_scene(lambda scene: NUMBERS[len(scene.things)]),
     "count_of": _count_of,
-    "letter_count": _of_scene(lambda scene: NUMBERS[len(scene.signs)], _by_window),
+    "letter_count": _of_scene(lambda scene: NUMBERS[len(scene.signs)], lambda scene: f"Seen: {_by_window(scene)}"),
     "letters": _letters,
     "presence": _presence,
     "moves": _of_named_thing(lambda thing: _yes(thing.start != thing.end), lambda thing: f"It {_by_motion(thing)}"),
-    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end), lambda thing: f"It {_by_motion(thing)}"),
-    "changes": _of_named_thing(
-        lambda thing: _yes(thing.new_colour is not None), lambda thing: f"It {_by_colour(thing)}"
-    ),
+    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end), _rest),
+    "changes": _of_named_thing(lambda thing: _yes(thing.new_colour is not None), _change),
     "is_size": _is_size,
     "is_colour": _is_colour,
     "has_letter": _has_letter,
