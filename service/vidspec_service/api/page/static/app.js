@@ -8,7 +8,7 @@ import * as schema from "./schema.js";
 import * as server from "./server.js";
 import * as talk from "./talk.js";
 
-const IDEAS = ["Describe the video.", "How many objects are there?", "What color is the circle?", "What happens at the end?"];
+const IDEAS = ["Describe the video.", "How many objects are there?", "Which letters are shown?", "Is there a red object?"];
 const RETRY_MS = 1500;
 
 byId("ideas").append(...IDEAS.map((idea) => el("button", { type: "button", class: "idea", onclick: () => {
