@@ -47,8 +47,8 @@ _FOREIGN_SHARE = 0.05
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
 _JSON_WEIGHT = 0.5  # other tokens of a description, mostly keys
 _ANSWER_WEIGHT = 3.0  # the words of a short answer
-_CONCLUSION_WEIGHT = 15.0
-_OPENING = 4  # tokens in which a reason shows what was asked
+_CONCLUSION_WEIGHT = 8.0
+_OPENING = 8  # tokens in which a reason shows what was asked
 _LONGEST_WORD = 4  # tokens of an answer that is no sentence, with the end token
 _END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
 _TIME_JITTER = 1 / 8  # of the time between two frames
@@ -182,7 +182,7 @@ class ExamplePacker:
     def _weights_of_reasoned(self, answer: list[int]) -> list[float]:
         """Hardest to learn is what follows from the reason; then what kind of reason is asked for; then its facts."""
         concludes_at = len(answer) - answer[::-1].index(self._so)
-        weights = [_ANSWER_WEIGHT if at < _OPENING or token in self._facts else 1.0 for at, token in enumerate(answer)]
+        weights = [_ANSWER_WEIGHT if at < _OPENING or token in self._facts else 2.0 for at, token in enumerate(answer)]
         for at in range(concludes_at, len(answer) - 2):  # up to the full stop
             weights[at] = _CONCLUSION_WEIGHT
         return weights

@@ -19,7 +19,7 @@ class WidenStage(LanguageStage):
     """Cross-entropy on all answers; some units also show two clips at once."""
 
     name = "widen"
-    phases = (Phase(0.0, 12, 104, 384), Phase(0.87, 12, NUM_VISUAL, 256))
+    phases = (Phase(0.0, 12, 104, 384), Phase(0.93, 12, NUM_VISUAL, 256))
     first_clip = 20_000_000
     learning_rates = (1.2e-3, 8e-4)
     decay_from = 0.3
