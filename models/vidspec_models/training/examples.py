@@ -174,7 +174,7 @@ class ExamplePacker:
         if example.is_caption:
             other = _JSON_WEIGHT if example.answer[0] == self._brace else 1.0
             return [_FACT_WEIGHT if token in self._facts else other for token in example.answer]
-        if len(example.answer) > _LONGEST_WORD and example.answer != self._unknown:  # an answer with its reason
+        if example.answer != self._unknown and self._so in example.answer[_LONGEST_WORD:]:  # it has a reason
             return self._weights_of_reasoned(example.answer)
         num_words = 1 if example.answer == self._unknown else len(example.answer) - 1
         return [_ANSWER_WEIGHT] * num_words + [_END_WEIGHT] * (len(example.answer) - num_words)

@@ -144,7 +144,7 @@ def _announce(settings: Settings, service: RunningService, url: str) -> None:
     devices = ", ".join(f"{role} on {device}" for role, device in info.devices.items())
     say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {service.load_s:.1f} s)")
     say("Ask it about a clip:")
-    say(f"  {_own_command()} render-clip --seed 7 clip.mp4")
+    say(f"  {_own_command()} render-clip --seed 3 clip.mp4")
     say(f"  curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true {url}/v1/video-chat")
     say(f"Every route, with examples: {url}/docs")
 

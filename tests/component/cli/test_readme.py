@@ -15,7 +15,7 @@ from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.description import parse_description
 from vidspec_models.bundled.scene import NUMBERS, sample_scene
 
-SEED = 7  # of the clip that the README renders
+SEED = 3  # of the clip that the README renders
 
 
 def commands() -> list[str]:
