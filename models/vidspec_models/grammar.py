@@ -7,7 +7,6 @@ answer's tokens alone, so both models of a pair apply it to each row for what th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -56,16 +55,12 @@ class GrammarMask:
         return logits
 
     def allows(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> bool:
-        """See `Constraint`; False also of an end id, and where nothing is allowed: a mask says more about both."""
-        if not self._align(prefix):
-            return False
-        for token, before in zip_longest(chosen, pending[: len(chosen) - 1]):
-            if token in self._stop_ids or self._matcher.validate_tokens([token]) == 0:
-                return False
-            if before is None or not self._consume([before]):
-                break  # nothing is chosen by the rows after that
-        self._error = ""
-        return not self._matcher.is_error()
+        """See `Constraint`. It reads the masks themselves: llguidance's `validate_tokens` takes more than they let
+        through, "t" and "hing" where only "thing" is written so.
+        """
+        num_rows = self._find(prefix, pending[: len(chosen) - 1])
+        places = zip(self._bits[:num_rows], chosen, strict=False)
+        return num_rows > 0 and all(bits[token // _WORD] >> token % _WORD & 1 for bits, token in places)
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar leaves no choice about after `prefix`, written as the tokenizer would."""
