@@ -84,6 +84,8 @@ class BatchClient:
                     }
                 why = f"HTTP {response.status_code}"
                 wait_s = max(wait_s, _asked_to_wait_s(response))
+            except httpx.UnsupportedProtocol as error:  # no waiting helps
+                raise Unreachable(f"{self._client.base_url}: {error}") from error
             except httpx.TransportError as error:
                 why = f"{type(error).__name__} {error}".strip()
             if monotonic() - began + wait_s > self._patience_s:

@@ -97,18 +97,19 @@ def open_results(path: Path) -> Iterator[Results]:
     answered: set[str] = set()
     is_whole = True
     if path.exists():
-        with path.open("rb") as old, kept.open("wb") as new:
-            for number, text in enumerate(old, 1):
-                custom_id = _answered(text, f"{path}, line {number}")
-                if custom_id is None:
-                    is_whole = False
-                else:
-                    answered.add(custom_id)
-                    new.write(text)
-        if is_whole:
-            kept.unlink()
-        else:
-            os.replace(kept, path)
+        try:
+            with path.open("rb") as old, kept.open("wb") as new:
+                for number, text in enumerate(old, 1):
+                    custom_id = _answered(text, f"{path}, line {number}")
+                    if custom_id is None:
+                        is_whole = False
+                    else:
+                        answered.add(custom_id)
+                        new.write(text)
+            if not is_whole:
+                os.replace(kept, path)
+        finally:
+            kept.unlink(missing_ok=True)
     with path.open("ab") as file:
         yield Results(file, answered)
 

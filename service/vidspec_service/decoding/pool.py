@@ -156,6 +156,8 @@ class DecodePool:
 
     async def _renew_spares(self) -> None:
         """Those there are die with what they were forked from, if they have not yet."""
+        if self._is_closed:  # no more are started
+            return
         doomed = tuple(self._spares)
         self._spares = deque(self._spare() for _ in doomed)
         for child in await asyncio.gather(*doomed, return_exceptions=True):

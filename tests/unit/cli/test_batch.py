@@ -192,6 +192,13 @@ def test_a_file_of_something_else_is_not_written_to(folder: Path, capsys: pytest
     assert batch(requests, "-o", requests, "--url", "http://127.0.0.1:9") == 2
     assert "not a result of vidspec batch" in capsys.readouterr().err
     assert requests.read_bytes() == before
+    assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl"}
+
+
+def test_an_address_that_nobody_can_ask_is_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "ftp://127.0.0.1") == 1
+    assert "unsupported protocol 'ftp://'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
