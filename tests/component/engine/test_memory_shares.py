@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import anyio
+import msgspec
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
@@ -34,6 +35,7 @@ class Threads:
     """Starts workers as threads of this process, where the device they measure can be replaced."""
 
     def __init__(self) -> None:
+        msgspec.msgpack.Decoder(GenerationRequest)  # two threads that first decode a dataclass at once crash msgspec
         self.threads: list[threading.Thread] = []
 
     def launch(self, channel_fd: int) -> None:

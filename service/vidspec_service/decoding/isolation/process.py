@@ -36,7 +36,7 @@ from vidspec_service.errors import (
 )
 from vidspec_service.forking import ForkServer
 
-_TOLD_WITHIN_S = 1.0  # by the fork server, of a process that has ended
+_TOLD_WITHIN_S = 10.0  # by the fork server, of a process that has ended; only a machine that stands still needs it
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
