@@ -1,4 +1,4 @@
-"""Register tiles of products, up to twelve lines times 32 columns, and what is done to one line after another.
+"""Register tiles of products, some lines times 32 columns, and what is done to one line after another.
 
 A tile's operands are weights, or a cache's keys and values. Each of its sums is one chain of fused multiply-adds in
 ascending order, whatever the number of lines in the tile: that makes a step batch-invariant by construction, where
@@ -14,17 +14,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.packing import LANES, STRIP
 from vidspec_models.backends.cpu.vectors import Emitter, index, splat
 
-MAX_ROWS = 12  # lines of a tile: 24 accumulators, of the 32 registers that AVX-512 has
+_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines of a tile: 24 sums of 32 registers of 16 lanes, or twice 12 of 16 of 8
+_WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
 _LINE = 64  # bytes
 _AHEAD = 512 * _LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
 
-_Columns = Callable[[Any], list[Any]]  # of step k: two vectors
+_Columns = Callable[[Any, int, int], list[Any]]  # of step k: two vectors of so many lanes, columns c.. and c + 16..
 
 
 @intrinsic
@@ -47,12 +50,13 @@ def strip_tile(
         _, _, rows, x, x_stride, w, w_stride, out, out_stride, count = arguments
         emitter = Emitter(builder)
 
-        def columns(k: Any) -> list[Any]:
+        def columns(k: Any, c: int, lanes: int) -> list[Any]:
             row = emitter.address(w, k, w_stride, w_bytes)
             lines = [row] if is_halved else [row, emitter.beyond(row, _LINE)]
-            for line in lines:
+            for line in lines[: len(lines) if c == 0 else 0]:
                 emitter.prefetch(emitter.beyond(line, _AHEAD))
-            return emitter.load_halves(row) if is_halved else [emitter.load(line) for line in lines]
+            places = [emitter.beyond(line, c * 4) for line in lines]
+            return emitter.load_halves(places[0], lanes) if is_halved else [emitter.load(at, lanes) for at in places]
 
         _sum_up(emitter, x_like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=True)
         return context.get_dummy_value()
@@ -73,9 +77,9 @@ def score_tile(
         _, rows, x, x_stride, keys, out, out_stride, count = arguments
         emitter = Emitter(builder)
 
-        def columns(k: Any) -> list[Any]:
+        def columns(k: Any, c: int, lanes: int) -> list[Any]:
             row = emitter.address(keys, k, index(STRIP), 4)
-            return [emitter.load(row), emitter.load(emitter.beyond(row, _LINE))]
+            return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, _LINE)]
 
         _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=False)
         return context.get_dummy_value()
@@ -101,12 +105,12 @@ def value_tile(
         last = builder.sub(count, index(1))
         steps = builder.sdiv(builder.add(count, index(1)), index(2)) if is_paired else count
 
-        def columns(k: Any) -> list[Any]:
+        def columns(k: Any, c: int, lanes: int) -> list[Any]:
             if not is_paired:
                 row = emitter.address(values, k, stride, 4)
-                emitter.prefetch(emitter.beyond(row, _AHEAD))
-                emitter.prefetch(emitter.beyond(row, _AHEAD + _LINE))
-                return [emitter.load(row), emitter.load(emitter.beyond(row, _LINE))]
+                for start in (0, _LINE) if c == 0 else ():
+                    emitter.prefetch(emitter.beyond(row, _AHEAD + start))
+                return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, _LINE)]
             first = builder.mul(k, index(2))
             second = emitter.smaller_index(builder.add(first, index(1)), last)
             lines = [emitter.address(values, number, stride, 2) for number in (first, second)]
@@ -156,22 +160,29 @@ def _sum_up(
     emitter: Emitter, like: Any, rows: Any, x: tuple[Any, Any], columns: _Columns, out: tuple[Any, Any], count: Any,
     *, is_added: bool,
 ) -> None:  # fmt: skip
-    """The code of a tile, once for each number of rows: words of x are spread and multiplied with the columns."""
+    """The code of a tile, once for each number of rows: words of x are spread and multiplied with the columns.
+
+    Where registers are few, more than `_WHOLE_ROWS` lines take half of the columns first, then the other half.
+    """
     multiplied = emitter.dot_pairs if like.dtype == types.uint16 else emitter.fma
     x_bytes = like.dtype.bitwidth // 8
 
     def emit(num_rows: int) -> None:
+        lanes = LANES if num_rows <= _WHOLE_ROWS else LANES // 2
         lines = [emitter.address(x[0], index(r), x[1], x_bytes) for r in range(num_rows)]
         outs = [emitter.address(out[0], index(r), out[1], 4) for r in range(num_rows)]
-        places = [emitter.beyond(line, half * 4) for line in outs for half in range(0, STRIP, LANES)]
+        for c in range(0, LANES, lanes):
+            emit_columns(c, lanes, lines, outs)
 
+    def emit_columns(c: int, lanes: int, lines: list[Any], outs: list[Any]) -> None:
         def body(k: Any, sums: list[Any]) -> list[Any]:
-            both = columns(k)
-            factors = [emitter.load_spread(emitter.address(line, k, index(1), 4)) for line in lines]
+            both = columns(k, c, lanes)
+            factors = [emitter.load_spread(emitter.address(line, k, index(1), 4), lanes) for line in lines]
             pairs = [(factor, column) for factor in factors for column in both]
             return [multiplied(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
 
-        initial = [emitter.load(place) if is_added else splat(0.0) for place in places]
+        places = [emitter.beyond(line, (c + half) * 4) for line in outs for half in range(0, STRIP, LANES)]
+        initial = [emitter.load(place, lanes) if is_added else splat(0.0, lanes) for place in places]
         for place, total in zip(places, emitter.loop(count, initial, body), strict=True):
             emitter.store(total, place)
 

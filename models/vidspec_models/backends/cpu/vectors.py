@@ -1,6 +1,6 @@
 """LLVM vectors for numba: the handful of instructions that the kernels' tiles are made of.
 
-LLVM maps the 16-lane vectors to what the machine has: one AVX-512 register, two of AVX2, four of NEON.
+LLVM maps the vectors, mostly of 16 lanes, to what the machine has: one AVX-512 register, two of AVX2, four of NEON.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def index(value: int) -> Any:
     return ir.Constant(I64, value)
 
 
-def splat(value: float) -> Any:
+def splat(value: float, lanes: int = LANES) -> Any:
     """A vector constant."""
-    return ir.Constant(VECTOR, [value] * LANES)
+    return ir.Constant(ir.VectorType(F32, lanes), [value] * lanes)
 
 
-def _whole(value: int) -> Any:
+def _whole(value: int, lanes: int = LANES) -> Any:
     """A vector constant of integers."""
-    return ir.Constant(_INTEGERS, [value] * LANES)
+    return ir.Constant(ir.VectorType(I32, lanes), [value] * lanes)
 
 
 class Emitter:
@@ -66,7 +66,7 @@ class Emitter:
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments, **flags)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self._call("llvm.fma.v16f32", VECTOR, [a, b, c])
+        return self._call(f"llvm.fma.v{c.type.count}f32", c.type, [a, b, c])
 
     def dot_pairs(self, a: Any, b: Any, c: Any) -> Any:
         """c + the products of a's and b's pairs of bfloat16, one a lane; x86 with AVX512_BF16 only."""
@@ -133,20 +133,20 @@ class Emitter:
     def beyond(self, base: Any, num_bytes: int) -> Any:
         return self.builder.add(base, index(num_bytes)) if num_bytes else base
 
-    def load(self, address: Any) -> Any:
+    def load(self, address: Any, lanes: int = LANES) -> Any:
         """One vector."""
-        loaded = self.builder.load(self.builder.inttoptr(address, VECTOR.as_pointer()))
+        loaded = self.builder.load(self.builder.inttoptr(address, ir.VectorType(F32, lanes).as_pointer()))
         loaded.align = 4
         return loaded
 
-    def load_halves(self, address: Any) -> list[Any]:
-        """Two vectors of bfloat16, one in the lower and one in the upper halves of 16 words, as float32."""
+    def load_halves(self, address: Any, lanes: int = LANES) -> list[Any]:
+        """Two vectors of bfloat16, one in the lower and one in the upper halves of the words, as float32."""
         builder = self.builder
-        words = builder.load(builder.inttoptr(address, _INTEGERS.as_pointer()))
+        words = builder.load(builder.inttoptr(address, ir.VectorType(I32, lanes).as_pointer()))
         words.align = 4
-        lower = builder.shl(words, _whole(16))
-        upper = builder.and_(words, _whole(0xFFFF0000))
-        return [builder.bitcast(half, VECTOR) for half in (lower, upper)]
+        lower = builder.shl(words, _whole(16, lanes))
+        upper = builder.and_(words, _whole(0xFFFF0000, lanes))
+        return [builder.bitcast(half, ir.VectorType(F32, lanes)) for half in (lower, upper)]
 
     def rounded(self, vector: Any) -> Any:
         """16 bfloat16: to nearest, ties to even. For finite numbers."""
@@ -166,13 +166,14 @@ class Emitter:
         kind = ir.FunctionType(ir.VoidType(), [place.type, *(flag.type for flag in how)])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *how])
 
-    def spread(self, scalar: Any) -> Any:
+    def spread(self, scalar: Any, lanes: int = LANES) -> Any:
         """One float32 in all lanes."""
-        one = self.builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(one, one, _whole(0))
+        nothing = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
+        one = self.builder.insert_element(nothing, scalar, ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(one, one, _whole(0, lanes))
 
-    def load_spread(self, address: Any) -> Any:
-        return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())))
+    def load_spread(self, address: Any, lanes: int = LANES) -> Any:
+        return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())), lanes)
 
     def store(self, value: Any, address: Any) -> None:
         stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
@@ -190,7 +191,7 @@ class Emitter:
         builder.branch(inside)
         builder.position_at_end(inside)
         position = builder.phi(I64)
-        carried = [builder.phi(VECTOR) for _ in initial]
+        carried = [builder.phi(first.type) for first in initial]
         results = body(position, carried)
         following = builder.add(position, index(1))
         position.add_incoming(index(0), before)
