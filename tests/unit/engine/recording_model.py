@@ -134,7 +134,7 @@ class RecordingModel(CountingModel):
         dice = hash((self._salt, _folded(0, rows)))
         is_right = dice % 10 < self.agreement
         token = right if is_right else (right + 1 + dice // 10 % (self.vocabulary - 1)) % self.vocabulary
-        return Guess(token, 1.0 if self.agreement == 10 else (1 + dice // 1000 % 100) / 100)
+        return Guess(token, 0.999 if self.agreement == 10 else (1 + dice // 1000 % 100) / 101)
 
 
 def prompt_rows(prompt: Prompt) -> list[Row]:

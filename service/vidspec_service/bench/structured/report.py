@@ -23,6 +23,7 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
     caption_off = decoding(captions.samples[_OFF])
     speedup, caption_speedup = _ratio(parallel, off), _ratio(decoding(captions.samples[_PARALLEL]), caption_off)
     num_tokens = sum(len(sample.ids) for sample in mine.samples[_OFF])
+    speculation = total_speculation(mine.samples[_PARALLEL])
     return {
         "form": form.value,
         "tokens": num_tokens / num_clips,
@@ -32,7 +33,8 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
         "speedup": speedup,
         "speedup_interval": _interval(mine),
         "speedup_over_captions": speedup / caption_speedup if caption_speedup else 0.0,
-        "acceptance_rate": total_speculation(mine.samples[_PARALLEL]).acceptance_rate,
+        "acceptance_rate": speculation.acceptance_rate,
+        "accepted_per_verification": speculation.mean_accepted_tokens,
         "forced": mine.num_forced / num_tokens,
         "valid": mine.num_valid / num_clips,
         "all_facts_right": mine.num_right / num_clips,
@@ -92,15 +94,16 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "speed-up": _speedup,
         "ratio ": column("speedup_over_captions", "{:.2f}x"),
         "alpha": column("acceptance_rate", "{:.0%}"),
+        "accepted": column("accepted_per_verification", "{:.1f}"),
         "forced": column("forced", "{:.0%}"),
         "valid": column("valid", "{:.0%}"),
         "right": column("all_facts_right", "{:.0%}"),
         "same": lambda row: "yes" if row["identical"] else "NO",
     }
     yield table("Answers with and without a grammar", columns, rows)
-    yield "ratio: to plain captions; alpha: acceptance rate; same: the ids of both modes;"
-    yield "forced: tokens that the grammar leaves no choice about; valid: the answer can be read in full;"
-    yield "right: it states every fact of the clip, and none wrongly"
+    yield "ratio: to plain captions; alpha: acceptance rate; accepted: draft tokens a verification;"
+    yield "same: the ids of both modes; forced: tokens that the grammar leaves no choice about;"
+    yield "valid: the answer can be read in full; right: it states every fact of the clip, and none wrongly"
 
 
 def _speedup(row: Row) -> str:

@@ -32,6 +32,7 @@ from vidspec_service.engine.ipc.messages import (
     Verdict,
 )
 from vidspec_service.engine.ipc.payload import CellScores, read_scores
+from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
@@ -243,7 +244,7 @@ class Proposer:
         """
         is_timed = self._token_s > 0.0  # the target plans by what a forward takes
         found = {
-            request.request_id: [Guess(token, 1.0) for token in request.forced()] if is_timed else []
+            request.request_id: [Guess(token, CERTAIN) for token in request.forced()] if is_timed else []
             for request in batch
         }
         asked = [request for request in batch if not found[request.request_id]]
@@ -260,7 +261,8 @@ class Proposer:
         return found
 
     def _proposal(self, request: DraftRequest, guesses: Sequence[Guess]) -> Proposal:
-        epoch, start = request.sequence.propose([guess.token for guess in guesses])
+        are_certain = all(guess.confidence == CERTAIN for guess in guesses)
+        epoch, start = request.sequence.propose([guess.token for guess in guesses], are_certain=are_certain)
         return Proposal(
             request_id=request.request_id,
             epoch=epoch,

@@ -16,6 +16,7 @@ from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.draft.seen_cells import seen_cells
 from vidspec_service.engine.ipc.messages import Verdict
 from vidspec_service.engine.ipc.payload import CellScores
+from vidspec_service.engine.speculation.plan import MOST_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView
 
@@ -103,12 +104,16 @@ class DraftRequest:
     @property
     def num_left(self) -> int:
         """Tokens that may be proposed now."""
+        return min(self.max_lead - self.sequence.num_uncertain, self._num_places)
+
+    @property
+    def _num_places(self) -> int:
         sequence = self.sequence
-        return min(self.max_lead - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
+        return min(MOST_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
 
     def forced(self) -> list[int]:
         """Tokens that the grammar leaves no choice about: they need no forward, and go into the cache with the next."""
-        return [] if self.grammar is None else self.grammar.forced(self.sequence.tokens)[: self.num_left]
+        return [] if self.grammar is None else self.grammar.forced(self.sequence.tokens)[: self._num_places]
 
     def rows(self) -> StepRows:
         """The tokens that are not in the cache yet."""

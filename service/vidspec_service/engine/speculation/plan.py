@@ -19,6 +19,8 @@ from vidspec_service.engine.speculation.proposals import ProposalChain
 
 _LEAST = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)
 _MOST = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+MOST_DRAFT_TOKENS = _MOST[-1]  # in one verification, whatever the plan
+MOST_AHEAD = 2 * MOST_DRAFT_TOKENS  # tokens of the draft
 _GRAIN = 1.25  # of rounded measurements
 _CANDIDATES = 3  # what is best for rounded measurements is not always best for the exact ones
 _MOST_ACCEPTANCE, _LEAST_RATIO = 0.99, 1e-3
@@ -47,8 +49,8 @@ class Plan:
     """How far the draft runs, and how much of that the target waits for and verifies at once."""
 
     min_draft_tokens: int  # to wait for before a verification
-    max_draft_tokens: int  # in one verification
-    max_lead: int  # of the draft over what is committed
+    max_draft_tokens: int  # in one verification, those not counted that are certain
+    max_lead: int  # of the draft over what is committed, counted likewise
     speedup: float  # predicted, over the target alone
 
     @property
@@ -156,8 +158,14 @@ class Speculation:
         # A row that comes true saves what a token takes otherwise, by this plan; a row of the forward is its price.
         self.least_likely = min(costs.row_s * self.plan.speedup / costs.verification_s(1), _MOST_DEMANDED)
 
+    def num_worth(self) -> int:
+        """Proposals that are worth a row of the next forward each."""
+        if self.plan.is_off:
+            return 0
+        return min(self.chain.num_worth(self.least_likely, self.plan.max_draft_tokens), MOST_DRAFT_TOKENS)
+
     def observe(self, num_accepted: int, *, is_rejected: bool) -> None:
-        """Fold one verification into the running acceptance rate."""
+        """Fold one verification into the running acceptance rate, which is that of proposals that could be wrong."""
         for _ in range(num_accepted):
             self.acceptance = _MEMORY * self.acceptance + (1 - _MEMORY)
         if is_rejected:

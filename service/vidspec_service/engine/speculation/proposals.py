@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+CERTAIN = 1.0  # the confidence of what a grammar leaves no choice about
+
 
 class ProposalChain:
     """Target side: proposals beyond the committed tokens that may still come true."""
@@ -67,14 +69,22 @@ class ProposalChain:
         """Proposals for the positions from `num_committed` on; empty while the draft is behind."""
         return self._ids if self._start == num_committed else []
 
-    def num_likely(self, least: float) -> int:
-        """Leading proposals that all come true with a probability of at least `least`, as the draft sees it."""
-        probability = 1.0
+    def num_worth(self, least: float, most: int) -> int:
+        """Leading proposals that all come true with a probability of at least `least`, as the draft sees it.
+
+        `most` of them are uncertain; those that are certain cost a row each and no risk.
+        """
+        probability, num_uncertain = 1.0, 0
         for number, confidence in enumerate(self._confidences):
             probability *= confidence
-            if probability < least:
+            num_uncertain += confidence < CERTAIN
+            if probability < least or num_uncertain > most:
                 return number
         return len(self._confidences)
+
+    def num_uncertain(self, count: int) -> int:
+        """Of so many leading proposals."""
+        return sum(confidence < CERTAIN for confidence in self._confidences[:count])
 
 
 class DraftSequence:
@@ -84,16 +94,24 @@ class DraftSequence:
         self.tokens: list[int] = []
         self.num_committed = 0
         self.epoch = 0
+        self._certain: set[int] = set()  # places of the chain, beyond the committed tokens
 
     @property
     def num_ahead(self) -> int:
         """Length of the chain beyond the committed tokens."""
         return len(self.tokens) - self.num_committed
 
-    def propose(self, tokens: Sequence[int]) -> tuple[int, int]:
+    @property
+    def num_uncertain(self) -> int:
+        """Tokens of it that may be wrong."""
+        return self.num_ahead - len(self._certain)
+
+    def propose(self, tokens: Sequence[int], *, are_certain: bool = False) -> tuple[int, int]:
         """Append own tokens; returns the (epoch, start) that name their prefix."""
         start = len(self.tokens)
         self.tokens += tokens
+        if are_certain:
+            self._certain |= set(range(start, len(self.tokens)))
         return self.epoch, start
 
     def learn(self, start: int, ids: Sequence[int]) -> int:
@@ -114,4 +132,5 @@ class DraftSequence:
             self.tokens[standing:] = ids[standing - start :]
             self.epoch += 1
         self.num_committed = end
+        self._certain = {place for place in self._certain if end <= place < len(self.tokens)}
         return standing

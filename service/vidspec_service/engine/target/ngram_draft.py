@@ -13,10 +13,11 @@ from itertools import compress
 from cachetools import LRUCache
 
 from vidspec_service.engine.speculation.ngrams import NgramIndex
+from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS
+from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.target.request import TargetRequest
 
 NGRAM_TOKEN_S = 1e-5  # of a proposed token
-_MOST_TOKENS = 32  # ahead of what is committed: the most that a plan verifies
 _CALLERS, _ANSWERS, _ANSWER_TOKENS = 256, 8, 1024  # that are remembered; nobody is proposed another caller's words
 
 
@@ -32,9 +33,9 @@ class NgramDraft:
         speculation = request.speculation
         if speculation.chain.pending(request.num_committed):
             return
-        ids = [] if request.grammar is None else request.grammar.forced(request.committed)[:_MOST_TOKENS]
-        confidence = 1.0 if ids else speculation.acceptance
-        ids = ids or self._index(request).continuation(request.committed, _MOST_TOKENS)
+        ids = [] if request.grammar is None else request.grammar.forced(request.committed)[:MOST_DRAFT_TOKENS]
+        confidence = CERTAIN if ids else speculation.acceptance
+        ids = ids or self._index(request).continuation(request.committed, MOST_DRAFT_TOKENS)
         if ids:
             start = request.num_committed  # rises, as epochs must
             speculation.chain.extend(start, start, ids, [confidence] * len(ids), request.committed)

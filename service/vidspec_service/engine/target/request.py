@@ -87,14 +87,12 @@ class TargetRequest:
             return True
         chain, least = self.speculation.chain, min(self.speculation.plan.min_draft_tokens, self._most_pending)
         num_pending = len(chain.pending(self.num_committed))
-        return num_pending >= least or chain.num_likely(self.speculation.least_likely) < num_pending
+        return num_pending >= least or self.speculation.num_worth() < num_pending
 
     def pending(self) -> list[int]:
         """The draft tokens that the next forward would verify."""
-        speculation = self.speculation
-        likely = speculation.chain.num_likely(speculation.least_likely)
-        most = min(speculation.plan.max_draft_tokens, self._most_pending, likely)
-        return speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
+        most = min(self.speculation.num_worth(), self._most_pending)
+        return self.speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
 
     @property
     def _most_pending(self) -> int:
@@ -131,10 +129,11 @@ class TargetRequest:
         while num_accepted < len(proposed) and proposed[num_accepted] == chosen[num_accepted]:
             num_accepted += 1
         is_rejected = num_accepted < len(proposed)
+        num_lucky = self.speculation.chain.num_uncertain(num_accepted)
         committed = self.commit(chosen[: min(num_accepted, len(pending)) + 1])
         self.speculation.chain.settle(self.committed)
         self.cache.truncate(self.prompt.num_tokens + self.num_committed - 1)
-        self.speculation.observe(num_accepted, is_rejected=is_rejected)
+        self.speculation.observe(num_lucky, is_rejected=is_rejected)
         return Tokens(
             request_id=self.request_id,
             ids=committed,

@@ -13,6 +13,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest
 from vidspec_service.engine.ipc.messages import Verdict
+from vidspec_service.engine.speculation.plan import MOST_AHEAD
 
 __all__ = ["prompt"]  # a fixture
 
@@ -35,6 +36,13 @@ class Grammar:
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         return [7, 8, 9] if prefix[-1] == 5 else []
+
+
+class Constant:
+    """There is one answer, and it is long."""
+
+    def forced(self, prefix: Sequence[int]) -> list[int]:
+        return [7] * 1000
 
 
 def decoding(prompt: Prompt, max_lead: int) -> DraftRequest:
@@ -61,11 +69,25 @@ def test_the_first_proposal_of_all_is_timed_for_the_target_plans_by_it(prompt: P
     assert said.step_s > 0
 
 
-def test_forced_tokens_stay_within_the_lead(prompt: Prompt) -> None:
-    model, request = Model(), decoding(prompt, max_lead=3)
+def test_forced_tokens_take_nothing_of_the_lead(prompt: Prompt) -> None:
+    """They cannot be wrong, so there is no reason to wait for what becomes of them."""
+    model, request = Model(), decoding(prompt, max_lead=2)
     proposer = Proposer(cast(VideoLM, model))
-    assert [proposer.propose([request])[0].ids for _ in range(2)] == [(5,), (7, 8)]
+    assert [proposer.propose([request])[0].ids for _ in range(4)] == [(5,), (7, 8, 9), (5,), (7, 8, 9)]
     assert not request.can_run
+    request.hear(Verdict(request_id="r", start=1, ids=(5, 7), max_lead=2))
+    assert request.can_run
+    request.hear(Verdict(request_id="r", start=3, ids=(1,), max_lead=1))
+    assert (request.sequence.tokens, request.num_left) == ([5, 5, 7, 1], 1)
+
+
+def test_forced_tokens_do_not_run_ahead_for_ever(prompt: Prompt) -> None:
+    request = decoding(prompt, max_lead=2)
+    request.grammar, request.max_tokens = cast(GrammarMask, Constant()), 1000
+    proposer = Proposer(cast(VideoLM, Model()))
+    while request.can_run:
+        proposer.propose([request])
+    assert request.sequence.num_ahead == MOST_AHEAD
 
 
 def test_who_has_no_grammar_takes_its_forward_beside_who_has(prompt: Prompt) -> None:

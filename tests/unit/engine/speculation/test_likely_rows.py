@@ -73,18 +73,35 @@ def test_the_proposal_behind_those_verified_is_judged_as_well(
     assert rest == ([4] if judged[0] == judged[1] else [])
 
 
-@given(confidences=st.lists(st.floats(0.01, 1.0), max_size=12), least=st.floats(0.0, 1.0), settled=st.integers(0, 12))
-def test_what_is_likely_is_counted_from_what_is_not_committed_yet(
-    confidences: list[float], least: float, settled: int
+@given(
+    confidences=st.lists(st.one_of(st.floats(0.01, 1.0), st.just(1.0)), max_size=12),
+    least=st.floats(0.0, 1.0),
+    most=st.integers(0, 12),
+    settled=st.integers(0, 12),
+)
+def test_what_is_worth_a_row_is_counted_from_what_is_not_committed_yet(
+    confidences: list[float], least: float, most: int, settled: int
 ) -> None:
     chain = ProposalChain()
     chain.extend(0, 0, [5] * len(confidences), confidences, [])
     chain.settle([5] * settled)
     left = confidences[settled:]
-    number = chain.num_likely(least)
+    number = chain.num_worth(least, most)
+
+    def is_worth(rows: list[float]) -> bool:
+        return math.prod(rows) >= least and sum(confidence < 1.0 for confidence in rows) <= most
+
     assert number <= len(left)
-    assert math.prod(left[:number]) >= least or number == 0
-    assert number == len(left) or math.prod(left[: number + 1]) < least
+    assert is_worth(left[:number]) or number == 0
+    assert number == len(left) or not is_worth(left[: number + 1])
+
+
+def test_what_is_certain_takes_no_place_of_what_may_be_wrong() -> None:
+    found = running([1, 2, 3, 4, 5, 6], [1.0, 1.0, 0.9, 1.0, 0.9, 1.0], most=1)
+    assert found.pending() == [1, 2, 3, 4]
+    before = found.speculation.acceptance
+    assert found.judge(found.pending(), [1, 2, 7, 4, 5]).num_accepted == 2
+    assert found.speculation.acceptance < before, "only the one that could be wrong counts"
 
 
 def test_a_row_that_costs_nothing_is_always_worth_it_and_a_dear_one_must_be_likely() -> None:

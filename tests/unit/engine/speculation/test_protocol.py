@@ -27,6 +27,7 @@ from tests.unit.engine.counting_model import CELLS, CountingModel
 from tests.unit.engine.recording_model import RecordingModel, answer_rows, prompt_rows, rows_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt, grid_checksum
 from vidspec_models.logits_processors import processors_of
 from vidspec_models.preservation.selection import Candidates, Strategy
@@ -38,12 +39,13 @@ from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Message, Proposal, Release, Tokens, Verdict
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.plan import Plan, Speculation
+from vidspec_service.engine.speculation.plan import MOST_AHEAD, MOST_DRAFT_TOKENS, Plan, Speculation
 from vidspec_service.engine.speculation.proposals import DraftSequence, ProposalChain
 from vidspec_service.engine.target.draft_link import DraftLink
 from vidspec_service.engine.target.request import TargetRequest
 
 CACHE_ROWS = 400
+_FORCED_RUN = 3
 ALL = 1000  # messages
 
 
@@ -89,6 +91,7 @@ class Scene:
     temperature: float = 0.0
     max_tokens: int = 40
     stop_ids: frozenset[int] = frozenset()
+    forced_every: int = 0  # so many places of the text a grammar leaves no choice about three in a row
 
     is_penalised: bool = False  # by what has been said, so that a row's place in the answer counts
 
@@ -111,12 +114,27 @@ class Scene:
         return text[: min(ends, default=self.max_tokens)]
 
 
+class Certainty:
+    """What a grammar makes of some places of a text: the draft's only, the target chooses them by itself here."""
+
+    def __init__(self, text: list[int], every: int) -> None:
+        self._text = text
+        self._every = every
+
+    def forced(self, prefix: Sequence[int]) -> list[int]:
+        at = len(prefix)
+        if not self._every or at % self._every >= _FORCED_RUN or list(prefix) != self._text[:at]:
+            return []
+        return self._text[at : at + _FORCED_RUN - at % self._every]
+
+
 @dataclass
 class Said:
     """What the test remembers of one connection between target and draft, to hold both against it."""
 
     told: int = 0  # committed tokens in verdicts
     chains: dict[int, list[int]] = field(default_factory=dict)  # by epoch: all that the draft has put together
+    chances: dict[int, list[float]] = field(default_factory=dict)  # by epoch: how sure it was of them
     taken: list[Proposal] = field(default_factory=list)
     num_judged: int = 0  # proposed tokens that met a choice of the target: those accepted, and the first refused
     num_wasted_before: int = 0  # of earlier drafts
@@ -199,8 +217,11 @@ class World:
         speculation = self.target.speculation
         held, confidences = self.said.still_holds(self.committed)
         likely = takewhile(lambda each: each >= speculation.least_likely, accumulate(confidences, mul))
+        doubts = accumulate(confidence < 1.0 for confidence in confidences)
+        within = takewhile(lambda number: number <= speculation.plan.max_draft_tokens, doubts)
         num_left = self.scene.max_tokens - len(self.committed)
-        assert pending == held[: min(len(list(likely)), speculation.plan.max_draft_tokens, num_left - 1)]
+        most = 0 if speculation.plan.is_off else min(MOST_DRAFT_TOKENS, num_left - 1)
+        assert pending == held[: min(len(list(likely)), len(list(within)), most)]
         said = [*self.committed, *pending]
         assert not pending or any(chain[: len(said)] == said for chain in self.said.chains.values())
 
@@ -225,7 +246,12 @@ class World:
         (proposal,) = self.proposer.propose([draft])
         assert proposal.start == len(before)
         assert draft.sequence.tokens == [*before, *proposal.ids]
-        assert draft.sequence.num_ahead <= self.heard_lead, "farther ahead than it may"
+        chances = self.said.chances.setdefault(proposal.epoch, [])
+        chances += proposal.confidences
+        ahead = draft.sequence.num_ahead
+        num_doubted = ahead - sum(confidence == 1.0 for confidence in chances[-ahead:])
+        assert num_doubted <= self.heard_lead, "farther ahead than it may"
+        assert ahead <= MOST_AHEAD
         assert len(draft.sequence.tokens) <= self.scene.max_tokens
         chain = self.said.chains.setdefault(proposal.epoch, before)
         assert before == chain, "an epoch and a start name one prefix"
@@ -332,6 +358,7 @@ class World:
             view=view,
             cache=new_cache(),
             sampler=self.scene.sampler(),
+            grammar=cast("GrammarMask", Certainty(self.text, self.scene.forced_every)),
             max_tokens=self.scene.max_tokens,
         )
         self.proposer = Proposer(cast("VideoLM", self.draft_model))
@@ -395,6 +422,7 @@ SCENES = st.builds(
     salt=st.integers(0, 1000),
     temperature=st.sampled_from((0.0, 0.0, 0.7)),
     is_penalised=st.booleans(),
+    forced_every=st.sampled_from((0, 0, 4, 9)),
     max_tokens=st.sampled_from((1, 7, 40, 70, 70)),
     stop_ids=st.sampled_from((frozenset[int](), frozenset[int](), frozenset({1}))),
 )

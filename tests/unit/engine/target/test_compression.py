@@ -68,7 +68,7 @@ def running(num_committed: int, *, is_compressed: bool) -> TargetRequest:
     found = target_request(prompt, stored, mode=mode, max_tokens=200, committed=[1] * num_committed, pruner=pruner)
     speculation = found.speculation
     speculation.plan = Plan(min_draft_tokens=30, max_draft_tokens=30, max_lead=60, speedup=2.0)
-    speculation.chain.extend(1, num_committed, (1,) * 40, (1.0,) * 40, found.committed)
+    speculation.chain.extend(1, num_committed, (1,) * 40, (0.999,) * 40, found.committed)
     speculation.is_followed = True
     return found
 
