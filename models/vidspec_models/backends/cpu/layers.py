@@ -1,7 +1,8 @@
 """What a layer does to a step's rows: products with strips of weights, norms, attention against the rows' own caches.
 
 All of it is compiled without the interpreter's lock, and kept from one start to the next. The cache's new rows are
-written here, too.
+written here, too. Loops over numbers stand where NumPy would assign slices: numba compiles those with the messages of
+all their errors, which takes as long as the rest.
 """
 
 from __future__ import annotations
@@ -142,12 +143,14 @@ def attend(
     for line in range(num_lines):
         own = context + line // group
         padded = (own + LANES - 1) // LANES * LANES
-        scores[line, own:padded] = -np.inf
+        for column in range(own, padded):
+            scores[line, column] = -np.inf
         numbers = scores[line].ctypes.data
         most = np.float32(scale * largest(numbers, padded // LANES))
         weighed = weights[line].ctypes.data
         totals[line] = exponentials(queries, numbers, np.float32(scale), most, padded // LANES, weighed)
-        weights[line, own : longest + 1] = 0
+        for column in range(own, longest + 1):
+            weights[line, column] = 0
     for tile in range(num_tiles):
         first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
         for column in range(0, width, STRIP):
@@ -155,7 +158,8 @@ def attend(
             lines = weights[first].ctypes.data
             value_tile(queries, last - first, lines, stride, start, width, place, width, longest)
     for line in range(num_lines):
-        out[line] /= totals[line]
+        for column in range(width):
+            out[line, column] /= totals[line]
 
 
 @compiled
@@ -189,7 +193,6 @@ def attend_segment(
     out = np.empty((min(at_once, num_rows) * group, width), np.float32)
     for kv in range(num_kv_heads):
         place = layer_bytes + (kv * capacity + skipped) * line
-        chosen = slice(kv * group, (kv + 1) * group)
         for row in range(first, first + num_rows, at_once):
             count = min(at_once, first + num_rows - row)
             for i in range(count * group):
@@ -198,4 +201,6 @@ def attend_segment(
             context = start + row - first + 1 - skipped
             attend(queries, count * group, group, keys + place, values + place, context, scale, scores, out)
             for i in range(count):
-                mixed[row + i, chosen] = out[i * group : (i + 1) * group]
+                for member in range(group):
+                    source, target = out[i * group + member], mixed[row + i, kv * group + member]
+                    copy_line(mixed, source.ctypes.data, target.ctypes.data, num_vectors)

@@ -68,7 +68,9 @@ def attend_rows(
     for row in range(first, last, at_once):
         count = min(at_once, last - row) * group
         for line in range(count):
-            lines[line] = queries[row + line // group, kv * group + line % group]
+            asking = queries[row + line // group, kv * group + line % group]
+            for column in range(width):
+                lines[line, column] = asking[column]
         attend(lines, count, group, keys + place, values + place, start + row + 1, scale, scores, mixed)
         for line in range(count):
             target = out[row + line // group, kv * group + line % group]
