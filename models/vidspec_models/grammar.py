@@ -37,7 +37,12 @@ class GrammarMask:
         self._num_bytes = self._bits.nbytes  # of a row
         self._stop_ids = stop_ids
         self._consumed: list[int] = []  # the tokens that the matcher stands after
+        self._found: tuple[list[int], list[int], int] = ([], [], 0)  # what `_bits` are of, and of how many rows
         self._error = ""
+
+    def prepare(self, prefix: Sequence[int], pending: Sequence[int]) -> None:
+        """Find what will be asked after these tokens: while the model computes the logits, by another thread."""
+        self._find(prefix, pending)
 
     def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         """See `LogitsProcessor`. Rows after a token that the grammar forbids, or after the end, are left as they are:
@@ -76,7 +81,11 @@ class GrammarMask:
             raise GrammarError(f"the grammar cannot be followed any further: {self._error}")
 
     def _find(self, prefix: Sequence[int], pending: Sequence[int]) -> int:
-        """Put the masks of the rows that matter into `_bits`; returns how many these are."""
+        """Put the masks of the rows that matter into `_bits`, unless they are there; returns how many these are."""
+        known, after, num_known = self._found
+        if num_known and known == prefix and after[: len(pending)] == pending:
+            return min(num_known, 1 + len(pending))
+        self._found = ([], [], 0)
         if len(self._bits) <= len(pending):
             self._bits = np.empty((1 + len(pending), self._bits.shape[1]), np.int32)
         address = self._bits.ctypes.data
@@ -92,7 +101,10 @@ class GrammarMask:
             self._error = "it does not allow the answer so far"
         elif not (self._error or self._bits[0].tobytes().strip(b"\0")):
             self._error = "no token of the model goes on as it says"
-        return 0 if self._error else num_rows
+        if self._error:
+            return 0
+        self._found = (list(prefix), list(pending), num_rows)
+        return num_rows
 
     def _align(self, prefix: Sequence[int]) -> bool:
         """Have the matcher stand after `prefix`; False if the grammar does not allow it, or the answer has ended."""

@@ -86,7 +86,23 @@ def test_what_was_asked_before_does_not_matter() -> None:
         prefix = ids[:place]
         other = [*prefix, *dice.choices(range(5, 300), k=dice.randrange(4))]
         pending = other[place:] if dice.random() < 0.5 else ids[place : place + dice.randrange(6)]
+        if dice.random() < 0.5:  # as asked, more rows, or other tokens
+            used.prepare(prefix, [*pending, *dice.choices(range(5, 300), k=dice.randrange(3))])
+        if dice.random() < 0.5:
+            used.forced(ids[: dice.randrange(len(ids))])
         assert allowed(used, prefix, pending) == allowed(mask(), prefix, pending)
+
+
+def test_what_was_prepared_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once by another thread while the model computes; then a choice is looked at, and all tokens if it is refused."""
+    used, ids = mask(), ids_of('{"shape":"square"')
+    used.prepare(ids, ids_of(',"words"'))
+    monkeypatch.setattr(GrammarMask, "_align", None)
+    for num_rows in (1, 3):
+        assert not used.allows([5] * num_rows, ids, ids_of(',"words"')[: num_rows - 1])
+        used(some_logits(num_rows), ids, ids_of(',"words"')[: num_rows - 1])
+    with pytest.raises(TypeError):
+        used.allows([5], ids[:-1], [])
 
 
 def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 
@@ -58,6 +59,7 @@ class TargetLoop(WorkerLoop):
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S
         self._teller = Teller(api, "target")
+        self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._acceptance = 0.85  # of requests so far; where a new request starts from
 
     @property
@@ -259,7 +261,13 @@ class TargetLoop(WorkerLoop):
         if not batch:
             return
         started = time.monotonic()
+        early = [  # a mask hangs on tokens alone, and a forward leaves other threads running
+            self._masks.submit(request.grammar.prepare, request.committed, pending)
+            for request, pending in batch
+            if request.grammar is not None
+        ]
         logits = self._model.step([request.rows(pending) for request, pending in batch])
+        wait(early)
         chosen = choose_all(
             [
                 (request.sampler, rows, request.committed, pending)
