@@ -104,7 +104,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         num_lines = sum(1 for _ in lines())  # a bad one is told before the first is asked
         with open_results(args.output) as results, _server(args.url) as url, tally.of(num_lines, len(results.answered)):
-            client = BatchClient(url, timeout_s=args.timeout_s, patience_s=args.patience_s, api_key=key, folder=folder)
+            client = BatchClient(
+                url,
+                timeout_s=args.timeout_s,
+                patience_s=args.patience_s,
+                api_key=key,
+                folder=folder,
+                on_silence=tally.say,
+            )
             asyncio.run(client.answer_all(lines(), results, args.at_once, tally.count))
     except BadLine as error:
         note(f"vidspec batch: {error}")
@@ -149,6 +156,13 @@ class BatchProgress(Progress):
         with self:
             self.add_task("asking", total=num_lines, completed=min(num_answered, num_lines))
             yield
+
+    def say(self, what: str) -> None:
+        """A line above the bar."""
+        if self.disable:
+            note(f"vidspec batch: {what}")
+        else:
+            self.console.print(what, highlight=False)
 
     def count(self, is_good: bool) -> None:
         """One more."""

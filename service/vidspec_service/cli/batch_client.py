@@ -29,14 +29,25 @@ class Unreachable(Exception):
 class BatchClient:
     """Asks one server. `timeout_s` is the longest silence, `patience_s` how long a line is tried again."""
 
-    def __init__(self, url: str, *, timeout_s: float, patience_s: float, api_key: str | None, folder: Path) -> None:
-        """Paths in lines start from `folder`."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        api_key: str | None,
+        folder: Path,
+        on_silence: Callable[[str], None],
+    ) -> None:
+        """Paths in lines start from `folder`. `on_silence` is told, once, why there is no answer yet."""
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
         self._patience_s = patience_s
         self._folder = folder
+        self._on_silence = on_silence
+        self._has_told = False
 
     async def answer_all(
         self, lines: Iterable[Line], results: Results, at_once: int, on_answer: Callable[[bool], None]
@@ -88,6 +99,9 @@ class BatchClient:
                 raise Unreachable(f"{self._client.base_url}: {error}") from error
             except httpx.TransportError as error:
                 why = f"{type(error).__name__} {error}".strip()
+                if not self._has_told:
+                    self._has_told = True
+                    self._on_silence(f"{self._client.base_url}: {why}; tried again for {self._patience_s:g} s")
             if monotonic() - began + wait_s > self._patience_s:
                 raise Unreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
             await asyncio.sleep(wait_s)

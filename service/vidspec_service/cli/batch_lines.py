@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -91,31 +92,47 @@ def open_results(path: Path) -> Iterator[Results]:
     """Go on with the file. Half a line, at the end of a run that was killed, and lines without a response are dropped:
     they are asked again.
 
-    Raises BadLine if it holds anything but results, OSError.
+    Raises BadLine if it holds anything but results, or another run writes to it; OSError.
     """
-    kept = path.with_name(f"{path.name}.kept")
-    answered: set[str] = set()
-    is_whole = True
-    if path.exists():
+    with path.open("a+b") as file:
+        _lock(file, path)
+        answered: set[str] = set()
+        is_whole = True
+        for _, custom_id in _read_results(file, path):
+            if custom_id is None:
+                is_whole = False
+            else:
+                answered.add(custom_id)
+        if is_whole:
+            yield Results(file, answered)
+            return
+        kept = path.with_name(f"{path.name}.kept")
         try:
-            with path.open("rb") as old, kept.open("wb") as new:
-                for number, text in enumerate(old, 1):
-                    custom_id = _answered(text, f"{path}, line {number}")
-                    if custom_id is None:
-                        is_whole = False
-                    else:
-                        answered.add(custom_id)
-                        new.write(text)
-            if not is_whole:
+            with kept.open("wb") as whole:
+                _lock(whole, path)  # from the moment on that it is the file
+                whole.writelines(text for text, custom_id in _read_results(file, path) if custom_id is not None)
+                whole.flush()
                 os.replace(kept, path)
+                yield Results(whole, answered)
         finally:
             kept.unlink(missing_ok=True)
-    with path.open("ab") as file:
-        yield Results(file, answered)
+
+
+def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, str | None]]:
+    """Every line and whose response it is; None if it is none, or cut short. Raises BadLine."""
+    file.seek(0)
+    for number, text in enumerate(file, 1):
+        yield text, _answered(text, f"{path}, line {number}")
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadLine(f"{path}: another vidspec batch writes to it") from None
 
 
 def _answered(text: bytes, where: str) -> str | None:
-    """Whose response the line is; None if it is none, or cut short."""
     if not text.endswith(b"\n"):
         return None
     try:

@@ -22,6 +22,7 @@ from tests.fakes import FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
+from vidspec_service.cli.batch_lines import open_results
 from vidspec_service.cli.parsing import UsageError, parse
 
 CLIP = b"\x00\x00\x00\x20ftypisom-not-really-a-clip"
@@ -193,6 +194,29 @@ def test_a_file_of_something_else_is_not_written_to(folder: Path, capsys: pytest
     assert "not a result of vidspec batch" in capsys.readouterr().err
     assert requests.read_bytes() == before
     assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl"}
+
+
+def test_nobody_else_writes_to_the_file_meanwhile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither as it was, nor when half a line had to go."""
+    requests, answers = write_lines(folder / "requests.jsonl", asked("one")), folder / "answers.jsonl"
+    for left in (b"", b'{"custom_id": "one", "respo'):
+        answers.write_bytes(left)
+        with open_results(answers) as results:
+            assert not results.answered
+            assert batch(requests, "-o", answers, "--url", "http://127.0.0.1:9") == 2
+            assert "another vidspec batch writes to it" in capsys.readouterr().err
+        assert answers.read_bytes() == b""
+
+
+def test_a_server_that_is_not_there_is_told_of_before_patience_ends(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"), asked("two"))
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9", "--patience-s", "0.7") == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("vidspec batch: http://127.0.0.1:9: ConnectError")
+    assert first.endswith("tried again for 0.7 s")
+    assert last.endswith("the same command goes on from here")
 
 
 def test_an_address_that_nobody_can_ask_is_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
