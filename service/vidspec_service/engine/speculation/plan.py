@@ -23,7 +23,8 @@ MOST_DRAFT_TOKENS = _MOST[-1]  # in one verification, whatever the plan
 MOST_AHEAD = 2 * MOST_DRAFT_TOKENS  # tokens of the draft
 _GRAIN = 1.25  # of rounded measurements
 _CANDIDATES = 3  # what is best for rounded measurements is not always best for the exact ones
-_MOST_ACCEPTANCE, _LEAST_RATIO = 0.99, 1e-3
+MOST_ACCEPTANCE = 0.99  # nothing that is guessed is certain
+_LEAST_RATIO = 1e-3
 _MEMORY = 0.97  # weight of the past per judged token: about the last 30 count
 _LEAST_GAIN_AUTO = 1.05
 _MOST_DEMANDED = 0.9  # of probability
@@ -92,7 +93,7 @@ def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain:
     The search takes half a millisecond. It is made for rounded measurements (rejection and ratios of times to
     a quarter), so once per situation and not once per token; what its plan gains is worked out exactly.
     """
-    acceptance = min(max(acceptance, 0.0), _MOST_ACCEPTANCE)
+    acceptance = min(max(acceptance, 0.0), MOST_ACCEPTANCE)
     candidates = _search(
         1.0 - min(_rounded(1.0 - acceptance), 1.0),
         _rounded(costs.row_s / costs.base_s),

@@ -13,7 +13,7 @@ from itertools import compress
 from cachetools import LRUCache
 
 from vidspec_service.engine.speculation.ngrams import NgramIndex
-from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS
+from vidspec_service.engine.speculation.plan import MOST_ACCEPTANCE, MOST_DRAFT_TOKENS
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.target.request import TargetRequest
 
@@ -34,7 +34,7 @@ class NgramDraft:
         if speculation.chain.pending(request.num_committed):
             return
         ids = [] if request.grammar is None else request.grammar.forced(request.committed)[:MOST_DRAFT_TOKENS]
-        confidence = CERTAIN if ids else speculation.acceptance
+        confidence = CERTAIN if ids else min(speculation.acceptance, MOST_ACCEPTANCE)
         ids = ids or self._index(request).continuation(request.committed, MOST_DRAFT_TOKENS)
         if ids:
             start = request.num_committed  # rises, as epochs must

@@ -66,3 +66,12 @@ def test_what_still_holds_is_left_as_it_is() -> None:
     draft.propose(request)
     assert request.speculation.chain.pending(4) == [9, 0]
     assert request.speculation.chain.num_wasted == 0
+
+
+def test_a_guess_is_never_certain_however_well_the_last_ones_went() -> None:
+    draft = with_one_answer()
+    request = request_of("ann", "next")
+    request.speculation.acceptance = 1.0
+    request.commit(SAID[:2])
+    draft.propose(request)
+    assert request.speculation.chain.num_uncertain(3) == 3
