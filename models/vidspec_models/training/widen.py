@@ -23,7 +23,7 @@ class WidenStage(LanguageStage):
     first_clip = 20_000_000
     learning_rates = (1.2e-3, 8e-4)
     decay_from = 0.3
-    _LONG_SHARE = 0.4  # of the clips; to know what is asked takes more examples than to see it
+    _LONG_SHARE = 0.5  # of the clips; to know what is asked takes more examples than to see it
     _PAIR_WEIGHT = 0.5
     _PAIR_TOKENS = 104  # of each of the two clips
 
