@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite.binding import get_host_cpu_features
+import torch
 from numba import types
 from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.packing import LANES, STRIP
 from vidspec_models.backends.cpu.vectors import Emitter, index, splat
 
-_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+_HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
 MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines of a tile: 24 sums of 32 registers of 16 lanes, or twice 12 of 16 of 8
 _WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
 _LINE = 64  # bytes
