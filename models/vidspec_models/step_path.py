@@ -17,13 +17,14 @@ _COMPILERS = ("cc", "gcc", "clang")
 class StepPath:
     """`fallback` is empty where nothing better is missing; it names no file, since anybody may read it."""
 
-    how: str  # "captured graphs", "compiled kernels" or "torch operators"
+    how: str  # "captured graphs", "compiled kernels", the same "in int8", or "torch operators"
     fallback: str = ""  # what could not be had; steps take several times as long
     remedy: str = ""
 
 
 CAPTURED = StepPath(how="captured graphs")
 COMPILED = StepPath(how="compiled kernels")
+COMPILED_INTEGERS = StepPath(how="compiled kernels in int8")
 TORCH_OPERATORS = StepPath(how="torch operators")
 
 

@@ -13,11 +13,13 @@ from torch import Tensor
 from vidspec_models.backends.cpu.packing import suits
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.integer_weights import INT8
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import LayerSpan
 from vidspec_models.step_path import (
     CAPTURED,
     COMPILED,
+    COMPILED_INTEGERS,
     TORCH_OPERATORS,
     StepPath,
     fallen_back,
@@ -34,13 +36,17 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def make_decoder(
-    language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan]
+    language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan], *, are_integers: bool = False
 ) -> tuple[Decoder, StepLogits | None]:
-    """A loaded model's decoder, which knows its step path, and what computes its steps in its place, if anything."""
+    """A loaded model's decoder, which knows its step path, and what computes its steps in its place, if anything.
+
+    `are_integers` for weights that `round_weights` has rounded. Without kernels for them they are computed with as
+    they are, in float32.
+    """
     context_length = config.get_text_config().max_position_embeddings
     kind, path = spans[0].device.type, TORCH_OPERATORS
     if kind == "cpu" and len(spans) == 1:
-        found = make_cpu_step(language_model, lm_head, context_length)
+        found = make_cpu_step(language_model, lm_head, context_length, are_integers=are_integers)
         if not isinstance(found, StepPath):
             return found
         path = found
@@ -53,7 +59,9 @@ def make_decoder(
     return decoder, step
 
 
-def make_cpu_step(language_model: Any, lm_head: Any, context_length: int) -> tuple[Decoder, StepLogits] | StepPath:
+def make_cpu_step(
+    language_model: Any, lm_head: Any, context_length: int, *, are_integers: bool
+) -> tuple[Decoder, StepLogits] | StepPath:
     """Compile, or fetch what an earlier start did; or why not."""
     if not suits(language_model):
         dtype = str(lm_head.weight.dtype).removeprefix("torch.")
@@ -70,11 +78,12 @@ def make_cpu_step(language_model: Any, lm_head: Any, context_length: int) -> tup
         attend_chunk = PromptAttention() if lm_head.weight.dtype is torch.bfloat16 else None
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk)
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
-        step = CpuStep(language_model, lm_head, decoder)
+        step = CpuStep(language_model, lm_head, decoder, are_integers=are_integers)
     except (ImportError, OSError, RuntimeError) as error:  # no numba, or nowhere to keep what it compiles
         logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
         return fallen_back("the kernels do not compile", numba_remedy(error))
-    decoder.step_path = COMPILED
+    decoder.step_path = COMPILED_INTEGERS if are_integers else COMPILED
+    decoder.dtype_name = INT8 if are_integers else decoder.dtype_name
     return decoder, step
 
 

@@ -59,6 +59,7 @@ class Decoder:
         self.geometry = geometry
         self.batch_invariance = batch_invariance
         self.step_path = TORCH_OPERATORS  # until something else computes steps in its place
+        self.dtype_name = str(geometry.dtype).removeprefix("torch.")  # unless weights are in another
         self.num_heads = num_heads
         self.num_kv_heads = geometry.num_kv_heads
         self.head_dim = geometry.head_dim

@@ -61,6 +61,9 @@ class KVCache:
         self._spans = geometry.spans
         self.length = 0
         self.hidden: HiddenRows | None = None
+        # A second copy of the keys of the first `num_columns` rows, as kernels for a CPU read them (see `CpuStep`).
+        self.key_columns: Tensor | None = None
+        self.num_columns = 0
         # For each span of layers [layers, 1, KV heads, capacity, head dim].
         self.keys_by_span = [self._zeros(span, num_tokens) for span in self._spans]
         self.values_by_span = [self._zeros(span, num_tokens) for span in self._spans]
@@ -97,6 +100,7 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} rows to {length}")
         self.length = length
+        self.num_columns = min(self.num_columns, length)
         if self.hidden is not None and length < len(self.hidden.order):
             if length:
                 raise ValueError(f"the first {len(self.hidden.order)} rows are out of order: only all can be forgotten")
@@ -111,6 +115,7 @@ class KVCache:
                 fresh = self._zeros(span, num_tokens)
                 fresh[:, :, :, : self.length] = stored[number][:, :, :, : self.length]
                 stored[number] = fresh
+        self.key_columns, self.num_columns = None, 0
 
     def copy_rows(self, other: KVCache, num_rows: int) -> None:
         """Begin an empty cache with the first rows of another one; raises ValueError without room for them."""

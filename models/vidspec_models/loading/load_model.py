@@ -17,6 +17,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.backends.select import make_decoder
+from vidspec_models.decoder.integer_weights import INT8, round_weights
 from vidspec_models.decoder.placement import layer_spans, move, resolve_devices, resolve_dtype
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
@@ -33,9 +34,9 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     """Load, fuse, measure batch invariance; `tell` hears how far it is. Raises ModelLoadError naming the remedy."""
     path = model_path(spec)
     devices = resolve_devices(spec.device, spec.role)
-    dtype = resolve_dtype(spec.dtype, devices[0])
+    dtype, are_integers = resolve_dtype(spec.dtype, devices[0]), spec.dtype == INT8
     if (recipe := find_recipe(path)) is not None:
-        return _load_random(recipe, devices, dtype)
+        return _load_random(recipe, devices, dtype, are_integers=are_integers)
     if spec.path == BUNDLED and not Path(path).exists():
         raise ModelLoadError(
             f"the bundled {spec.role} is missing from this installation; train it with: vidspec train-bundled"
@@ -65,7 +66,9 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         language_model, head = family.language_model(model), model.lm_head
         spans = layer_spans(model, language_model, head, devices)
         move(model, language_model, spans)
-        decoder, step = make_decoder(language_model, head, config, spans)
+        if are_integers:
+            round_weights(language_model, head)
+        decoder, step = make_decoder(language_model, head, config, spans, are_integers=are_integers)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
 
@@ -92,7 +95,7 @@ def load_processor(path: str, revision: str | None) -> Any:
     return processor
 
 
-def _load_random(recipe: Recipe, devices: Sequence[torch.device], dtype: torch.dtype) -> VideoLM:
+def _load_random(recipe: Recipe, devices: Sequence[torch.device], dtype: torch.dtype, *, are_integers: bool) -> VideoLM:
     """The target with its own logits, the draft with its oracle's choice if it has one.
 
     All of it is made on the first device, as its peer is, and spread from there.
@@ -100,7 +103,9 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], dtype: torch.d
     family = RandomFamily(recipe)
     model = random_language_model(recipe.shape, recipe.seed, devices[0], dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
-    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans)
+    if are_integers:
+        round_weights(model.model, model.lm_head)
+    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, are_integers=are_integers)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
     if recipe.oracle is not None:
         return OracleDraft(model, family, decoder, recipe, recipe.oracle, step)

@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from vidspec_models.decoder.integer_weights import INT8, round_weights
 from vidspec_models.decoder.placement import resolve_device, resolve_dtype
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import conversation, metadata
@@ -70,6 +71,8 @@ class StockGenerator:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)
+        if spec.dtype == INT8:
+            round_weights(self._family.language_model(model), model.lm_head)
 
     @torch.inference_mode()
     def answer(
@@ -106,9 +109,12 @@ def _arguments(sampling: SamplingParams) -> dict[str, Any]:
 class RandomStock(StockGenerator):
     """The same on a random model: the weights and the prompts of the engine's, prompts as embeddings."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, recipe: Recipe, spec: ModelSpec) -> None:
+        device = resolve_device(spec.device, spec.role)
         self._recipe = recipe
-        self._model = random_language_model(recipe.shape, recipe.seed, device, dtype)
+        self._model = random_language_model(recipe.shape, recipe.seed, device, resolve_dtype(spec.dtype, device))
+        if spec.dtype == INT8:
+            round_weights(self._model.model, self._model.lm_head)
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
     def answer(
@@ -130,7 +136,4 @@ class RandomStock(StockGenerator):
 def load_stock(spec: ModelSpec) -> StockGenerator:
     """The peer for a checkpoint or a recipe. Raises ModelLoadError."""
     recipe = find_recipe(model_path(spec))
-    if recipe is None:
-        return StockGenerator(spec)
-    device = resolve_device(spec.device, spec.role)
-    return RandomStock(recipe, device, resolve_dtype(spec.dtype, device))
+    return StockGenerator(spec) if recipe is None else RandomStock(recipe, spec)

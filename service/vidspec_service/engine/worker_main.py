@@ -112,7 +112,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             kv_cache_tokens=loop.kv_cache_tokens,
             default_num_frames=model.default_num_frames,
             device=geometry.device_names,
-            dtype=str(geometry.dtype).removeprefix("torch."),
+            dtype=model.decoder.dtype_name,
             tokenizer_file=tokenizer_file(config.spec),
             is_batch_invariant=model.decoder.batch_invariance.holds,
             step_path=model.decoder.step_path,

@@ -50,7 +50,7 @@ def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Devices = Annotated[str, AfterValidator(_device_list)]  # several: a model's layers one device after the other
-Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -100,8 +100,12 @@ class Settings(BaseSettings):
         default="auto", description="Device of the target: auto, cpu, cuda or cuda:N, or several as cuda:0,cuda:1."
     )
     draft_device: Device = Field(default="auto", description="Device of the draft: auto, cpu, cuda or cuda:N.")
-    target_dtype: Dtype = Field(default="auto", description="Of the target: auto, bfloat16, float16 or float32.")
-    draft_dtype: Dtype = Field(default="auto", description="Of the draft: auto, bfloat16, float16 or float32.")
+    target_dtype: Dtype = Field(
+        default="auto", description="Of the target: auto, bfloat16, float16, float32 or, on a CPU, int8 weights."
+    )
+    draft_dtype: Dtype = Field(
+        default="auto", description="Of the draft: auto, bfloat16, float16, float32 or, on a CPU, int8 weights."
+    )
     target_threads: Count | None = Field(default=None, description="CPU threads of the target worker; unset: chosen.")
     draft_threads: Count | None = Field(default=None, description="CPU threads of the draft worker; unset: chosen.")
 

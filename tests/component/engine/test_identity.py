@@ -67,10 +67,15 @@ def test_modes_mixed_in_one_batch_do_not_disturb_each_other(engine: EngineHarnes
     assert [answer.ids for answer in together] == alone
 
 
-@pytest.mark.skipif(not multiplies_bfloat16(), reason="a processor without AVX512_BF16 serves in float32")
-def test_every_mode_gives_the_same_ids_in_bfloat16_alone_and_eight_at_once() -> None:
+_IN_BFLOAT16 = pytest.mark.skipif(
+    not multiplies_bfloat16(), reason="a processor without AVX512_BF16 serves in float32"
+)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=_IN_BFLOAT16), "int8"])
+def test_every_mode_gives_the_same_ids_in_narrow_numbers_alone_and_eight_at_once(dtype: str) -> None:
     """Rounding is coarser there by 2**16: what depended on the number of rows would show within a few tokens."""
-    narrow = WorkerConfig(model="bundled", dtype="bfloat16")
+    narrow = WorkerConfig(model="bundled", dtype=dtype)
     harness = EngineHarness(EngineConfig(target=narrow, draft=narrow))
     law = SamplingParams(temperature=0.8, seed=3)
 

@@ -155,7 +155,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"target_device": "cuda:0 cuda:1"}, "--target-device: expected"),
         ({"target_device": "cpu,cuda:0"}, "layers lie either on CUDA devices or on the CPU, not 'cpu,cuda:0'"),
         ({"draft_device": "cuda:0,cuda:1"}, "--draft-device: "),
-        ({"draft_dtype": "int8"}, "--draft-dtype: "),
+        ({"draft_dtype": "int4"}, "--draft-dtype: "),
         ({"speculation": "fast"}, "--speculation: "),
         ({"preservation": "hipo"}, "--preservation: Input should be 'hippo', 'specvlm'"),
         ({"prune_ratio": 1.0}, "--prune-ratio: Input should be less than or equal to 0.99"),

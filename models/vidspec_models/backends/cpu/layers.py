@@ -77,7 +77,7 @@ def _operand(x: Any, strips: Any) -> Any:
 
 
 @compiled
-def product(x: Array, strips: Array, out: Array) -> None:
+def strip_product(x: Array, strips: Array, out: Array) -> None:
     """out [n, N] += x [n, K] times strips [N / 32, K, 32], see `StepWeights`."""
     x = operand(x, strips)
     num_rows, inner, width = x.shape[0], strips.shape[1], strips.shape[2]
@@ -116,28 +116,40 @@ def rotate(head: Array, table: Array) -> None:
 
 
 @compiled
+def score(
+    queries: Array, num_lines: int, keys: int, columns: int, num_columns: int, num_keys: int, scores: Array
+) -> None:  # fmt: skip
+    """Lines of queries [64, D] times keys, of which the first `num_columns` are read as columns; in whole strips."""
+    width = queries.shape[1]
+    words = width * queries.itemsize // FLOAT  # of a line
+    transposed = np.empty((words, STRIP), np.float32)
+    num_tiles = (num_lines + MAX_ROWS - 1) // MAX_ROWS
+    for key in range(0, num_keys, STRIP):
+        place = key * width * queries.itemsize
+        turned = columns + place
+        if key >= num_columns:
+            turned = np.int64(transposed.ctypes.data)
+            transpose_lines(keys + place, min(STRIP, num_keys - key), words // LANES, turned)
+        for tile in range(num_tiles):
+            first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
+            lines, out = queries[first].ctypes.data, scores[first, key:].ctypes.data
+            score_tile(queries, last - first, lines, width, turned, out, scores.shape[1], words)
+
+
+@compiled
 def attend(
-    queries: Array, num_lines: int, group: int, keys: int, values: int, context: int, scale: float, scores: Array,
-    out: Array,
+    queries: Array, num_lines: int, group: int, keys: int, values: int, columns: int, num_columns: int, context: int,
+    scale: float, scores: Array, out: Array,
 ) -> None:  # fmt: skip
     """Successive rows' query heads, `group` a row, of one key/value head over the cached rows; [64, D] each, n used.
 
     Queries have the type of keys and values, and so have the weights of values. The first row sees `context` cached
-    rows, each further one sees one more. Together they read keys once; what a row does not see weighs exactly nothing.
-    out is overwritten, scores [64, longest context in whole strips] are scratch.
+    rows, each further one sees one more. Together they read keys once, see `score`; what a row does not see weighs
+    exactly nothing. out is overwritten, scores [64, longest context in whole strips] are scratch.
     """
     width, stride = queries.shape[1], scores.shape[1]
     longest = context + (num_lines - 1) // group
-    words = width * queries.itemsize // FLOAT  # of a line
-    transposed = np.empty((words, STRIP), np.float32)
-    num_tiles = (num_lines + MAX_ROWS - 1) // MAX_ROWS
-    for key in range(0, longest, STRIP):
-        block = keys + key * width * queries.itemsize
-        transpose_lines(block, min(STRIP, longest - key), words // LANES, transposed.ctypes.data)
-        for tile in range(num_tiles):
-            first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
-            lines, place = queries[first].ctypes.data, scores[first, key:].ctypes.data
-            score_tile(queries, last - first, lines, width, transposed.ctypes.data, place, stride, words)
+    score(queries, num_lines, keys, columns, num_columns, longest, scores)
     weights = np.empty((num_lines, stride), queries.dtype)
     totals = np.empty(num_lines, np.float32)
     for line in range(num_lines):
@@ -151,6 +163,7 @@ def attend(
         totals[line] = exponentials(queries, numbers, np.float32(scale), most, padded // LANES, weighed)
         for column in range(own, longest + 1):
             weights[line, column] = 0
+    num_tiles = (num_lines + MAX_ROWS - 1) // MAX_ROWS
     for tile in range(num_tiles):
         first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
         for column in range(0, width, STRIP):
@@ -163,21 +176,16 @@ def attend(
 
 
 @compiled
-def attend_segment(
+def write_keys_and_values(
     heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
-    scale: float, queries: Array, scores: Array, mixed: Array,
+    queries: Array,
 ) -> None:  # fmt: skip
-    """Norm and rotate a segment's heads [rows, H + 2 KV, D], write its keys and values, attend; mixed [rows, H, D].
-
-    queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
-    """
+    """Norm and rotate a segment's heads [rows, H + 2 KV, D], write keys and values in the type of `queries`."""
     first, num_rows, start = segment[0], segment[1], segment[2]
     keys, values, capacity = segment[3], segment[4], segment[5]
     width = heads.shape[2]
     num_heads = heads.shape[1] - 2 * num_kv_heads
-    group = num_heads // num_kv_heads
     line, num_vectors = width * queries.itemsize, width // LANES
-    layer_bytes = layer * num_kv_heads * capacity * line
     for row in range(first, first + num_rows):
         for head in range(num_heads + num_kv_heads):
             if head_norm.shape[0]:
@@ -185,21 +193,54 @@ def attend_segment(
                 rms_norm(one, head_norm[head], eps, one)
             rotate(heads[row, head], tables[row])
         for kv in range(num_kv_heads):
-            place = layer_bytes + (kv * capacity + start + row - first) * line
+            place = ((layer * num_kv_heads + kv) * capacity + start + row - first) * line
             copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
             copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
+
+
+@compiled
+def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> int:
+    """Keep blocks of keys up to `num_columns` rows as columns, too; the address of those of a layer's head."""
+    keys, capacity, columns, kept = segment[3], segment[5], segment[8], segment[9]
+    turned = columns + head * ((capacity + STRIP - 1) // STRIP) * STRIP * line
+    for row in range(kept, num_columns, STRIP):
+        block = keys + (head * capacity + row) * line
+        transpose_lines(block, STRIP, line // FLOAT // LANES, turned + row * line)
+    return int(turned)
+
+
+@compiled
+def attend_segment(
+    heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
+    scale: float, queries: Array, scores: Array, mixed: Array,
+) -> None:  # fmt: skip
+    """Write the keys and values of a segment's heads [rows, H + 2 KV, D], attend; mixed [rows, H, D].
+
+    queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
+    """
+    write_keys_and_values(heads, segment, layer, num_kv_heads, head_norm, tables, eps, queries)
+    first, num_rows, start = segment[0], segment[1], segment[2]
+    keys, values, capacity = segment[3], segment[4], segment[5]
+    width = heads.shape[2]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    group = num_heads // num_kv_heads
+    line, num_vectors = width * queries.itemsize, width // LANES
     skipped = segment[6] if layer >= segment[7] else 0
+    num_columns = start // STRIP * STRIP if segment[8] else 0
     at_once = MAX_LINES // group
     out = np.empty((min(at_once, num_rows) * group, width), np.float32)
     for kv in range(num_kv_heads):
-        place = layer_bytes + (kv * capacity + skipped) * line
+        place = ((layer * num_kv_heads + kv) * capacity + skipped) * line
+        columns = turn_keys(segment, layer * num_kv_heads + kv, num_columns, line)
         for row in range(first, first + num_rows, at_once):
             count = min(at_once, first + num_rows - row)
             for i in range(count * group):
                 head = heads[row + i // group, kv * group + i % group]
                 copy_line(queries, head.ctypes.data, queries[i].ctypes.data, num_vectors)
-            context = start + row - first + 1 - skipped
-            attend(queries, count * group, group, keys + place, values + place, context, scale, scores, out)
+            attend(
+                queries, count * group, group, keys + place, values + place, columns, num_columns,
+                start + row - first + 1 - skipped, scale, scores, out,
+            )  # fmt: skip
             for i in range(count):
                 for member in range(group):
                     source, target = out[i * group + member], mixed[row + i, kv * group + member]

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vidspec_models.decoder.integer_weights import BLOCK, to_integers
 from vidspec_models.decoder.placement import multiplies_bfloat16
 from vidspec_models.decoder.weights import fused_weights, query_key_norm, query_key_value_bias
 
@@ -23,8 +24,11 @@ LANES = 16  # of a vector
 STRIP = 2 * LANES  # columns of a strip
 MAX_LINES = 64  # rows' query heads that read keys together
 # Columns of a segment: first row, number of rows, cache rows before them, address of keys, of values, capacity,
-# cached rows at the front that are not attended to, and from which layer on (see `HiddenRows`).
-SEGMENT_FIELDS = 8
+# cached rows at the front that are not attended to, and from which layer on (see `HiddenRows`), address of the keys as
+# columns or 0, and of how many rows they are there already.
+SEGMENT_FIELDS = 10
+BLOCK_BYTES = BLOCK * STRIP  # of a strip's block of integers
+RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # with a float32 scale a column
 
 _LOW_HALF = 0xFFFF
 
@@ -33,8 +37,8 @@ class StepWeights(NamedTuple):
     """A model of L layers for one step: H query heads, KV key/value heads of width D, hidden size E, MLP width M.
 
     Products come in strips (see `product`), their columns padded to whole strips. Sizes below are those of float32;
-    a row of a strip may be 16 words of two bfloat16, and in bfloat16 arithmetic two rows are one of 64 (see
-    `strip_tile`).
+    a row of a strip may be 16 words of two bfloat16, in bfloat16 arithmetic two rows are one of 64 (see
+    `strip_tile`), and of integers a strip has records (see `integers`).
     """
 
     attention_norm: Array  # [L, E]
@@ -59,11 +63,14 @@ def suits(language_model: Any) -> bool:
     return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
 
 
-def step_weights(language_model: Any, lm_head: Any, head_dim: int) -> StepWeights:
-    """All that a step reads, but for the embedding."""
+def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, are_integers: bool = False) -> StepWeights:
+    """All that a step reads, but for the embedding; integers only of weights that `round_weights` has rounded."""
     layers = language_model.layers
-    stored: Callable[[NDArray[np.float32]], Array]
-    stored = paired if language_model.embed_tokens.weight.dtype is torch.bfloat16 else narrowed
+    stored: Callable[[NDArray[np.float32]], Array] = narrowed
+    if are_integers:
+        stored = integers
+    elif language_model.embed_tokens.weight.dtype is torch.bfloat16:
+        stored = paired
     qkv, output, gate_up, down = (
         stored(_strips(weights)) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
     )
@@ -98,6 +105,16 @@ def narrowed(strips: NDArray[np.float32]) -> Array:
         return strips
     lower, upper = np.split(bits, 2, axis=-1)
     return np.asarray(lower >> 16 | upper)
+
+
+def integers(strips: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Strips [..., K, 32] for products of integers: [..., K / 64, RECORD_BYTES].
+
+    A record has a block's integers, the two of rows 2 i and 2 i + 1 side by side for each column, then its 32 scales.
+    """
+    numbers, scales = to_integers(torch.from_numpy(strips).transpose(-1, -2))
+    pairs = numbers.unflatten(-1, (-1, BLOCK // 2, 2)).movedim(-4, -2).flatten(-3)
+    return torch.cat([pairs, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1).numpy()
 
 
 def paired(strips: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -5,9 +5,10 @@ A step of few rows reads every weight once, so its time is the weights' bytes; m
 processor that multiplies bfloat16 does so at twice the pace. Prefill's products, with hundreds of rows, stay with
 torch.
 
-Two arithmetics, told apart by the arrays' types when a kernel is compiled. In *float32* all operands are float32. In
+Three arithmetics, told apart by the arrays' types when a kernel is compiled. In *float32* all operands are float32. In
 *bfloat16* (uint16 arrays; only where the processor multiplies it) the operands of products, queries, keys and values
-are rounded to bfloat16; everything else, all sums above all, stays float32.
+are rounded to bfloat16; everything else, all sums above all, stays float32. In *int8* weights are integers, and so are
+the rows that they are multiplied with; all else is as in float32.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import types
+from numba.extending import overload
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.backends.cpu.layers import attend_segment, compiled, product, rms_norm
+from vidspec_models.backends.cpu.integers import integer_product
+from vidspec_models.backends.cpu.layers import attend_segment, compiled, rms_norm, strip_product
 from vidspec_models.backends.cpu.packing import (
     LANES,
     MAX_LINES,
@@ -36,20 +40,26 @@ from vidspec_models.backends.cpu.tiles import copy_line, gated
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_NUM_ROWS, _START = 1, 2  # fields of a segment
+_NUM_ROWS, _START, _COLUMNS, _KEPT = 1, 2, 8, 9  # fields of a segment
 
 
 class CpuStep:
-    """Weights in kernel form; keeps no state between calls."""
+    """Weights in kernel form; keeps no state between calls, but for what caches keep.
 
-    def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder) -> None:
+    Scores take keys as columns, 32 rows at a time. Blocks whose rows are settled are turned once and stay with their
+    cache: turning all of them took longer than reading int8 weights. Where rows are hidden they lie in another order,
+    and are turned each time.
+    """
+
+    def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, are_integers: bool = False) -> None:
+        """`are_integers` for weights that `round_weights` has rounded."""
         self._decoder = decoder
         self._embedding = as_array(decoder.embedding)
         self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
         self._query_type = np.uint16 if decoder.embedding.dtype is torch.bfloat16 else np.float32
-        self._weights = step_weights(language_model, lm_head, decoder.head_dim)
+        self._weights = step_weights(language_model, lm_head, decoder.head_dim, are_integers=are_integers)
         self._constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
@@ -60,13 +70,11 @@ class CpuStep:
 
         Writes every row's keys and values; advancing the caches' lengths is the caller's.
         """
+        table = _described(segments)
         logits = decode(
-            self._embedding[list(ids)],
-            self._tables[list(positions)],
-            _described(segments),
-            *self._constants,
-            self._scratch(),
+            self._embedding[list(ids)], self._tables[list(positions)], table, *self._constants, self._scratch()
         )
+        _note_columns(segments, table)
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
     def run_ahead(
@@ -77,14 +85,14 @@ class CpuStep:
         A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
         is behind. Writes keys and values of all but the last token.
         """
-        count = len(noise)
+        count, table = len(noise), _described([segment])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         run_ahead(
             self._embedding[list(ids)],
             position,
             self._embedding,
             self._tables,
-            _described([segment]),
+            table,
             *self._constants,
             self._scratch(),
             sharpness,
@@ -92,6 +100,7 @@ class CpuStep:
             tokens,
             margins,
         )
+        _note_columns([segment], table)
         return tokens.tolist(), margins.tolist()
 
     def _scratch(self) -> NDArray[Any]:
@@ -104,6 +113,7 @@ def _described(segments: Sequence[Segment]) -> NDArray[np.int64]:
     row = 0
     for i, segment in enumerate(segments):
         cache, hidden = segment.cache, segment.cache.hidden
+        columns = _key_columns(cache) if hidden is None else None
         table[i] = (
             row,
             segment.num_rows,
@@ -113,9 +123,39 @@ def _described(segments: Sequence[Segment]) -> NDArray[np.int64]:
             cache.capacity,
             0 if hidden is None else hidden.count,
             0 if hidden is None else hidden.first_layer,
+            0 if columns is None else columns.data_ptr(),
+            min(cache.num_columns, segment.start) // STRIP * STRIP,
         )
         row += segment.num_rows
     return table
+
+
+def _key_columns(cache: KVCache) -> Tensor:
+    if cache.key_columns is None:
+        layers, _, kv_heads, capacity, width = cache.keys.shape
+        cache.key_columns = cache.keys.new_empty(layers, kv_heads, -(-capacity // STRIP), width, STRIP)
+    return cache.key_columns
+
+
+def _note_columns(segments: Sequence[Segment], table: NDArray[np.int64]) -> None:
+    for segment, kept in zip(segments, table[:, _KEPT].tolist(), strict=True):
+        segment.cache.num_columns = kept
+
+
+def product(x: Array, strips: Array, out: Array) -> None:
+    """out [n, N] += x [n, K] times strips, in the arithmetic that those are for."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(product)
+def _product(x: Any, strips: Any, out: Any) -> Any:
+    def of_integers(x: Any, strips: Any, out: Any) -> Any:
+        integer_product(x, strips, out)
+
+    def of_strips(x: Any, strips: Any, out: Any) -> Any:
+        strip_product(x, strips, out)
+
+    return of_integers if strips.dtype == types.int8 else of_strips
 
 
 @compiled
@@ -125,7 +165,8 @@ def decode(
 ) -> Array:  # fmt: skip
     """Logits [n, V padded] of rows hidden [n, E] (overwritten) with rotary tables [n, 2, D].
 
-    queries [64, D] is scratch of the type that keys and values are stored in.
+    queries [64, D] is scratch of the type that keys and values are stored in. Keys of rows before a segment's first
+    become columns, where they are kept, and the segment says so afterwards.
     """
     num_rows, size = hidden.shape
     width = tables.shape[2]
@@ -156,6 +197,8 @@ def decode(
             gated(gate_up[row].ctypes.data, gate_up[row, inner:].ctypes.data, inner // LANES)
             copy_line(acted, gate_up[row].ctypes.data, acted[row].ctypes.data, inner // LANES)
         product(acted, weights.down[layer], hidden)
+    for segment in range(segments.shape[0]):
+        segments[segment, _KEPT] = segments[segment, _START] // STRIP * STRIP if segments[segment, _COLUMNS] else 0
     rms_norm(hidden, weights.final_norm, eps, normed)
     logits = np.zeros((num_rows, weights.head.shape[0] * STRIP), np.float32)
     product(normed, weights.head, logits)

@@ -23,9 +23,15 @@ from vidspec_models.backends.cpu.vectors import Emitter, index, splat
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
 MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines of a tile: 24 sums of 32 registers of 16 lanes, or twice 12 of 16 of 8
-_WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
+WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
 _LINE = 64  # bytes
 _AHEAD = 512 * _LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
+
+
+def prefetch_ahead(emitter: Emitter, address: Any) -> None:
+    """Of weights, keys or values that are read in the order of memory."""
+    emitter.prefetch(emitter.beyond(address, _AHEAD))
+
 
 _Columns = Callable[[Any, int, int], list[Any]]  # of step k: two vectors of so many lanes, columns c.. and c + 16..
 
@@ -162,13 +168,13 @@ def _sum_up(
 ) -> None:  # fmt: skip
     """The code of a tile, once for each number of rows: words of x are spread and multiplied with the columns.
 
-    Where registers are few, more than `_WHOLE_ROWS` lines take half of the columns first, then the other half.
+    Where registers are few, more than `WHOLE_ROWS` lines take half of the columns first, then the other half.
     """
     multiplied = emitter.dot_pairs if like.dtype == types.uint16 else emitter.fma
     x_bytes = like.dtype.bitwidth // 8
 
     def emit(num_rows: int) -> None:
-        lanes = LANES if num_rows <= _WHOLE_ROWS else LANES // 2
+        lanes = LANES if num_rows <= WHOLE_ROWS else LANES // 2
         lines = [emitter.address(x[0], index(r), x[1], x_bytes) for r in range(num_rows)]
         outs = [emitter.address(out[0], index(r), out[1], 4) for r in range(num_rows)]
         for c in range(0, LANES, lanes):

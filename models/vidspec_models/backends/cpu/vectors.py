@@ -16,7 +16,9 @@ from vidspec_models.backends.cpu.packing import LANES
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(F32, LANES)
 _INTEGERS = ir.VectorType(I32, LANES)
-_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+_SHORT = ir.IntType(16)
+_SHORTS = ir.VectorType(_SHORT, LANES)
+_AVX2_LANES = 8
 _LOG2_E = 1.4426950408889634
 # 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
@@ -37,7 +39,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no name for it
 
 
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-_PAIRED_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_PAIRED_SHORTS = ir.VectorType(_SHORT, 2 * LANES)
 
 
 def index(value: int) -> Any:
@@ -50,8 +52,8 @@ def splat(value: float, lanes: int = LANES) -> Any:
     return ir.Constant(ir.VectorType(F32, lanes), [value] * lanes)
 
 
-def _whole(value: int, lanes: int = LANES) -> Any:
-    """A vector constant of integers."""
+def splat_int(value: int, lanes: int = LANES) -> Any:
+    """A vector constant of int32."""
     return ir.Constant(ir.VectorType(I32, lanes), [value] * lanes)
 
 
@@ -118,8 +120,8 @@ class Emitter:
         value = splat(_EXP2[-1])
         for factor in reversed(_EXP2[:-1]):
             value = self.fma(value, rest, splat(factor))
-        exponent = builder.add(builder.fptosi(whole, _INTEGERS), _whole(127))
-        scale = builder.bitcast(builder.shl(exponent, _whole(23)), VECTOR)
+        exponent = builder.add(builder.fptosi(whole, _INTEGERS), splat_int(127))
+        scale = builder.bitcast(builder.shl(exponent, splat_int(23)), VECTOR)
         return builder.fmul(value, scale)
 
     def address(self, base: Any, position: Any, stride: Any, size: int) -> Any:
@@ -139,21 +141,70 @@ class Emitter:
         loaded.align = 4
         return loaded
 
+    def load_bytes(self, address: Any, count: int) -> Any:
+        """So many int8 as int16."""
+        builder = self.builder
+        loaded = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), count).as_pointer()))
+        loaded.align = 1
+        return builder.sext(loaded, ir.VectorType(_SHORT, count))
+
+    def load_spread_pair(self, address: Any, lanes: int) -> Any:
+        """Two int16 in all pairs of so many lanes of 32 bits."""
+        loaded = self.builder.load(self.builder.inttoptr(address, I32.as_pointer()))
+        loaded.align = 2
+        return self.builder.bitcast(self.spread(loaded, lanes), ir.VectorType(_SHORT, 2 * lanes))
+
+    def multiply_pairs(self, a: Any, b: Any) -> Any:
+        """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] of vectors of int16."""
+        builder, lanes = self.builder, a.type.count // 2
+
+        def widened(vector: Any, of: int) -> Any:
+            return builder.sext(self._picked(vector, vector, range(of, 2 * lanes, 2)), ir.VectorType(I32, lanes))
+
+        products = [builder.mul(widened(a, of), widened(b, of)) for of in (0, 1)]
+        return builder.add(*products)
+
+    def multiply_pairs_avx2(self, a: Any, b: Any) -> Any:
+        """The same in one instruction for 8 lanes, which LLVM does not find by itself."""
+        lanes = a.type.count // 2
+        at_once, kind = lanes // _AVX2_LANES, ir.VectorType(I32, _AVX2_LANES)
+        parts = [
+            self._call("llvm.x86.avx2.pmadd.wd", kind, [self._part(a, part), self._part(b, part)])
+            for part in range(at_once)
+        ]
+        return parts[0] if at_once == 1 else self._picked(parts[0], parts[1], range(lanes))
+
+    def _part(self, vector: Any, number: int) -> Any:
+        """The vectors of 16 int16 that a longer one is made of."""
+        width = 2 * _AVX2_LANES
+        return self._picked(vector, vector, range(number * width, (number + 1) * width))
+
+    def as_floats(self, vector: Any) -> Any:
+        return self.builder.sitofp(vector, ir.VectorType(F32, vector.type.count))
+
+    def magnitude(self, vector: Any) -> Any:
+        return self._call("llvm.fabs.v16f32", VECTOR, [vector])
+
+    def nearest_shorts(self, vector: Any) -> Any:
+        """16 float32 as int16, which they must fit."""
+        rounded = self._call("llvm.rint.v16f32", VECTOR, [vector])
+        return self.builder.trunc(self.builder.fptosi(rounded, _INTEGERS), _SHORTS)
+
     def load_halves(self, address: Any, lanes: int = LANES) -> list[Any]:
         """Two vectors of bfloat16, one in the lower and one in the upper halves of the words, as float32."""
         builder = self.builder
         words = builder.load(builder.inttoptr(address, ir.VectorType(I32, lanes).as_pointer()))
         words.align = 4
-        lower = builder.shl(words, _whole(16, lanes))
-        upper = builder.and_(words, _whole(0xFFFF0000, lanes))
+        lower = builder.shl(words, splat_int(16, lanes))
+        upper = builder.and_(words, splat_int(0xFFFF0000, lanes))
         return [builder.bitcast(half, ir.VectorType(F32, lanes)) for half in (lower, upper)]
 
     def rounded(self, vector: Any) -> Any:
         """16 bfloat16: to nearest, ties to even. For finite numbers."""
         builder, words = self.builder, self.builder.bitcast(vector, _INTEGERS)
-        is_odd = builder.and_(builder.lshr(words, _whole(16)), _whole(1))
-        nearest = builder.add(words, builder.add(is_odd, _whole(0x7FFF)))
-        return builder.trunc(builder.lshr(nearest, _whole(16)), _SHORTS)
+        is_odd = builder.and_(builder.lshr(words, splat_int(16)), splat_int(1))
+        nearest = builder.add(words, builder.add(is_odd, splat_int(0x7FFF)))
+        return builder.trunc(builder.lshr(nearest, splat_int(16)), _SHORTS)
 
     def prefetch(self, address: Any) -> None:
         """Ask for the line at an address that will be read; one that is nowhere does no harm.
@@ -167,10 +218,10 @@ class Emitter:
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *how])
 
     def spread(self, scalar: Any, lanes: int = LANES) -> Any:
-        """One float32 in all lanes."""
-        nothing = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
+        """One number in all lanes."""
+        nothing = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
         one = self.builder.insert_element(nothing, scalar, ir.Constant(I32, 0))
-        return self.builder.shuffle_vector(one, one, _whole(0, lanes))
+        return self.builder.shuffle_vector(one, one, splat_int(0, lanes))
 
     def load_spread(self, address: Any, lanes: int = LANES) -> Any:
         return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())), lanes)

@@ -60,7 +60,7 @@ class Placement:
         is_cuda = geometry.device.type == "cuda"
         return cls(
             device=geometry.device_names,
-            dtype=str(geometry.dtype).removeprefix("torch."),
+            dtype=model.decoder.dtype_name,
             device_name=torch.cuda.get_device_name(geometry.device) if is_cuda else "",
             rows_are_invariant=model.decoder.batch_invariance.holds,
         )

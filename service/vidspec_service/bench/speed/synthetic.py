@@ -23,7 +23,7 @@ from vidspec_service.bench.speed.worker import Forwards, time_copies
 from vidspec_service.engine.config import WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target
-_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
+_ITEMSIZES = {"bfloat16": (2, 2), "float16": (2, 2), "float32": (4, 4), "int8": (1, 4)}  # of weights; keys, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,9 @@ def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -
 
     `bandwidth`: bytes per second, of a large copy on the same device.
     """
-    itemsize = _ITEMSIZE[forwards.dtype]
-    weight_bytes, num_bytes = shape.step_bytes(0, itemsize), shape.step_bytes(context, itemsize)
+    of_weights, of_cache = _ITEMSIZES[forwards.dtype]
+    weight_bytes = shape.step_bytes(0, of_weights)
+    num_bytes = weight_bytes + shape.step_bytes(context, of_cache) - shape.step_bytes(0, of_cache)
     step_s = forwards.seconds[1]
     return {
         "source": shape.source,  # the checkpoint whose shape this is

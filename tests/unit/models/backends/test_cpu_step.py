@@ -12,12 +12,14 @@ from torch import Tensor
 
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
-from vidspec_models.backends.cpu.layers import forget_stale, product
-from vidspec_models.backends.cpu.packing import STRIP, narrowed, paired, step_weights, suits
+from vidspec_models.backends.cpu.integers import integer_product
+from vidspec_models.backends.cpu.layers import forget_stale, strip_product
+from vidspec_models.backends.cpu.packing import STRIP, integers, narrowed, paired, step_weights, suits
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
+from vidspec_models.decoder.integer_weights import from_integers, round_weights, to_integers
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import multiplies_bfloat16
@@ -25,18 +27,22 @@ from vidspec_models.decoder.placement import multiplies_bfloat16
 pytestmark = pytest.mark.unit
 
 CONTEXT = 512
-build = partial(random_models.build, hidden_size=128, max_position_embeddings=CONTEXT)
+build = partial(random_models.build, hidden_size=128, intermediate_size=192, max_position_embeddings=CONTEXT)
 in_bfloat16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16")
-DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=in_bfloat16)]
+DTYPES = ["float32", pytest.param("bfloat16", marks=in_bfloat16), "int8"]
 
 
 class Stepper:
     """A model whose every row goes through the compiled step."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, dtype: str = "float32") -> None:
+        if dtype == "bfloat16":
+            model.bfloat16()
+        if dtype == "int8":
+            round_weights(model.model, model.lm_head)
         with torch.inference_mode():
             self.decoder = build_decoder(model.model, model.lm_head, CONTEXT, batch_invariance=PREFILL_ONLY)
-        self.step = CpuStep(model.model, model.lm_head, self.decoder)
+        self.step = CpuStep(model.model, model.lm_head, self.decoder, are_integers=dtype == "int8")
 
     def cache(self) -> KVCache:
         return KVCache(self.decoder.geometry, CONTEXT)
@@ -75,18 +81,19 @@ def test_in_bfloat16_logits_are_as_near_the_reference_as_its_own_bfloat16(family
     ids = tokens(90, 1)
     with torch.inference_mode():
         rounded = model(torch.tensor([ids])).logits[0].float()
-        stepper = Stepper(model)
+        stepper = Stepper(model, "bfloat16")
         reference = model.float()(torch.tensor([ids])).logits[0]
     found = stepper.run((stepper.cache(), ids))
     assert (found - reference).abs().max() <= (rounded - reference).abs().max()
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 5e-4), pytest.param(torch.bfloat16, 0.05, marks=in_bfloat16)]
+    ("dtype", "tolerance"), [("float32", 5e-4), pytest.param("bfloat16", 0.05, marks=in_bfloat16), ("int8", 2e-3)]
 )
-def test_the_decoder_and_the_step_share_a_cache(dtype: torch.dtype, tolerance: float) -> None:
-    model = build("qwen2").to(dtype)
-    stepper = Stepper(model)
+def test_the_decoder_and_the_step_share_a_cache(dtype: str, tolerance: float) -> None:
+    """In int8 the reference computes with the rounded weights; what is left is the rounding of rows."""
+    model = build("qwen2")
+    stepper = Stepper(model, dtype)
     ids = tokens(60, 2)
     cache = stepper.cache()
     decoder = stepper.decoder
@@ -100,8 +107,8 @@ def test_the_decoder_and_the_step_share_a_cache(dtype: torch.dtype, tolerance: f
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_scored_together_have_the_bits_they_have_alone(family: str, dtype: torch.dtype) -> None:
-    stepper = Stepper(build(family).to(dtype))
+def test_rows_scored_together_have_the_bits_they_have_alone(family: str, dtype: str) -> None:
+    stepper = Stepper(build(family), dtype)
     prompt, text = tokens(250, 3), tokens(2 * MAX_ROWS + 5, 4)
     cache = stepper.cache()
     stepper.run((cache, prompt))
@@ -112,8 +119,8 @@ def test_rows_scored_together_have_the_bits_they_have_alone(family: str, dtype: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone(dtype: torch.dtype) -> None:
-    stepper = Stepper(build("qwen2").to(dtype))
+def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone(dtype: str) -> None:
+    stepper = Stepper(build("qwen2"), dtype)
     prompts = [tokens(count, 5) for count in (5, 200, 61)]
     rows = [tokens(count, 6) for count in (4, 2, 9)]
     caches = [[stepper.cache() for _ in prompts] for _ in range(2)]
@@ -124,6 +131,40 @@ def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone(dtype: torch.dty
     assert torch.equal(stepper.run(*zip(caches[1], rows, strict=True)), alone)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [31, 32, 33, 70])
+def test_keys_that_were_written_anew_are_not_taken_from_before(dtype: str, length: int) -> None:
+    """A cache keeps settled keys a second time, as columns: those of rows that were cut off must go with them."""
+    stepper = Stepper(build("qwen2"), dtype)
+    decoder, first, second = stepper.decoder, tokens(100, 7), tokens(100, 8)
+    found, fresh = stepper.cache(), stepper.cache()
+    stepper.run((found, first))
+    stepper.run((found, first[:5]))  # all of the rows before are settled
+    found.truncate(length)
+    stepper.run((fresh, first[:length]))
+    for cache in (found, fresh):
+        with torch.inference_mode():
+            rows = decoder.weights.rows(torch.tensor(second), torch.arange(length, length + 100))
+            decoder.forward(*rows, [Segment(cache, length, 100)])
+        cache.length = length + 100
+        assert cache.num_columns <= length
+    assert torch.equal(stepper.run((found, [3])), stepper.run((fresh, [3])))
+    found.resize(length + 120)
+    assert torch.equal(stepper.run((found, [4])), stepper.run((fresh, [4])))
+
+
+def test_a_product_in_int8_is_that_of_the_rounded_weights() -> None:
+    generator = torch.Generator().manual_seed(7)
+    rows, weight = torch.randn(2 * MAX_ROWS + 1, 128, generator=generator), torch.randn(3 * STRIP, 128)
+    rows[1], rows[2, :64], weight[5] = 0.0, 1e-30, 0.0
+    strips = integers(weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous().numpy())
+    out = np.ones((len(rows), 3 * STRIP), np.float32)
+    integer_product(rows.numpy(), strips, out)
+    rounded = from_integers(*to_integers(weight))
+    assert np.allclose(out, 1 + rows @ rounded.T, atol=2e-3)
+    assert not np.allclose(out, 1 + rows @ weight.T, atol=2e-3)
+
+
 def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
     generator = np.random.default_rng(7)
     bits = generator.standard_normal((3, 128, STRIP)).astype(np.float32).view(np.uint32) >> 16
@@ -131,8 +172,8 @@ def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32
     narrow = narrowed(wide)
     rows = generator.standard_normal((9, 128)).astype(np.float32)
     first, second = (np.zeros((9, 3 * STRIP), np.float32) for _ in range(2))
-    product(rows, narrow, first)
-    product(rows, wide, second)
+    strip_product(rows, narrow, first)
+    strip_product(rows, wide, second)
     assert np.array_equal(first, second)
     flat = wide.transpose(1, 0, 2).reshape(128, -1)
     assert np.allclose(first, rows @ flat, atol=1e-4)
@@ -144,7 +185,7 @@ def test_a_product_in_bfloat16_is_that_of_the_rounded_numbers() -> None:
     rows, weight = torch.randn(9, 128, generator=generator), torch.randn(3 * STRIP, 128, generator=generator)
     strips = weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous()
     out = np.zeros((9, 3 * STRIP), np.float32)
-    product(rows.numpy(), paired(strips.numpy()), out)
+    strip_product(rows.numpy(), paired(strips.numpy()), out)
     assert np.allclose(out, rows.bfloat16().float() @ weight.bfloat16().float().T, atol=1e-4)
 
 
@@ -154,11 +195,13 @@ def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
     assert weight_bytes(model) * 2 == wide
+    assert weight_bytes(model, are_integers=True) * 4 == pytest.approx(wide, rel=0.07)  # and a scale for 64 weights
 
 
-def weight_bytes(model: Any) -> int:
+def weight_bytes(model: Any, *, are_integers: bool = False) -> int:
     """What a step reads of the matrices."""
-    weights = step_weights(model.model, model.lm_head, model.model.layers[0].self_attn.head_dim)
+    head_dim = model.model.layers[0].self_attn.head_dim
+    weights = step_weights(model.model, model.lm_head, head_dim, are_integers=are_integers)
     read = (weights.qkv, weights.output, weights.gate_up, weights.down, weights.head)
     return sum(array.nbytes for array in read)
 
@@ -172,9 +215,9 @@ def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_noisy", [False, True])
-def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: torch.dtype, is_noisy: bool) -> None:
+def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: str, is_noisy: bool) -> None:
     """Tokens, margins and cache are those of single steps, after one row as after several."""
-    stepper = Stepper(build("qwen2").to(dtype))
+    stepper = Stepper(build("qwen2"), dtype)
     start, count, sharpness = [3, 1, 4, 1, 5], 6, 0.5
     noise = torch.randn(count, 97, generator=torch.Generator().manual_seed(2)) * (1.0 if is_noisy else 0.0)
     alone = stepper.cache()

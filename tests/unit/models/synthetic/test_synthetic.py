@@ -14,19 +14,22 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.measure import main as measure
-from vidspec_models.reference.stock import RandomStock
+from vidspec_models.reference.stock import load_stock
 from vidspec_models.request import SamplingParams, Turn
 from vidspec_models.synthetic.model import OracleDraft, random_language_model, told_tokens
 from vidspec_models.synthetic.recipe import SHAPES, Oracle, Recipe, find_recipe, prompt_text
 from vidspec_models.video_lm import StepRows, VideoLM
 
-CPU = torch.device("cpu")
 ASKED = [Turn(role="user", parts=(prompt_text(3),))]
 
 
-def load(folder: Path, role: str, oracle: Oracle | None = None) -> VideoLM:
+def spec_of(folder: Path, role: str, dtype: str = "float32") -> ModelSpec:
+    return ModelSpec(path=str(folder / role), role=role, device="cpu", dtype=dtype)
+
+
+def load(folder: Path, role: str, oracle: Oracle | None = None, dtype: str = "float32") -> VideoLM:
     Recipe(pair="tiny", role=role, oracle=oracle).write(folder / role)
-    return load_model(ModelSpec(path=str(folder / role), role=role, device="cpu", dtype="float32"))
+    return load_model(spec_of(folder, role, dtype))
 
 
 def answer(model: VideoLM, num_tokens: int) -> list[int]:
@@ -65,9 +68,12 @@ def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert find_recipe("llava-hf/llava-onevision-qwen2-7b-ov-hf") is None
 
 
-def test_the_engines_random_model_says_what_stock_generate_says(tmp_path: Path) -> None:
-    stock = RandomStock(Recipe(pair="tiny", role="target"), CPU, torch.float32).answer(ASKED, [], 12, SamplingParams())
-    assert answer(load(tmp_path, "target"), 12) == list(stock.ids)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_engines_random_model_says_what_stock_generate_says(tmp_path: Path, dtype: str) -> None:
+    model = load(tmp_path, "target", dtype=dtype)
+    stock = load_stock(spec_of(tmp_path, "target", dtype)).answer(ASKED, [], 12, SamplingParams())
+    assert answer(model, 12) == list(stock.ids)
+    assert model.decoder.dtype_name == dtype
     assert len(stock.token_times) == 12
     assert stock.prompt_tokens == SHAPES["tiny"].prompt_tokens
 

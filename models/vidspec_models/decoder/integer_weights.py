@@ -1,0 +1,52 @@
+"""Weights as integers of eight bits, a scale for each block of a row: what `int8` means, whoever computes with it.
+
+A block's largest weight becomes 127. Scales have the eight significant bits of a bfloat16, so that an integer times its
+scale is a float32 without rounding: the rounded weights, their integers and their scales follow from each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vidspec_models.errors import ModelLoadError
+
+INT8 = "int8"
+BLOCK = 64  # successive weights of a row that share a scale
+_LARGEST = 127
+
+
+def to_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [..., K] and scales float32 [..., K / 64] of weights [..., K]; K must be a multiple of BLOCK."""
+    blocks = weight.float().unflatten(-1, (-1, BLOCK))
+    scales = (blocks.abs().amax(-1) / _LARGEST).bfloat16().float()
+    divisors = scales.where(scales > 0, 1.0).unsqueeze(-1)
+    integers = (blocks / divisors).round().clamp(-_LARGEST, _LARGEST)
+    return integers.to(torch.int8).flatten(-2), scales
+
+
+def from_integers(integers: Tensor, scales: Tensor) -> Tensor:
+    """The weights [..., K] in float32."""
+    weights: Tensor = integers.unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)
+    return weights.flatten(-2)
+
+
+@torch.no_grad()
+def round_weights(language_model: Any, lm_head: Any) -> None:
+    """Every weight of a product becomes one that int8 holds. An embedding that is the head, too, is rounded with it.
+
+    Raises ModelLoadError where the rows of a product are not whole blocks.
+    """
+    linears = [lm_head]
+    for layer in language_model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        linears += (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        linears += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    if widths := sorted({linear.weight.shape[1] for linear in linears if linear.weight.shape[1] % BLOCK}):
+        raise ModelLoadError(
+            f"int8 takes {BLOCK} weights at a time, and {widths[0]} is no multiple of that: dtype auto"
+        )
+    for linear in linears:
+        linear.weight.copy_(from_integers(*to_integers(linear.weight)))

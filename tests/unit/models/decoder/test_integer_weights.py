@@ -1,0 +1,48 @@
+"""Weights of eight bits: how near they come, and that rounded weights stay what they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.models.random_models import build
+from vidspec_models.decoder.integer_weights import BLOCK, from_integers, round_weights, to_integers
+from vidspec_models.errors import ModelLoadError
+
+pytestmark = pytest.mark.unit
+
+
+@given(seed=st.integers(0, 2**32 - 1), magnitude=st.floats(1e-20, 1e20))
+def test_a_weight_is_half_a_step_off_at_most_and_is_rounded_once(seed: int, magnitude: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(3, 2 * BLOCK, generator=generator) * magnitude
+    integers, scales = to_integers(weight)
+    rounded = from_integers(integers, scales)
+    steps = scales.repeat_interleave(BLOCK, dim=-1)
+    assert ((rounded - weight).abs() <= steps * 0.76).all()  # half a step, and what a scale of eight bits may lack
+    again, same = to_integers(rounded)
+    assert torch.equal(again, integers)
+    assert torch.equal(same, scales)
+
+
+def test_a_block_of_zeros_stays_one() -> None:
+    integers, scales = to_integers(torch.zeros(2, BLOCK))
+    assert not integers.any()
+    assert torch.equal(from_integers(integers, scales), torch.zeros(2, BLOCK))
+
+
+def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
+    model = build("qwen2", hidden_size=128, intermediate_size=192)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    round_weights(model.model, model.lm_head)
+    unrounded = {"model.embed_tokens.weight"}  # which is not the head here
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed == {name for name, parameter in before.items() if parameter.ndim == 2} - unrounded
+
+
+def test_rows_that_are_not_whole_blocks_are_refused() -> None:
+    model = build("qwen2", hidden_size=128, intermediate_size=96)
+    with pytest.raises(ModelLoadError, match="96 is no multiple"):
+        round_weights(model.model, model.lm_head)
