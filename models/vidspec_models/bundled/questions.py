@@ -38,6 +38,11 @@ class Question:
         return f"{self.reason}, so {self.answer}." if self.reason else self.answer
 
 
+def conclusion(reply: str) -> str:
+    """What follows from the reason that a reply gives; all of a reply without one."""
+    return reply.rstrip(".").rpartition(", so ")[2]
+
+
 def questions(scene: Scene) -> tuple[Question, ...]:
     """One question of each type that applies to the scene, in the order of QUESTION_TYPES."""
     rng = np.random.default_rng([scene.seed, 13])

@@ -49,7 +49,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
         seeds = TEST_SEEDS[start : min(start + _CLIPS_PER_BATCH, num_clips)]
         scenes = [sample_scene(seed) for seed in seeds]
         pixels = target.pixels(scenes)
-        said = target.generate(pixels, CAPTION_PROMPTS[0])
+        said = target.describe(pixels, CAPTION_PROMPTS[0])
         for scene, ids in zip(scenes, said, strict=True):
             num_right += judge_caption(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True), facts)
         matches += _matches(draft, scenes, said)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.bundled.render import Pixels, render, slot_times
@@ -39,19 +40,23 @@ class LoadedModel:
         pixels: torch.Tensor = batch["pixel_values_videos"]
         return pixels.to(self.model.device, self.model.dtype)
 
+    def describe(self, pixels: torch.Tensor, prompt: str, max_new_tokens: int = 160) -> list[list[int]]:
+        """What `generate` answers to one prompt about each of the clips."""
+        return self.generate(pixels, [prompt] * len(pixels), max_new_tokens)
+
     @torch.no_grad()
-    def generate(self, pixels: torch.Tensor, prompt: str, max_new_tokens: int = 160) -> list[list[int]]:
-        """Greedy answers of stock `generate`, as token ids with the end token."""
-        video = self.processor.tokenizer.convert_tokens_to_ids(VIDEO)
-        tokens = pixels.shape[1] * CELLS + 1
-        ids = [*self.packer.prefix, *[video] * tokens, *self.packer.prompt_ids(prompt)]
-        inputs = torch.tensor([ids] * len(pixels), device=pixels.device)
+    def generate(self, pixels: torch.Tensor, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
+        """Greedy answers of stock `generate` to a prompt a clip, as token ids with the end token."""
+        tokenizer = self.processor.tokenizer
+        video = [tokenizer.convert_tokens_to_ids(VIDEO)] * (pixels.shape[1] * CELLS + 1)
+        rows = [torch.tensor([*self.packer.prefix, *video, *self.packer.prompt_ids(prompt)]) for prompt in prompts]
+        asked = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left").to(pixels.device)
         output = self.model.generate(
-            input_ids=inputs, attention_mask=torch.ones_like(inputs), pixel_values_videos=pixels,
-            do_sample=False, max_new_tokens=max_new_tokens,
+            input_ids=asked.where(asked >= 0, tokenizer.pad_token_id), attention_mask=(asked >= 0).long(),
+            pixel_values_videos=pixels, do_sample=False, max_new_tokens=max_new_tokens,
         )  # fmt: skip
-        end = self.processor.tokenizer.eos_token_id
-        answers = [row[len(ids) :].tolist() for row in output]
+        end = tokenizer.eos_token_id
+        answers = [row[asked.shape[1] :].tolist() for row in output]
         return [row[: row.index(end) + 1] if end in row else row for row in answers]
 
     @torch.no_grad()

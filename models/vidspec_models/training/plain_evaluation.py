@@ -13,6 +13,7 @@ from vidspec_models.bundled.description import parse_description
 from vidspec_models.bundled.foreign import render_foreign
 from vidspec_models.bundled.phrasings import phrasings
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
+from vidspec_models.bundled.questions import Question, conclusion
 from vidspec_models.bundled.scene import NUM_SLOTS, Scene
 from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 from vidspec_models.training.conversations import foreign_turn
@@ -21,7 +22,7 @@ from vidspec_models.training.loaded_model import LoadedModel
 from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures, shares
 
 _PAIRS = 3  # questions about each clip and the next
-_MOST_TOKENS = 200  # of a description
+_MOST_TOKENS = 200  # of a description or a reason
 
 
 class PlainEvaluation:
@@ -39,7 +40,7 @@ class PlainEvaluation:
         features = self._model.features(pixels)
         rng = np.random.default_rng([scenes[0].seed, 41])
         self._describe(scenes, pixels, rng)
-        self._ask(scenes, features, rng)
+        self._ask(scenes, pixels, features, rng)
         if len(scenes) > 1:
             self._ask_which(scenes, features, rng)
         self._ask_what_is_unknown(scenes, features, rng)
@@ -58,19 +59,34 @@ class PlainEvaluation:
     def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
         prompts = phrasings("json", held_out=True)
         prompt = prompts[int(rng.integers(len(prompts)))]
-        for scene, ids in zip(scenes, self._model.generate(pixels, prompt, _MOST_TOKENS), strict=True):
+        for scene, ids in zip(scenes, self._model.describe(pixels, prompt, _MOST_TOKENS), strict=True):
             said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
             self._descriptions["valid"].append(said is not None)
             self._descriptions["all_right"].append(said == scene_facts(scene))
             add_marks(scene, said, self._facts)
 
-    def _ask(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
+    def _ask(self, scenes: list[Scene], pixels: torch.Tensor, features: torch.Tensor, rng: np.random.Generator) -> None:
         drawn = [[ask_plainly(scene, kind, rng, held_out=True) for kind in PLAIN_KINDS] for scene in scenes]
-        asked = [[question for question in clip if question is not None] for clip in drawn]
-        examples = [[self._model.packer.example(one.text, one.reply) for one in clip] for clip in asked]
-        for clip, marks in zip(asked, self._model.judge(features, examples), strict=True):
-            for question, is_right in zip(clip, marks, strict=True):
-                self._answers[question.kind].append((question.answer, is_right))
+        direct = [[one for one in clip if one is not None and not one.reason] for clip in drawn]
+        examples = [[self._model.packer.example(one.text, one.answer) for one in clip] for clip in direct]
+        for clip, marks in zip(direct, self._model.judge(features, examples), strict=True):
+            self._add(clip, marks)
+        for of_kind in zip(*drawn, strict=True):
+            about = [number for number, one in enumerate(of_kind) if one is not None and one.reason]
+            reasoned = [one for one in of_kind if one is not None and one.reason]
+            if reasoned:
+                self._add(reasoned, self._conclusions(pixels[about], reasoned))
+
+    def _add(self, asked: list[Question], marks: list[bool]) -> None:
+        for question, is_right in zip(asked, marks, strict=True):
+            self._answers[question.kind].append((question.answer, is_right))
+
+    def _conclusions(self, pixels: torch.Tensor, asked: list[Question]) -> list[bool]:
+        """Whether the target comes to the right end by reasons of its own; they are what a reader can overlook."""
+        said = self._model.generate(pixels, [question.text for question in asked], _MOST_TOKENS)
+        decode = self._model.processor.tokenizer.decode
+        replies = [decode(ids, skip_special_tokens=True) for ids in said]
+        return [conclusion(reply) == question.answer for reply, question in zip(replies, asked, strict=True)]
 
     def _ask_which(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
         pairs = list(zip(scenes, [*scenes[1:], scenes[0]], strict=True))
@@ -78,8 +94,7 @@ class PlainEvaluation:
         asked = [[question for question in pair if question is not None] for pair in drawn]
         examples = [[self._model.packer.example(one.text, one.reply) for one in pair] for pair in asked]
         for clip, marks in zip(asked, self._model.judge(features, examples, in_pairs=True), strict=True):
-            for question, is_right in zip(clip, marks, strict=True):
-                self._answers[question.kind].append((question.answer, is_right))
+            self._add(clip, marks)
 
     def _ask_what_is_unknown(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
         foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])

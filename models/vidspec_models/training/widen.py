@@ -21,9 +21,9 @@ class WidenStage(LanguageStage):
     name = "widen"
     phases = (Phase(0.0, 12, 104, 384), Phase(0.93, 12, NUM_VISUAL, 256))
     first_clip = 20_000_000
-    learning_rates = (1.2e-3, 8e-4)
-    decay_from = 0.3
-    _LONG_SHARE = 0.5  # of the clips; to know what is asked takes more examples than to see it
+    learning_rates = (9e-4, 6e-4)
+    decay_from = 0.25
+    _LONG_SHARE = 0.65  # of the clips; to know what is asked takes more examples than to see it
     _PAIR_WEIGHT = 0.5
     _PAIR_TOKENS = 104  # of each of the two clips
 

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vidspec_models.bundled.questions import QUESTION_TYPES, ask, questions
+from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly
+from vidspec_models.bundled.questions import QUESTION_TYPES, ask, conclusion, questions
 from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, WINDOWS, Scene, sample_scene
 
 
@@ -53,3 +54,12 @@ def _truths(scene: Scene, kind: str) -> set[str]:
 def test_an_unknown_type_of_question_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown question type"):
         ask(sample_scene(0), "smell", np.random.default_rng(0))
+
+
+def test_the_conclusion_of_a_reply_is_what_follows_from_its_reason() -> None:
+    rng = np.random.default_rng(2)
+    for seed in range(30):
+        for kind in PLAIN_KINDS:
+            question = ask_plainly(sample_scene(seed), kind, rng)
+            if question is not None:
+                assert conclusion(question.reply) == question.answer
