@@ -1,4 +1,4 @@
-"""Measures the pair on held-out test clips: questions, captions, acceptance. The target runs as it ships, in bf16.
+"""Measures the pair on held-out test clips: questions, captions, acceptance.
 
 Acceptance is how often the draft's choice is the target's, teacher-forced on the target's own captions, under several
 views. They are the leak test of the pair: background tokens must help (almost) as little as no tokens at all.
@@ -19,7 +19,6 @@ from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, questions
 from vidspec_models.bundled.render import render_with_owners, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
-from vidspec_models.decoder.placement import resolve_dtype
 from vidspec_models.training.architecture import NUM_VISUAL
 from vidspec_models.training.examples import Example, find_cells
 from vidspec_models.training.gates import Gate, format_table, gates
@@ -34,11 +33,10 @@ _KEPT = NUM_VISUAL // 10
 _CLIPS_PER_BATCH = 8
 
 
-def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> dict[str, Any]:
+def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dtype: str = "auto") -> dict[str, Any]:
     """Figures on the first `num_clips` test clips, the target as it would be served; `format_table` names each."""
-    dtype = resolve_dtype("auto", torch.device(device))
     target = LoadedModel(target_dir, dtype, device)
-    draft = LoadedModel(draft_dir, torch.float32, device)
+    draft = LoadedModel(draft_dir, "float32", device)
     answers: Answers = defaultdict(list)
     drafted: Answers = defaultdict(list)
     facts: Marks = defaultdict(list)
@@ -59,7 +57,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str) -> 
         plain.add(scenes, pixels)
     return {
         "num_clips": num_clips,
-        "target_dtype": str(dtype).removeprefix("torch."),
+        "target_dtype": target.dtype_name,
         "questions": {kind: question_figures(found) for kind, found in answers.items()},
         "draft_questions": {kind: question_figures(found) for kind, found in drafted.items()},
         "captions_all_right": num_right / max(num_clips, 1),

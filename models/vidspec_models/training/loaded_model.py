@@ -13,6 +13,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.bundled.render import Pixels, render, slot_times
 from vidspec_models.bundled.scene import Scene
+from vidspec_models.decoder.integer_weights import INT8, round_weights
+from vidspec_models.decoder.placement import resolve_dtype
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, VIDEO_TOKENS, register_attention
 from vidspec_models.training.examples import IGNORE, TEXT_ONLY, Example, ExamplePacker, PackedText
 from vidspec_models.training.forward import Learner, PackedForward
@@ -23,9 +25,14 @@ from vidspec_models.training.tower import tower_features
 class LoadedModel:
     """One model of the pair on one device, from stock `from_pretrained`; all its answers come from stock modules."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, folder: Path, dtype: str, device: str) -> None:
+        """`dtype` as `vidspec serve` takes it."""
+        resolved = resolve_dtype(dtype, torch.device(device))
         self.processor = AutoProcessor.from_pretrained(folder)
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).to(device).eval()
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=resolved).to(device).eval()
+        if dtype == INT8:
+            round_weights(self.model.model.language_model, self.model.lm_head)
+        self.dtype_name = INT8 if dtype == INT8 else str(resolved).removeprefix("torch.")
         self.packer = ExamplePacker(self.processor.tokenizer)
         self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)
 

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pair", type=Path, metavar="DIR", help="holds target/ and draft/ (default: the shipped ones)")
     parser.add_argument("--clips", type=int, default=200, metavar="N", help="test clips (default 200)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
+    parser.add_argument("--dtype", default="auto", help="of the target, as for `vidspec serve` (default auto)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
 
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{folder} holds no model; `vidspec train-bundled` makes one")
     from vidspec_models.training.evaluation import evaluate, format_table, gates
 
-    result = evaluate(target, draft, num_clips=args.clips, device=args.device)
+    result = evaluate(target, draft, num_clips=args.clips, device=args.device, dtype=args.dtype)
     found = gates(result)
     if args.json is not None:
         report = {**result, "gates": [dataclasses.asdict(gate) for gate in found]}

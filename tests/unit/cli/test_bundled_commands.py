@@ -70,8 +70,8 @@ class _Evaluation:
         self._found = list(found)
         self.asked: list[tuple[Any, ...]] = []
 
-    def evaluate(self, target: Path, draft: Path, *, num_clips: int, device: str) -> dict[str, Any]:
-        self.asked.append((target, draft, num_clips, device))
+    def evaluate(self, target: Path, draft: Path, *, num_clips: int, device: str, dtype: str) -> dict[str, Any]:
+        self.asked.append((target, draft, num_clips, device, dtype))
         return {"num_clips": num_clips}
 
     def format_table(self, result: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def test_evaluation_prints_its_tables_and_writes_figures_and_gates(
     evaluation = _Evaluation(Gate("acceptance all", 0.95, 0.92, True))
     monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", evaluation)
     assert _run("eval-bundled", "--pair", str(pair), "--clips", "5", "--json", str(report)) == 0
-    assert evaluation.asked == [(pair / "target", pair / "draft", 5, "cpu")]
+    assert evaluation.asked == [(pair / "target", pair / "draft", 5, "cpu", "auto")]
     assert capsys.readouterr() == ("| 5 |\n", "")
     assert json.loads(report.read_text()) == {
         "num_clips": 5,
