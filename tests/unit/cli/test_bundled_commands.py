@@ -119,7 +119,7 @@ def test_without_a_folder_the_shipped_pair_is_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(eval_bundled, "BUNDLED_TARGET", pair / "target")
     monkeypatch.setattr(eval_bundled, "BUNDLED_DRAFT", pair / "draft")
     assert _run("eval-bundled") == 0
-    assert evaluation.asked == [(pair / "target", pair / "draft", 200, "cpu")]
+    assert evaluation.asked == [(pair / "target", pair / "draft", 200, "cpu", "auto")]
 
 
 def test_a_folder_without_a_pair_is_a_configuration_error(tmp_path: Path) -> None:
