@@ -114,7 +114,8 @@ def integers(strips: NDArray[np.float32]) -> NDArray[np.int8]:
     """
     numbers, scales = to_integers(torch.from_numpy(strips).transpose(-1, -2))
     pairs = numbers.unflatten(-1, (-1, BLOCK // 2, 2)).movedim(-4, -2).flatten(-3)
-    return torch.cat([pairs, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1).numpy()
+    records = torch.cat([pairs, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1)
+    return records.numpy().copy()  # into huge pages, which NumPy asks for and torch does not
 
 
 def paired(strips: NDArray[np.float32]) -> NDArray[np.uint16]:
