@@ -67,9 +67,7 @@ def test_modes_mixed_in_one_batch_do_not_disturb_each_other(engine: EngineHarnes
     assert [answer.ids for answer in together] == alone
 
 
-_IN_BFLOAT16 = pytest.mark.skipif(
-    not multiplies_bfloat16(), reason="a processor without AVX512_BF16 serves in float32"
-)
+_IN_BFLOAT16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="a processor without AVX512_BF16 serves in float32")
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=_IN_BFLOAT16), "int8"])

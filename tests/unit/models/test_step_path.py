@@ -69,7 +69,7 @@ def test_kernels_that_do_not_compile_leave_a_model_that_is_slow_and_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Uncompiled:
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             raise RuntimeError("cannot cache function: no locator available")
 
     whole = load(tmp_path)
