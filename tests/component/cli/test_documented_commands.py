@@ -16,7 +16,7 @@ from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.description import parse_description
 from vidspec_models.bundled.scene import NUMBERS, sample_scene
 
-SEED = 3  # of the clip that the README renders
+SEED = 6  # of the clip that the README renders
 WITHOUT, WITH = 1, 11  # of two clips, one with a red triangle
 FACTS = scene_facts(sample_scene(SEED))
 
