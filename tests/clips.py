@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,18 @@ def bar_codes(count: int, width: int = 64, height: int = 64) -> list[Picture]:
     return [bar_code(number, width, height) for number in range(count)]
 
 
+@contextmanager
+def scheduled_as_before() -> Iterator[None]:
+    """SVT-AV1, where root calls it, leaves its caller at the highest real-time priority: the test process and all
+    threads that it starts later would then take the processors from every worker of an engine.
+    """
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
 def write_video(
     path: Path,
     pictures: Iterable[Picture],
@@ -60,7 +74,7 @@ def write_video(
     with_audio: bool = False,
 ) -> Path:
     """Encode `pictures`; the suffix of `path` names the container. Returns `path`."""
-    with av.open(path, "w", options=dict(muxing or {})) as container:
+    with scheduled_as_before(), av.open(path, "w", options=dict(muxing or {})) as container:
         stream: Any = container.add_stream(codec, rate=rate, options={**_QUIET.get(codec, {}), **(options or {})})
         if rotation is not None:
             stream.set_display_rotation(rotation, hflip=hflip)

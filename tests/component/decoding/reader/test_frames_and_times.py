@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -168,3 +169,10 @@ def test_a_window_is_honoured(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", bar_codes(60))
     clip = read(path, FrameRequest(fps=10, start_s=0.5, end_s=1.0))
     assert [number_of(frame) for frame in clip.video.frames] == [15, 18, 21, 24, 27]
+
+
+def test_writing_a_clip_leaves_the_process_scheduled_as_it_was(tmp_path: Path) -> None:
+    """An encoder that takes the highest real-time priority once made all tests after it several times slower."""
+    before = os.sched_getscheduler(0)
+    write_video(tmp_path / "a.webm", bar_codes(2), codec="av1")
+    assert os.sched_getscheduler(0) == before
