@@ -23,8 +23,8 @@ MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, 
 LAWS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.3},
     "presence and frequency": {"presence_penalty": 1.8, "frequency_penalty": 1.2},
-    # neither "Everything" nor "The", with which captions begin
-    "bias": {"logit_bias": ((531, -100.0), (320, -100.0), (577, 3.0), (498, 1.5))},
+    # neither "Everything" nor "The", with which captions begin, nor " the", which is in each of them
+    "bias": {"logit_bias": ((531, -100.0), (320, -100.0), (263, -100.0), (577, 3.0), (498, 1.5))},
     "bad words": {"bad_words": ("red", "circle", "the", "moves")},
     "min-p": {"min_p": 0.2},
     "min tokens": {"min_tokens": 30},
