@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
-
-from tests.scheduling import FillingScheduling, give_way
 
 # Files of tests run beside each other: with a thread each, or their threads wait for one another. Workers of the
 # engine choose for themselves.
 if "PYTEST_XDIST_WORKER" in os.environ:  # noqa: TID251
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251
-    give_way(os.environ["PYTEST_XDIST_WORKER"])  # noqa: TID251
 
 # A test says what holds, not how fast this machine is at the moment.
 settings.register_profile("untimed", deadline=None)
@@ -29,11 +25,6 @@ _TIERS = ("unit", "component", "api", "gpu")
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.upper().startswith("VIDSPEC_")]:  # noqa: TID251
         monkeypatch.delenv(name)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FillingScheduling:
-    """Used where tests run beside each other."""
-    return FillingScheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
