@@ -37,7 +37,7 @@ class FrameRequest:
     end_s: float | None = None
     is_still: bool = False  # the file is an image: a clip of one frame
     sequence: FrameSequence | None = None  # the file is a client's own frames: all of them, if nothing else is asked
-    num_sharing: int = 1  # videos of the request: its limits are shared out equally
+    num_sharing: int = 1  # videos of the request: its limits and the default number of frames are shared out equally
 
 
 class Part(msgspec.Struct, frozen=True):

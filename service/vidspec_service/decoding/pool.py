@@ -79,7 +79,7 @@ class DecodePool:
     async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
         """Frames and facts of the video at `path`, which must stay there meanwhile; waits for a free slot.
 
-        Each of a request's videos has `default_num_frames`, unless its share of the limits is less.
+        A request's videos that share its limits share `default_num_frames` as well: rounded down, at least one each.
 
         Raises InvalidRequest, VideoUnsupported, VideoUnreadable (also for a decode that takes too long) or
         VideoTooLarge; CapacityError if no child can be started, Draining if the pool closes. Cancelling kills
@@ -87,7 +87,7 @@ class DecodePool:
         """
         limits = self._limits.shared(request.num_sharing)
         check_request(request, limits)  # needs no child
-        default = min(default_num_frames, limits.max_frames)
+        default = max(1, default_num_frames // request.num_sharing)
         job = Job(path=str(path), request=request, default_num_frames=default, limits=limits)
         async with AsyncExitStack() as slots:
             num_parts = 0

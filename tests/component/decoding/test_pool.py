@@ -87,6 +87,18 @@ def test_a_clip_arrives_whole_and_read_only(clip_path: Path) -> None:
     run(body())
 
 
+def test_videos_of_one_request_share_the_default_number_of_frames(clip_path: Path) -> None:
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            for num_sharing, num_frames in ((1, 8), (2, 4), (3, 2), (8, 1)):
+                clip = await pool.decode(clip_path, FrameRequest(num_sharing=num_sharing), 8)
+                assert len(clip.video.frames) == num_frames
+            asked = await pool.decode(clip_path, FrameRequest(num_sharing=2, num_frames=8), 8)
+            assert len(asked.video.frames) == 8
+
+    run(body())
+
+
 def test_a_clip_with_fewer_frames_than_were_chosen_arrives_whole(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mov", bar_codes(6), codec="mjpeg", pix_fmt="yuvj420p")
     content = path.read_bytes()

@@ -19,7 +19,8 @@ async def decode_all(
 ) -> list[Clip]:
     """The clip of each file, in order; raises what decoding one does, saying of which. Cancelling stops all.
 
-    `frames` holds for every video. Those that are no images share the limits on frames and their bytes equally.
+    `frames` holds for every video. Those that are no images share the limits on frames and their bytes, and the
+    default number, equally.
     """
     asked = replace(frames, num_sharing=max(1, sum(not file.is_still for file in files)))
 

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
+from vidspec_models.backends.cpu import integers as cpu_integers
 from vidspec_models.backends.cpu.integers import integer_product
 from vidspec_models.backends.cpu.layers import forget_stale, strip_product
 from vidspec_models.backends.cpu.packing import STRIP, integers, narrowed, paired, step_weights, suits
@@ -163,6 +165,20 @@ def test_a_product_in_int8_is_that_of_the_rounded_weights() -> None:
     rounded = from_integers(*to_integers(weight))
     assert np.allclose(out, 1 + rows @ rounded.T, atol=2e-3)
     assert not np.allclose(out, 1 + rows @ weight.T, atol=2e-3)
+
+
+@pytest.mark.skipif(not cpu_integers._HAS_AVX2, reason="this processor has no other instruction to compare with")
+def test_integers_are_multiplied_alike_with_and_without_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(8)
+    rows, weight = torch.randn(5, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
+    strips = integers(weight.reshape(1, STRIP, 128).transpose(1, 2).contiguous().numpy())
+    first, second = (np.zeros((5, STRIP), np.float32) for _ in range(2))
+    integer_product(rows.numpy(), strips, first)
+    monkeypatch.setattr(cpu_integers, "_HAS_AVX2", False)
+    without = numba.njit(integer_product.py_func)
+    without(rows.numpy(), strips, second)
+    assert np.array_equal(first, second)
+    assert "pmaddwd" not in "".join(without.inspect_llvm().values())
 
 
 def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
