@@ -22,6 +22,8 @@ class Compression(StrEnum):
     """Lossy target-side token compression; an explicit opt-in."""
 
     NONE = "none"
+    V_CAST = "v-cast"
+    VIDCOM2 = "vidcom2"
     DYCOKE = "dycoke"
 
 
@@ -154,6 +156,7 @@ class GenerationRequest:
     logprobs: int | None = None  # so many alternatives are told with each token's log probability; None: not even that
     speculation: SpeculationMode = SpeculationMode.AUTO
     compression: Compression = Compression.NONE
+    compression_ratio: float | None = None  # share of a video's tokens that stays, in (0, 1]; None: the method's
     preservation: Preservation | None = None  # None: the server's
     prune_ratio: float | None = None  # in [0, 0.99]; None: the server's
     include: frozenset[Include] = frozenset()

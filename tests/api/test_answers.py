@@ -142,6 +142,17 @@ async def test_the_operator_may_compress_and_a_request_may_decline(tmp_path: Pat
     assert [asked.compression for asked in world.engine.requests] == [Compression.DYCOKE, Compression.NONE]
 
 
+async def test_a_ratio_goes_with_a_compression(tmp_path: Path) -> None:
+    world = World(tmp_path, compression="v-cast", compression_ratio=0.5)
+    await world.ask()
+    await world.ask(compression="vidcom2", compression_ratio=0.1)
+    assert [asked.compression_ratio for asked in world.engine.requests] == [0.5, 0.1]
+    refused = await world.ask(compression="none", compression_ratio=0.1)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "compression_ratio"
+    assert (await world.ask(compression_ratio=0)).status_code == 400
+
+
 async def test_the_operator_may_set_the_number_of_frames(tmp_path: Path) -> None:
     world = World(tmp_path, default_num_frames=5)
     await world.ask()

@@ -1,6 +1,6 @@
-"""DyCoke (CVPR 2025, arXiv 2411.15024) on the target: fewer video rows in the prompt, fewer attended while decoding.
+"""Fewer video rows on the target: V-CAST, VidCom2, and DyCoke (CVPR 2025, arXiv 2411.15024) with its second stage.
 
-Here are its parameters, without torch: every process may import them.
+Here are their parameters, without torch: every process may import them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from math import floor
 
 REFRESH_TOKENS = 16  # answer rows that share one selection of video rows (the paper selects anew for each)
+DEFAULT_RATIO = 0.25  # of a video's tokens, the share that stays: what the papers of V-CAST and VidCom2 compare at
 _ROUNDING = 1e-9  # 0.3 * 10 is a hair below 3
+_MOST_MERGED = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,11 @@ class DyCoke:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name):g}")
         if self.layer < 1:
             raise ValueError(f"layer must be at least 1, not {self.layer}: the layer before it selects")
+
+
+def merge_ratio_of(ratio: float) -> float:
+    """DyCoke's K that leaves a share of `ratio` of whole windows: a quarter of the tokens always stays."""
+    return min((1 - ratio) * 4 / 3, _MOST_MERGED)
 
 
 def num_left(count: int, ratio: float) -> int:

@@ -7,14 +7,11 @@ like their frame (our addition). Nothing is averaged: merging is deletion. A las
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression import num_left
-from vidspec_models.inputs import Prompt, begins_video, cell_rows, pruned
 
 _COMPARED_WITH = (0, 1, 2, 1)  # by place in the window: how many frames back; the first stays whole
 _DECIMALS = 5  # beyond them similarities of equal tokens differ by rounding, on every machine otherwise
@@ -50,28 +47,3 @@ def expendable(frame: Tensor, earlier: Tensor) -> Tensor:
     repeated = functional.cosine_similarity(frame, earlier, dim=-1)
     ordinary = functional.cosine_similarity(frame, frame.mean(0, keepdim=True), dim=-1)
     return repeated + ordinary
-
-
-def merge_prompt(prompt: Prompt, merge_ratio: float) -> Prompt:
-    """The prompt without the merged rows; text and rows that are no cell of a frame (newlines) all stay.
-
-    A prompt without video, or at ratio 0, is returned as it is. Every video begins a new window.
-    """
-    if not len(prompt.grid) or merge_ratio == 0:
-        return prompt
-    features, cells = prompt.embeddings[prompt.is_video], cell_rows(prompt)
-    kept = torch.ones(len(features), dtype=torch.bool, device=features.device)
-    for num_frames, part in _videos(prompt.grid, cells):
-        frames = features[part].unflatten(0, (num_frames, -1))
-        kept[part] = merge_frames(frames, merge_ratio).flatten()
-    return pruned(prompt, kept.nonzero()[:, 0])
-
-
-def _videos(grid: Tensor, cells: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each video's number of frames, and their cells' rows of `grid` [V, 3]."""
-    times, frames = grid[cells][:, 0].unique(return_inverse=True)
-    video_of_frame = begins_video(times).cumsum(0)
-    num_frames, num_cells = video_of_frame.bincount(), video_of_frame[frames].bincount()
-    for number, part in zip(num_frames.tolist(), cells.split(num_cells.tolist()), strict=True):
-        if number:  # they are counted from 1
-            yield number, part

@@ -1,7 +1,8 @@
-"""Measure DyCoke on the target: what fewer video tokens cost in accuracy and save in time and memory.
+"""Measure compression on the target: what fewer video tokens cost in accuracy and save in time and memory.
 
 The target answers alone and greedily about rendered test clips whose truth is known. Each configuration runs in a
-process of its own. DyCoke's L and P come from --dycoke-layer and --dycoke-hide-ratio; K from --ratios.
+process of its own. DyCoke's L and P come from --dycoke-layer and --dycoke-hide-ratio; its K leaves the share of
+--ratios, and a quarter of the tokens at least.
 """
 
 from __future__ import annotations
@@ -51,5 +52,6 @@ def compression_options(args: argparse.Namespace, settings: Settings) -> Compres
         args,
         frames=tuple(dict.fromkeys(args.frames)),
         ratios=tuple(dict.fromkeys(args.ratios)),
+        methods=tuple(dict.fromkeys(args.methods)),
         dycoke=engine_config(settings).dycoke,
     )

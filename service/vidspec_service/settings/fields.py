@@ -55,6 +55,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=0.99)]
+Kept = Annotated[float, Field(ge=0.01, le=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Location = Annotated[Path, AfterValidator(Path.expanduser)]
@@ -121,7 +122,11 @@ class Settings(BaseSettings):
         default=0.9, description="Share of the video's tokens that the draft does not see, 0 to 0.99; speed only."
     )
     compression: Compression = Field(
-        default=Compression.NONE, description="Of requests that do not say: none or dycoke; dycoke may change the text."
+        default=Compression.NONE,
+        description="Of requests that do not say: none, v-cast, vidcom2 or dycoke; all but none may change the text.",
+    )
+    compression_ratio: Kept | None = Field(
+        default=None, description="Share of a video's tokens that compression keeps; unset: 0.25, and K of dycoke."
     )
     dycoke_merge_ratio: Ratio = Field(
         default=_DYCOKE.merge_ratio, description="K: share of a frame's tokens that an earlier frame stands for."

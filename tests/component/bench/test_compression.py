@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_service.bench.compression.methods import Method
 from vidspec_service.bench.compression.report import results
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.errors import ConfigError
@@ -13,7 +14,8 @@ from vidspec_service.errors import ConfigError
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_compressed_targets_hold_and_read_less_and_all_are_scored_alike() -> None:
-    options = CompressionOptions(num_clips=2, frames=(8,), ratios=(0.5,), max_tokens=24)
+    methods = (Method.TTM, Method.DYCOKE, Method.V_CAST)
+    options = CompressionOptions(num_clips=2, frames=(8,), ratios=(0.5,), methods=methods, max_tokens=24)
     told: list[tuple[str, int, int]] = []
     measured, placement = measure(
         options,
@@ -21,16 +23,17 @@ def test_compressed_targets_hold_and_read_less_and_all_are_scored_alike() -> Non
         1,
         lambda text, done, total: told.append((text, done, total)),
     )
-    none, ttm, dycoke = results(measured)
+    none, ttm, dycoke, v_cast = results(measured)
     assert placement.dtype == "float32"
     assert none["video_tokens"] == 8 * 64 + 1
-    assert ttm["video_tokens"] == dycoke["video_tokens"] == 2 * (64 + 3 * 32) + 1
+    assert ttm["video_tokens"] == dycoke["video_tokens"] == 2 * (64 + 3 * 21) + 1
+    assert v_cast["video_tokens"] == 8 * 32 + 1
     assert none["kv_bytes"] > ttm["kv_bytes"] > dycoke["kv_attended_bytes"]
     assert none["kv_attended_bytes"] == none["kv_bytes"]
-    assert none["num_scored"] == ttm["num_scored"] == dycoke["num_scored"] > 50
-    assert min(line["prefill_s"] for line in (none, ttm, dycoke)) > 0
-    assert [done for _, done, _ in told] == list(range(12))
-    assert {total for *_, total in told} == {12}
+    assert none["num_scored"] == ttm["num_scored"] == dycoke["num_scored"] == v_cast["num_scored"] > 50
+    assert min(line["prefill_s"] for line in (none, ttm, dycoke, v_cast)) > 0
+    assert [done for _, done, _ in told] == list(range(16))
+    assert {total for *_, total in told} == {16}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""DyCoke on the target: another text perhaps, but one and the same in every mode, and none of it where nobody asked."""
+"""Compression on the target: another text perhaps, but the same in every mode, and none of it where nobody asked."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def compressed(
     sampling: SamplingParams = WARM,
     speculation: SpeculationMode = SpeculationMode.AUTO,
     max_tokens: int = 70,
+    compression: Compression = Compression.DYCOKE,
 ) -> GenerationRequest:
     request = ask(name, "Describe the video.", [video], sampling=sampling, speculation=speculation)
-    return replace(request, max_tokens=max_tokens, compression=Compression.DYCOKE)
+    return replace(request, max_tokens=max_tokens, compression=compression)
 
 
 def plain(request: GenerationRequest) -> GenerationRequest:
@@ -51,8 +52,25 @@ def test_every_mode_gives_the_compressed_targets_own_ids(
     assert stats.num_draft_tokens > 0
 
 
+@pytest.mark.parametrize("compression", [Compression.V_CAST, Compression.VIDCOM2])
+def test_every_mode_gives_the_ids_of_a_target_with_fewer_tokens(
+    engine: EngineHarness, compression: Compression
+) -> None:  # fmt: skip
+    video = unsure_video(3)
+    ids = {
+        mode: engine.answer(
+            lasting(compressed(f"{compression}-{mode}", video, speculation=mode, compression=compression))
+        ).ids
+        for mode in MODES
+    }
+    assert len(set(ids.values())) == 1, ids
+
+
 def test_compressed_and_plain_requests_at_once_get_what_they_get_alone(engine: EngineHarness) -> None:
-    requests = [compressed(f"alone-{i}", unsure_video(i), speculation=MODES[i]) for i in range(3)]
+    methods = (Compression.DYCOKE, Compression.V_CAST, Compression.VIDCOM2)
+    requests = [
+        compressed(f"alone-{i}", unsure_video(i), speculation=MODES[i], compression=methods[i]) for i in range(3)
+    ]
     requests += [plain(request) for request in requests]
     alone = [engine.answer(request).ids for request in requests]
     again = [replace(request, request_id=f"again-{request.request_id}") for request in requests]
@@ -65,6 +83,10 @@ def test_the_target_sees_fewer_video_tokens_only_if_asked(engine: EngineHarness)
     fewer, all_of_them = engine.answer(request).started, engine.answer(plain(request)).started
     assert all_of_them.video_tokens == 8 * CELLS + 1
     assert fewer.video_tokens == 2 * (CELLS + 3 * CELLS // 2) + 1
+    v_cast = engine.answer(
+        replace(request, request_id="ratio", compression=Compression.V_CAST, compression_ratio=0.375)
+    )
+    assert v_cast.started.video_tokens == 8 * CELLS * 3 // 8 + 1
     assert all_of_them.prompt_tokens - fewer.prompt_tokens == all_of_them.video_tokens - fewer.video_tokens
 
 

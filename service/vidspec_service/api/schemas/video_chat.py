@@ -86,7 +86,10 @@ class ChatRequest(SamplingFields, StructuredOutput):
         None, description="How draft and target share the work. It changes the speed, never the text."
     )
     compression: Compression | None = Field(
-        None, description="Lossy compression of the video on the target; `dycoke` may change the text."
+        None, description="Lossy compression of the video on the target; all but `none` may change the text."
+    )
+    compression_ratio: Annotated[float, Field(ge=0.01, le=1, allow_inf_nan=False)] | None = Field(
+        None, description="The share of the video's tokens that compression keeps."
     )
     preservation: Preservation | None = Field(
         None, description="Which of the video's tokens the draft sees. It changes the speed, never the text."
@@ -150,9 +153,13 @@ class ChatRequest(SamplingFields, StructuredOutput):
         request_id: str,
         default_speculation: SpeculationMode,
         default_compression: Compression,
+        default_ratio: float | None,
         default_sampling: Mapping[str, float],
     ) -> GenerationRequest:
         """What the engine is asked, but for the videos. Null is the same as not given."""
+        compression = self.compression or default_compression
+        if compression is Compression.NONE and self.compression_ratio is not None:
+            raise InvalidRequest("Give a compression with it; none keeps every token.", param="compression_ratio")
         request = GenerationRequest(
             request_id=request_id,
             turns=self.turns,
@@ -166,7 +173,8 @@ class ChatRequest(SamplingFields, StructuredOutput):
             stop=tuple(self.stop or ()),
             grammar=None if self.grammar is None else self.grammar.text,
             speculation=self.speculation or default_speculation,
-            compression=self.compression or default_compression,
+            compression=compression,
+            compression_ratio=self.compression_ratio or default_ratio,
             preservation=self.preservation,
             prune_ratio=self.prune_ratio,
             include=self.included,

@@ -11,9 +11,13 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate
 from vidspec_service.bench.common.facts import Placement, Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
-from vidspec_service.bench.compression.run import CompressionOptions, Measured, Method, Score
+from vidspec_service.bench.compression.methods import Method
+from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score
 
-_COLOURS = {Method.NONE: "#555555", Method.TTM: "#1f5f8b", Method.DYCOKE: "#e08e45"}
+_COLOURS = {
+    Method.NONE: "#555555", Method.RANDOM: "#bbbbbb", Method.UNIFORM: "#a39081", Method.TTM: "#1f5f8b",
+    Method.DYCOKE: "#e08e45", Method.VIDCOM2: "#5a9367", Method.V_CAST: "#8e4585",
+}  # fmt: skip
 _MIB = 2**20
 
 
@@ -41,9 +45,9 @@ def _result(one: Measured, beside: Sequence[Measured]) -> Row:
     return {
         "compression": configuration.label,
         "frames": configuration.frames,
-        "merge_ratio": configuration.dycoke.merge_ratio,
-        "hide_ratio": configuration.dycoke.hide_ratio,
-        "layer": configuration.dycoke.layer,
+        "ratio": configuration.ratio,
+        "hide_ratio": None if configuration.dycoke is None else configuration.dycoke.hide_ratio,
+        "layer": None if configuration.dycoke is None else configuration.dycoke.layer,
         "accuracy": total.rate,  # of questions and caption facts together
         "accuracy_change": None if change is None else change.value,
         "accuracy_change_interval": (change.low, change.high) if change is not None and len(captions) > 1 else None,
@@ -122,6 +126,7 @@ def compression_report(
 def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
     columns = {
         "compression": column("compression"),
+        "tokens": column("video_tokens", "{:.0f}"),
         "accuracy": column("accuracy", "{:.3f}"),
         "change, points": _change,
         "prefill s": column("prefill_s", "{:.2f}"),
@@ -168,7 +173,7 @@ def _draw_lines(axes: Any, lines: Sequence[Row], places: Sequence[float], name: 
         for x, line in chosen if method is not Method.NONE else []:
             below = (4, -11) if method is Method.DYCOKE else (4, 5)
             style = {"textcoords": "offset points", "fontsize": 7, "color": colour}
-            axes.annotate(f"K={line['merge_ratio']:g}", (x, line["accuracy"]), below, **style)
+            axes.annotate(f"{line['ratio']:.0%}", (x, line["accuracy"]), below, **style)
     axes.set_xlabel(name)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1)

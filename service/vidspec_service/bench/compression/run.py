@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 from vidspec_models.bundled.captions import caption_marks
 from vidspec_models.bundled.questions import questions
@@ -18,28 +17,8 @@ from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.options import count, number, option
 from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.engine.config import DyCoke
-
-
-class Method(StrEnum):
-    """How much of DyCoke: nothing, temporal merging of the prompt, or hiding keys and values while decoding, too."""
-
-    NONE = "none"
-    TTM = "ttm"
-    DYCOKE = "dycoke"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """One line of the table."""
-
-    method: Method
-    frames: int
-    dycoke: DyCoke  # both ratios are 0 for `none`, the second one for `ttm`
-
-    @property
-    def label(self) -> str:
-        return self.method if self.method is Method.NONE else f"{self.method} K={self.dycoke.merge_ratio:g}"
 
 
 def _ratio(text: str) -> float:
@@ -51,29 +30,32 @@ def _ratio(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionOptions:
-    """By default the paper's parameters."""
+    """By default what the papers compare."""
 
     num_clips: int = number(24, "--clips", "test clips")
     frames: tuple[int, ...] = option(
-        (16, 64), "--frames", "per clip (default 16 64)", type=count, nargs="+", metavar="N"
+        (8, 16, 64), "--frames", "per clip (default 8 16 64)", type=count, nargs="+", metavar="N"
     )
     ratios: tuple[float, ...] = option(
-        (0.3, 0.5, 0.7), "--ratios", "(default 0.3 0.5 0.7)", type=_ratio, nargs="+", metavar="K"
+        (0.25, 0.5), "--ratios", "of tokens kept (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"
+    )
+    methods: tuple[Method, ...] = option(
+        tuple(Method)[1:], "--methods", "(default: all)", type=Method, choices=tuple(Method)[1:], nargs="+"
     )
     dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
     max_tokens: int = number(160, "--max-tokens", "per caption")
 
     def configurations(self) -> list[Configuration]:
         """For each number of frames the baseline first."""
-        off = replace(self.dycoke, merge_ratio=0.0, hide_ratio=0.0)
-        kinds = [(Method.NONE, off)]
-        kinds += [(Method.TTM, replace(off, merge_ratio=ratio)) for ratio in self.ratios]
-        kinds += [(Method.DYCOKE, replace(self.dycoke, merge_ratio=ratio)) for ratio in self.ratios]
-        return [
-            Configuration(method=method, frames=frames, dycoke=dycoke)
-            for frames in self.frames
-            for method, dycoke in kinds
-        ]
+        found = []
+        for frames in self.frames:
+            found.append(Configuration(method=Method.NONE, frames=frames))
+            for method in self.methods:
+                dycoke = self.dycoke if method is Method.DYCOKE else None
+                found += [
+                    Configuration(method=method, frames=frames, ratio=ratio, dycoke=dycoke) for ratio in self.ratios
+                ]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +109,7 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
     for configuration in configurations:
         name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
         captions, scores = list[Row](), list[Score]()
-        with Child(CompressedTarget, spec, threads, configuration.dycoke, options.max_tokens) as child:
+        with Child(CompressedTarget, spec, threads, configuration, options.max_tokens) as child:
             placement = child.ask(CompressedTarget.placement)
             for seed, scene in scenes.items():
                 tell(f"{name}: captions", done + len(captions), total)

@@ -1,19 +1,24 @@
-"""Child process of one configuration: a target with one set of DyCoke's parameters, alone and timed.
+"""Child process of one configuration: a target with one way of compression, alone and timed.
 
 A process of its own because a process's peak memory never falls again.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from vidspec_models.compression.merging import merge_prompt
+from vidspec_models.compression import merge_ratio_of
+from vidspec_models.compression.compress_prompt import Choose, compress_prompt
+from vidspec_models.compression.frame_budgets import v_cast, vidcom2
+from vidspec_models.compression.merging import merge_frames
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import KVCache
@@ -26,7 +31,7 @@ from vidspec_models.video_lm import StepRows
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.engine.config import DyCoke
+from vidspec_service.bench.compression.methods import Configuration, Method
 
 _PREFILL_ROWS = 512
 _ANSWER_TOKENS = 8
@@ -37,14 +42,15 @@ _RESET_PEAK_RSS = "5"  # see proc_pid_clear_refs(5)
 class CompressedTarget:
     """One clip at a time, greedy, one row a forward: the compressed target's own text."""
 
-    def __init__(self, spec: ModelSpec, threads: int, dycoke: DyCoke, max_tokens: int) -> None:
+    def __init__(self, spec: ModelSpec, threads: int, configuration: Configuration, max_tokens: int) -> None:
         torch.set_num_threads(threads)
         self._model = load_model(spec)
         self._tokenizer = Tokenizer.from_file(tokenizer_file(spec))
-        self._dycoke = dycoke
+        self._choose = chooser_of(configuration)
+        self._dycoke = configuration.dycoke
         self._max_tokens = max_tokens
         self._sampler = CoupledSampler(SamplingParams())
-        prompt = self._merged(self._prepared(scene_video(0, 5), CAPTION_PROMPT))
+        prompt = self._compressed(self._prepared(scene_video(0, 5), CAPTION_PROMPT))
         self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
         # Loading holds weights twice for a moment, which would hide the peak of the work.
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
@@ -58,7 +64,7 @@ class CompressedTarget:
         began = time.perf_counter()
         whole = self._prepared(video, CAPTION_PROMPT)
         prepared = time.perf_counter()
-        prompt = self._merged(whole)
+        prompt = self._compressed(whole)
         cache = self._cache(prompt.num_tokens + self._max_tokens)
         ids, first = self._answer(prompt, cache, self._max_tokens)
         ended = time.perf_counter()
@@ -68,7 +74,7 @@ class CompressedTarget:
             "video_tokens": prompt.num_video_tokens,
             "num_tokens": len(ids),
             "prepare_s": prepared - began,  # template, vision tower, embedding
-            "prefill_s": first - prepared,  # merging and the language model's prefill
+            "prefill_s": first - prepared,  # compression and the language model's prefill
             "decode_s": ended - first,  # of all tokens but the first
             "stored_bytes": cache.length * self._model.decoder.geometry.bytes_per_token(),
             "attended_bytes": self._attended_bytes(cache),
@@ -77,7 +83,7 @@ class CompressedTarget:
 
     def question(self, seed: int, frames: int, texts: Sequence[str]) -> list[str]:
         """The answers to questions about a test scene; its video is prefilled once."""
-        prompt = self._merged(self._prepared(scene_video(seed, frames), CAPTION_PROMPT))
+        prompt = self._compressed(self._prepared(scene_video(seed, frames), CAPTION_PROMPT))
         num_common = prompt.num_tokens - len(text_behind_video(prompt))
         seen = self._cache(num_common)
         while seen.length < num_common:
@@ -97,8 +103,8 @@ class CompressedTarget:
     def _prepared(self, video: Video, text: str) -> Prompt:
         return self._model.prepare(about_video(text), (video,))
 
-    def _merged(self, prompt: Prompt) -> Prompt:
-        return merge_prompt(prompt, self._dycoke.merge_ratio)
+    def _compressed(self, prompt: Prompt) -> Prompt:
+        return prompt if self._choose is None else compress_prompt(prompt, self._choose)
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
         """At most so many token ids, for which the cache has room, and when the first one was there."""
@@ -107,7 +113,8 @@ class CompressedTarget:
             logits = self._model.prefill(prompt, cache, _PREFILL_ROWS)
         ids = self._sampler.choose(logits[None], [])
         first = time.perf_counter()
-        pruner = KVPruner.of(prompt, self._dycoke, self._model.decoder.geometry.num_layers)
+        num_layers = self._model.decoder.geometry.num_layers
+        pruner = None if self._dycoke is None else KVPruner.of(prompt, self._dycoke, num_layers)
         while ids[-1] not in self._model.stop_ids and len(ids) < most:
             position = prompt.next_position + len(ids) - 1
             rows = StepRows(cache=cache, ids=ids[-1:], position=position, pruner=pruner)
@@ -126,6 +133,33 @@ class CompressedTarget:
         devices = {span.device for span in self._model.decoder.geometry.spans}
         on_cuda = [torch.cuda.max_memory_allocated(device) for device in devices if device.type == "cuda"]
         return sum(on_cuda) if on_cuda else peak_rss_bytes()
+
+
+def chooser_of(configuration: Configuration) -> Choose | None:
+    """What of each video stays; None where all does."""
+    ratio = configuration.ratio
+    methods: dict[Method, Choose] = {
+        Method.RANDOM: partial(random_tokens, ratio=ratio),
+        Method.UNIFORM: partial(every_nth_token, ratio=ratio),
+        Method.V_CAST: partial(v_cast, ratio=ratio),
+        Method.VIDCOM2: partial(vidcom2, ratio=ratio),
+        Method.TTM: partial(merge_frames, merge_ratio=merge_ratio_of(ratio)),
+        Method.DYCOKE: partial(merge_frames, merge_ratio=merge_ratio_of(ratio)),
+    }
+    return methods.get(configuration.method)
+
+
+def random_tokens(features: torch.Tensor, ratio: float) -> torch.Tensor:
+    """A share of a video's tokens by chance, bool [F, M]: the least that a method has to beat."""
+    count = math.prod(features.shape[:2])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return (order < max(1, round(ratio * count))).view(features.shape[:2])
+
+
+def every_nth_token(features: torch.Tensor, ratio: float) -> torch.Tensor:
+    """A share of a video's tokens at even distances, bool [F, M]; the places shift from frame to frame."""
+    places = torch.arange(math.prod(features.shape[:2]) + 1, dtype=torch.float64)
+    return (places * ratio).floor().diff().bool().view(features.shape[:2])
 
 
 def text_behind_video(prompt: Prompt) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.merging import merge_prompt
+from vidspec_models.compression.compress_prompt import chooser, compress_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
@@ -192,9 +192,8 @@ def compressed(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt) -> Pr
 
     Nobody else may use its cache: rows that are hidden while it decodes do not stay in their places.
     """
-    if request.compression is not Compression.DYCOKE:
-        return prompt
-    return replace(merge_prompt(prompt, dycoke.merge_ratio), identity=None)
+    choose = chooser(request.compression, request.compression_ratio, dycoke)
+    return prompt if choose is None else replace(compress_prompt(prompt, choose), identity=None)
 
 
 def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:

@@ -17,17 +17,16 @@ from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
 from vidspec_service.bench.common.facts import Placement, Provenance
 from vidspec_service.bench.common.report import Report, Row
+from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.bench.compression.report import compression_report, results
 from vidspec_service.bench.compression.run import (
     CompressionOptions,
-    Configuration,
     Measured,
-    Method,
     Score,
     score_answers,
     score_caption,
 )
-from vidspec_service.bench.compression.target import peak_rss_bytes, text_behind_video, with_text
+from vidspec_service.bench.compression.target import chooser_of, peak_rss_bytes, text_behind_video, with_text
 from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.cli.settings_flags import settings_of
@@ -43,21 +42,38 @@ def options(*flags: str) -> CompressionOptions:
 def test_without_flags_it_is_the_run_of_the_issue() -> None:
     assert options() == CompressionOptions()
     lines = [(one.frames, one.label) for one in options().configurations()]
-    kinds = ["none", "ttm K=0.3", "ttm K=0.5", "ttm K=0.7", "dycoke K=0.3", "dycoke K=0.5", "dycoke K=0.7"]
-    assert lines == [(frames, kind) for frames in (16, 64) for kind in kinds]
+    kinds = ["none", *(f"{method} {share}" for method in tuple(Method)[1:] for share in ("25%", "50%"))]
+    assert lines == [(frames, kind) for frames in (8, 16, 64) for kind in kinds]
 
 
 def test_flags_and_settings_become_parameters_of_each_method() -> None:
-    flags = "--clips 3 --frames 4 --ratios 0.9 --max-tokens 9 --dycoke-layer 5 --dycoke-hide-ratio 0.4"
-    found = options(*flags.split())
+    flags = "--clips 3 --frames 4 --ratios 0.4 --methods ttm dycoke ttm --max-tokens 9 --dycoke-layer 5"
+    found = options(*flags.split(), "--dycoke-hide-ratio", "0.4")
     assert (found.num_clips, found.max_tokens) == (3, 9)
-    none, ttm, dycoke = (one.dycoke for one in found.configurations())
-    assert (none.merge_ratio, none.hide_ratio) == (0, 0)
-    assert (ttm.merge_ratio, ttm.hide_ratio) == (0.9, 0)
-    assert dycoke == DyCoke(merge_ratio=0.9, layer=5, hide_ratio=0.4)
+    none, ttm, dycoke = found.configurations()
+    assert (none.ratio, none.dycoke) == (1, None)
+    assert (ttm.ratio, ttm.dycoke) == (0.4, None)
+    assert (dycoke.ratio, dycoke.dycoke) == (0.4, DyCoke(layer=5, hide_ratio=0.4))
 
 
-@pytest.mark.parametrize("flags", [["--ratios", "1"], ["--ratios", "0"], ["--frames", "0"], ["--clips", "none"]])
+def test_every_method_chooses_what_it_is_named_after() -> None:
+    found = torch.randn(4, 25, 6, generator=torch.Generator().manual_seed(0))
+    chosen = {}
+    for method in Method:
+        choose = chooser_of(Configuration(method=method, frames=4, ratio=0.4))
+        if choose is not None:
+            chosen[method] = choose(found)
+    assert set(chosen) == set(Method) - {Method.NONE}
+    assert torch.equal(chosen.pop(Method.TTM), chosen[Method.DYCOKE])  # they differ while decoding
+    assert {int(kept.sum()) for kept in chosen.values()} <= {39, 40, 41}
+    assert len({tuple(kept.flatten().tolist()) for kept in chosen.values()}) == len(chosen)
+    gaps = chosen[Method.UNIFORM].flatten().nonzero()[:, 0].diff()
+    assert set(gaps.tolist()) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    "flags", [["--ratios", "1"], ["--ratios", "0"], ["--methods", "none"], ["--frames", "0"], ["--clips", "none"]]
+)
 def test_a_wrong_flag_is_a_usage_error(flags: list[str]) -> None:
     with pytest.raises(UsageError, match="bench compression"):
         options(*flags)
@@ -135,7 +151,7 @@ def measured() -> list[Measured]:
     kinds = {Method.NONE: (9, 2000, 4.0), Method.TTM: (7, 1000, 1.0)}
     return [
         Measured(
-            configuration=Configuration(method=method, frames=16, dycoke=DyCoke(merge_ratio=0.5, hide_ratio=0.0)),
+            configuration=Configuration(method=method, frames=16, ratio=0.5),
             captions=[described(right=right, stored=stored, prefill_s=prefill_s)] * 3,
             questions=[Score(10, 10)] * 3,
         )
@@ -178,7 +194,7 @@ def test_the_json_has_the_keys_that_were_promised() -> None:
     for line in found["results"]:
         promised = "compression frames accuracy prefill_s time_per_output_token_s kv_bytes peak_rss_bytes"
         assert set(promised.split()) < set(line)
-    assert [line["compression"] for line in found["results"]] == ["none", "ttm K=0.5"]
+    assert [line["compression"] for line in found["results"]] == ["none", "ttm 50%"]
 
 
 def test_the_table_names_hardware_versions_command_and_baseline() -> None:

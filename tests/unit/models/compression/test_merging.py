@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.compression import DyCoke, num_left
-from vidspec_models.compression.merging import merge_frames, merge_prompt
+from vidspec_models.compression.merging import merge_frames
 
 RATIOS = st.one_of(st.sampled_from((0.0, 0.3, 0.5, 0.7)), st.floats(0, 0.99))
 SIZES = st.tuples(st.integers(1, 13), st.integers(1, 9))  # frames, tokens of a frame
@@ -91,44 +88,6 @@ def test_a_thing_that_stands_still_stays_before_the_background_does() -> None:
     found[:, 2] = thing
     kept = merge_frames(found, 0.8)
     assert kept[1:].tolist() == [[False, False, True, False, False]] * 3
-
-
-@given(num_frames=st.integers(1, 9), ratio=RATIOS, has_newline=st.booleans())
-def test_a_merged_prompt_is_a_part_of_the_prompt_in_its_order(num_frames: int, ratio: float, has_newline: bool) -> None:
-    prompt = video_prompt(num_frames, 2, 3, has_newline=has_newline)
-    merged = merge_prompt(prompt, ratio)
-    places = [prompt.ids.index(token) for token in merged.ids]
-    assert places == sorted(places)
-    assert set(range(prompt.num_tokens)) - set(places) <= set(prompt.is_video.nonzero()[:, 0].tolist())
-    assert torch.equal(merged.embeddings, prompt.embeddings[places])
-    assert torch.equal(merged.rotary[0], prompt.rotary[0][places])
-    assert torch.equal(merged.rotary[1], prompt.rotary[1][places])
-    assert torch.equal(merged.is_video, prompt.is_video[places])
-    assert merged.next_position == prompt.next_position
-    video_places = [int(prompt.is_video[:place].sum()) for place in places if prompt.is_video[place]]
-    assert torch.equal(merged.grid, prompt.grid[video_places])
-    assert merged.layer_additions is not None
-    assert prompt.layer_additions is not None
-    assert torch.equal(merged.layer_additions, prompt.layer_additions[:, places])
-    assert has_newline is bool((merged.grid == -1).any())
-
-
-def test_ratio_zero_and_a_prompt_without_video_change_nothing() -> None:
-    prompt = video_prompt(5, 2, 2)
-    assert merge_prompt(prompt, 0.0) is prompt
-    text = dataclasses.replace(prompt, grid=prompt.grid[:0], is_video=torch.zeros_like(prompt.is_video))
-    assert merge_prompt(text, 0.5) is text
-
-
-def test_one_frame_stays_whole() -> None:
-    prompt = video_prompt(1, 2, 2)
-    assert merge_prompt(prompt, 0.9).num_tokens == prompt.num_tokens
-
-
-@pytest.mark.parametrize(("columns", "counts"), [(3, [4, 2, 6, 3, 3]), (2, [4, 2, 4, 2, 2])])
-def test_another_video_begins_a_new_window_whatever_its_size(columns: int, counts: list[int]) -> None:
-    merged = merge_prompt(video_prompt(2, 2, 2, then=(3, 2, columns)), 0.5)
-    assert merged.grid[:, 0].unique_consecutive(return_counts=True)[1].tolist() == counts
 
 
 @pytest.mark.parametrize("wrong", [{"merge_ratio": 1.0}, {"merge_ratio": -0.1}, {"hide_ratio": 1.5}, {"layer": 0}])

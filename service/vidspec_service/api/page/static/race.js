@@ -11,6 +11,7 @@ const SETTINGS = {
   serial: { speculation: "serial" },
   "parallel, draft sees all": { speculation: "parallel", preservation: "none" },
   "parallel, draft sees nothing": { speculation: "parallel", preservation: "blind" },
+  "v-cast, auto": { speculation: "auto", compression: "v-cast" },
   "dycoke, auto": { speculation: "auto", compression: "dycoke" },
 };
 

@@ -1,0 +1,83 @@
+"""V-CAST and VidCom2: every frame has a budget of tokens, more where the video changes, for what is unlike the rest.
+
+Both choose from the projected features alone, before the prompt is read, and keep what they choose as and where it is.
+Sums are in float64 and scores are rounded, so that the choice does not hang on how many threads added them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_DECIMALS = 6
+_CURVATURE_TEMPERATURE = 0.7
+_UNIQUENESS_TEMPERATURE = 0.01
+_KERNEL_WIDTHS = (1 / 8, 1 / 4, 1 / 2, 1, 2)
+
+
+def v_cast(features: Tensor, ratio: float) -> Tensor:
+    """Which tokens stay by V-CAST (arXiv 2603.27650): bool [F, M] for features [F, M, hidden size].
+
+    Together a share of `ratio`, of every frame at least one. A frame's budget grows with the curvature of the path that
+    the frames' means take; within it those tokens stay that are least like their frame and longest.
+    """
+    tokens = features.double()
+    means = functional.normalize(tokens.mean(1), dim=-1)
+    weights = (curvature(means) / _CURVATURE_TEMPERATURE).softmax(0).round(decimals=_DECIMALS)
+    num_frames, num_tokens = tokens.shape[:2]
+    budget = max(num_frames, round(ratio * num_frames * num_tokens))
+    unlike = 1 - functional.cosine_similarity(tokens, means[:, None], dim=-1)
+    length = tokens.norm(dim=-1)
+    least, most = length.amin(1, keepdim=True), length.amax(1, keepdim=True)
+    return _highest(unlike + (length - least) / (most - least + 1e-6), share_out(budget, weights.tolist(), num_tokens))
+
+
+def curvature(means: Tensor) -> Tensor:
+    """How sharply a path of points [F, hidden size] turns at each: 1 minus the cosine of both steps; 1 at its ends."""
+    turns = 1 - functional.cosine_similarity(means[1:-1] - means[:-2], means[2:] - means[1:-1], dim=-1, eps=1e-6)
+    ends = means.new_ones(1)
+    return torch.cat((ends, turns, ends))[: len(means)]
+
+
+def share_out(budget: int, weights: list[float], most: int) -> list[int]:
+    """The budget by weight, at least 1 and at most `most` each; what is over goes to the largest fractions first."""
+    budget = min(budget, most * len(weights))
+    wanted = [(budget - len(weights)) * weight / sum(weights) for weight in weights]
+    counts = [1 + min(int(share), most - 1) for share in wanted]
+    by_fraction = sorted(range(len(weights)), key=lambda frame: (int(wanted[frame]) - wanted[frame], frame))
+    while (over := budget - sum(counts)) > 0:
+        for frame in [frame for frame in by_fraction if counts[frame] < most][:over]:
+            counts[frame] += 1
+    return counts
+
+
+def vidcom2(features: Tensor, ratio: float) -> Tensor:
+    """Which tokens stay by VidCom2 (arXiv 2505.14454): bool [F, M] for features [F, M, hidden size].
+
+    Of every frame at least one; of a frame that is unlike the video more than a share of `ratio`, of others less. Those
+    tokens stay that are least like the mean of the video and of their frame, by the channels that vary least, a half.
+    """
+    tokens = features.double()
+    variances = tokens.flatten(0, 1).var(0, unbiased=False).round(decimals=2 * _DECIMALS)
+    steady = variances.argsort(stable=True)[: max(1, len(variances) // 2)]
+    tokens = functional.normalize(tokens[..., steady], dim=-1)
+    like_video = _likeness(tokens, tokens.mean((0, 1)))
+    uniqueness = (-like_video.mean(1) / _UNIQUENESS_TEMPERATURE).softmax(0)
+    shares = ratio * (1 + uniqueness - uniqueness.mean())
+    num_tokens = tokens.shape[1]
+    counts = [min(num_tokens, max(1, round(round(share, _DECIMALS) * num_tokens))) for share in shares.tolist()]
+    return _highest(-like_video - _likeness(tokens, tokens.mean(1, keepdim=True)), counts)
+
+
+def _likeness(tokens: Tensor, centre: Tensor) -> Tensor:
+    """Gaussian kernels of several widths, added up [F, M], between tokens [F, M, C] and what they are compared with."""
+    distance = (tokens - centre).square().sum(-1)
+    return torch.stack([(-distance / (2 * width)).exp() for width in _KERNEL_WIDTHS]).sum(0)
+
+
+def _highest(scores: Tensor, counts: list[int]) -> Tensor:
+    """The tokens of highest score of each frame, bool [F, M]; of equals the first."""
+    order = scores.round(decimals=_DECIMALS).argsort(dim=1, descending=True, stable=True)
+    chosen = torch.arange(scores.shape[1], device=scores.device) < torch.tensor(counts, device=scores.device)[:, None]
+    return torch.zeros_like(chosen).scatter(1, order, chosen)
