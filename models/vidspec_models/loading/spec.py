@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vidspec_models.families.base import Family
 
 BUNDLED = "bundled"
+BUNDLED_TARGET_NAME = "bundled-target"  # as a draft of its own: "bundled" means the half for the role
 _FAMILIES = {
     "internvl": ("vidspec_models.families.internvl", "InternVL"),
     "llava_next_video": ("vidspec_models.families.llava", "LlavaNextVideo"),
@@ -27,7 +28,7 @@ _FAMILIES = {
 class ModelSpec:
     """A Hugging Face folder or hub id and how to load it. "auto" is resolved by `placement`."""
 
-    path: str  # local folder, hub id, or "bundled"
+    path: str  # local folder, hub id, "bundled" or "bundled-target"
     role: str  # "target" | "draft": picks the half of the bundled pair
     revision: str | None = None
     device: str = "auto"
@@ -40,9 +41,9 @@ class ModelSpec:
 
 def model_path(spec: ModelSpec) -> str:
     """Where the files are: the bundled half for the role, or the path or hub id as given."""
-    if spec.path != BUNDLED:
-        return spec.path
-    return str(BUNDLED_TARGET if spec.role == "target" else BUNDLED_DRAFT)
+    if spec.path == BUNDLED_TARGET_NAME or (spec.path == BUNDLED and spec.role == "target"):
+        return str(BUNDLED_TARGET)
+    return str(BUNDLED_DRAFT) if spec.path == BUNDLED else spec.path
 
 
 def require_family(model_type: str) -> None:

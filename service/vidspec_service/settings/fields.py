@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     draft_model: NonEmpty | None = Field(
         default=None,
         description="Draft model: 'bundled', a folder or a hub id; unset: the bundled target's; 'ngram': no model, "
-        "what followed the same words before.",
+        "what followed the same words before; 'self': the target in int8, on a CPU.",
     )
     served_model_name: Names = Field(
         default=None, description="Names that clients may use, the first is told in answers; unset: the model's own."

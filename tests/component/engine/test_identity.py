@@ -14,6 +14,7 @@ from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import FinishReason
+from vidspec_service.settings import Settings, engine_config
 
 PROMPTS = ("Describe the video.", "How many objects are there?", "What is going on here, in your own words?")
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
@@ -142,3 +143,18 @@ def test_requests_that_do_not_fit_at_once_are_paused_and_lose_nothing(engine: En
         assert [answer.ids for answer in tight.answers(requests)] == expected
     finally:
         tight.close()
+
+
+@pytest.mark.slow
+def test_a_target_that_drafts_for_itself_is_hardly_ever_wrong_and_says_the_same() -> None:
+    harness = EngineHarness(engine_config(Settings(target_dtype="float32", draft_model="self")))
+    try:
+        answers = {
+            mode: harness.answer(ask(f"self-{mode}", PROMPTS[0], [scene_video(1)], speculation=mode, max_tokens=60))
+            for mode in MODES
+        }
+    finally:
+        harness.close()
+    assert len({answer.ids for answer in answers.values()}) == 1
+    stats = answers[SpeculationMode.SERIAL].finished.speculation
+    assert stats.num_accepted_tokens > 0.9 * stats.num_draft_tokens > 0

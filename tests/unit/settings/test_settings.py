@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from vidspec_models.bundled import BUNDLED_TARGET
+from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.engine.config import WorkerConfig
@@ -219,6 +222,15 @@ def test_both_workers_get_what_was_set_for_them() -> None:
 def test_a_target_may_have_several_devices(monkeypatch: pytest.MonkeyPatch, given: str, taken: str) -> None:
     monkeypatch.setenv("VIDSPEC_TARGET_DEVICE", given)
     assert engine_config(load_settings({})).target.device == taken
+
+
+def test_a_target_may_draft_for_itself_in_eight_bits() -> None:
+    config = engine_config(Settings(model="a/model", revision="r1", draft_model="self"))
+    assert config.draft == replace(config.target, dtype="int8")
+    asked = engine_config(Settings(draft_model="self", draft_dtype="float32", draft_threads=2))
+    assert asked.draft is not None
+    assert (asked.draft.dtype, asked.draft.threads) == ("float32", 2)
+    assert Path(model_path(ModelSpec(path=asked.draft.model, role="draft"))) == BUNDLED_TARGET
 
 
 def test_without_speculation_there_is_no_draft() -> None:
