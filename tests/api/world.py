@@ -18,7 +18,7 @@ from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.services import build_services
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.settings import Settings
-from vidspec_service.telemetry import Metrics
+from vidspec_service.telemetry import Metrics, Traces
 
 CLIP_BYTES = b"\x00\x00\x00\x20ftypisom-not-really-a-clip"
 DATA_URL = f"data:video/mp4;base64,{base64.b64encode(CLIP_BYTES).decode()}"
@@ -36,6 +36,7 @@ class World:
         decoder: FakeDecodePool | None = None,
         keys: Iterable[str] = (),
         fetcher: Fetcher | None = None,
+        traces: Traces | None = None,
         **settings: Any,
     ) -> None:
         self.upload_dir = upload_dir
@@ -47,8 +48,7 @@ class World:
         self.services = build_services(
             self.settings, self.engine, self.decoder.decode, self.metrics, num_keys=len(keys)
         )
-        if fetcher is not None:
-            self.services = replace(self.services, fetcher=fetcher)
+        self.services = replace(self.services, traces=traces, fetcher=fetcher or self.services.fetcher)
         self.admission = self.services.admission
         self.app = create_app(self.services, ApiKeys(keys))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10)

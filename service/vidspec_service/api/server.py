@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 
 import uvicorn
 
@@ -34,7 +35,7 @@ from vidspec_service.api.uploads.folder import upload_folder
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys
-from vidspec_service.telemetry import Metrics
+from vidspec_service.telemetry import Metrics, Traces
 
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -90,11 +91,13 @@ async def serve(
     decode: Decode,
     metrics: Metrics,
     listener: socket.socket | None = None,
+    traces: Traces | None = None,
 ) -> None:
     """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
     keys = ApiKeys(api_keys(settings))
     with listener or bind(settings) as sock, upload_folder(settings.upload_dir) as upload_dir:
         services = build_services(settings, engine, decode, metrics, upload_dir, num_keys=len(keys))
+        services = replace(services, traces=traces)
         config = uvicorn.Config(
             create_app(services, keys),
             log_config=None,

@@ -18,7 +18,7 @@ from vidspec_service.api.store.videos import Videos
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.settings import Settings
-from vidspec_service.telemetry import Metrics
+from vidspec_service.telemetry import Metrics, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class Services:
     admission: Admission
     queue: FairQueue  # for decoding and generation
     upload_dir: Path
+    traces: Traces | None = None
 
     def deadline(self, permit: Permit, receive: Receive) -> Deadline:
         """That of a request whose body has come."""

@@ -9,8 +9,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
-from vidspec_service.telemetry import Metrics, configure_logging
+from vidspec_service.telemetry import Metrics, Traces, configure_logging
 
 _ANYWHERE = {"0.0.0.0": "localhost", "::": "localhost"}
 
@@ -106,7 +106,8 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
 
     if settings.upload_dir is not None:
         check_upload_dir(settings.upload_dir)
-    with bind(settings) as listener:  # before minutes of loading: a taken port is told at once
+    # Before minutes of loading: what is missing, or a taken port, is told at once.
+    with _traces(settings) as traces, bind(settings) as listener:
         async with running_service(settings, launcher) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
             info = service.engine.info
@@ -115,7 +116,17 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _announce(settings, service, base_url(listener))
-            await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener)
+            await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, traces)
+
+
+@contextmanager
+def _traces(settings: Settings) -> Iterator[Traces | None]:
+    """Where requests are traced to, if anywhere; what is left is sent at the end."""
+    if settings.otlp_traces_endpoint is None:
+        yield None
+        return
+    with closing(Traces(settings.otlp_traces_endpoint, __version__)) as traces:
+        yield traces
 
 
 def base_url(listener: socket.socket) -> str:

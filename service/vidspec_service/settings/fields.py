@@ -217,6 +217,11 @@ class Settings(BaseSettings):
     cors_origins: Names = Field(
         default=None, description="Web origins whose pages may ask, separated by commas, or *; unset: none."
     )
+    otlp_traces_endpoint: NonEmpty | None = Field(
+        default=None,
+        description="OpenTelemetry collector for a trace of each request, as in http://collector:4318/v1/traces; "
+        "needs vidspec[otel]; unset: no traces.",
+    )
     metrics_open: bool = Field(default=False, description="Serve /metrics without a key where keys are asked for.")
 
     # Operation

@@ -16,6 +16,7 @@ from vidspec_models.request import GenerationRequest, Include
 from vidspec_service.api.generate.clock import AnswerClock
 from vidspec_service.api.generate.frames import decode_all
 from vidspec_service.api.generate.tellings import Tellings
+from vidspec_service.api.generate.tracing import TracedGeneration
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import Spoken, SpokenChoice
 from vidspec_service.api.schemas.logprobs import logprobs_of
@@ -26,6 +27,7 @@ from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, SpeculationStats, TextDelta
 from vidspec_service.errors import GenerationFailed
+from vidspec_service.telemetry import RequestTrace
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,7 +44,9 @@ class Generation:
     Its clock starts when it is built: after the last byte of the request's body.
     """
 
-    def __init__(self, services: Services, request: GenerationRequest, deadline: Deadline) -> None:
+    def __init__(
+        self, services: Services, request: GenerationRequest, deadline: Deadline, trace: RequestTrace | None = None
+    ) -> None:
         model = services.engine.info.model
         self.head = {"id": request.request_id, "created": int(time.time()), "model": model}
         self._services = services
@@ -58,6 +62,7 @@ class Generation:
         self._answers = [AnswerClock(services.metrics, self._began) for _ in range(request.n)]
         self._tellings = Tellings(request.include, self._began) if request.include else None
         self._queue_s = self._decode_s = 0.0
+        self._trace = None if trace is None else TracedGeneration(trace, self._began)
 
     @property
     def n(self) -> int:
@@ -92,15 +97,21 @@ class Generation:
             }
             for file, clip in zip(files, clips, strict=True)
         ]
+        request = self._request
+        if self._trace is not None:
+            self._trace.decoded(self._queue_s, self._decode_s, sum(video["num_frames"] for video in self._videos))
+            request = replace(request, include=request.include | {Include.TIMELINE})
         upload.close()  # an answer takes longer than its frames
         videos = tuple(clip.video for clip in clips)
-        self._events = services.engine.generate(replace(self._request, caller=caller, videos=videos))
+        self._events = services.engine.generate(replace(request, caller=caller, videos=videos))
         del clips
         self._held.push_async_callback(self._events.aclose)
         first = await anext(self._events, None)
         if not isinstance(first, Accepted):
             raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
         self._accepted = first
+        if self._trace is not None:
+            self._trace.accepted(first)
         metrics = self._metrics
         metrics.prefix_cache_queries.inc(first.prompt_tokens)
         metrics.prefix_cache_hits.inc(first.cached_tokens)
@@ -126,6 +137,8 @@ class Generation:
         if self._events is None:
             raise RuntimeError("start() comes first")
         async for event in self._events:
+            if self._trace is not None:
+                self._trace.add(event)
             if isinstance(event, TextDelta):
                 self._answers[event.choice].count(event.num_tokens)
                 if event.text or event.logprobs or event.details:
@@ -193,28 +206,31 @@ class Generation:
     async def close(self) -> None:
         """Cancel the request on every worker, unless it has ended, and let the next one in."""
         await self._held.aclose()
+        if self._trace is not None:
+            facts = self.facts() if self._is_complete else {}
+            self._trace.close(self._request, str(self.head["model"]), self._outcome, facts)
         if self._accepted is None:
             return
         seconds = time.monotonic() - self._began
         self._metrics.request_success.labels(self._outcome).inc()
         self._metrics.e2e_request_latency.observe(seconds)
-        facts: dict[str, Any] = {
+        told: dict[str, Any] = {
             "id": self._request.request_id,
             "outcome": self._outcome,
             "prompt_tokens": self._accepted.prompt_tokens,
         }
         if begun := [answer.first for answer in self._answers if answer.num_tokens]:
-            facts["first_token_s"] = round(min(begun) - self._began, 4)
+            told["first_token_s"] = round(min(begun) - self._began, 4)
         if self._is_complete:
             ended = self._complete[1]
             speculation = SpeculationStats.of_all([finished.speculation for finished in ended])
-            facts |= {
+            told |= {
                 "completion_tokens": sum(finished.completion_tokens for finished in ended),
                 "queue_s": round(self._queue_s + ended[0].queue_s, 4),
                 "mode": speculation.mode.value,
                 "acceptance_rate": round(speculation.acceptance_rate, 4),
             }
-        _log.info("request ended", extra={**facts, "duration_s": round(seconds, 4)})
+        _log.info("request ended", extra={**told, "duration_s": round(seconds, 4)})
 
     @property
     def _is_complete(self) -> bool:

@@ -77,6 +77,9 @@ async def _answer(
 ) -> Response:
     settings = services.settings
     async with AsyncExitStack() as held:
+        trace = None if services.traces is None else services.traces.begin(request.headers, f"POST {request.url.path}")
+        if trace is not None:
+            held.enter_context(trace)
         permit = held.enter_context(services.admission.permit(caller_of(request), sharer_of(request)))
         info = services.engine.info  # raises EngineDead before a byte is uploaded
         upload = Upload(request, permit, services.upload_dir, settings)
@@ -95,7 +98,7 @@ async def _answer(
             request_id, settings.speculation, settings.compression, settings.compression_ratio, info.default_sampling
         )
         del body  # its base64 may be large, and an answer takes its time
-        generation = Generation(services, asked, deadline)
+        generation = Generation(services, asked, deadline, trace)
         held.push_async_callback(generation.close)
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:

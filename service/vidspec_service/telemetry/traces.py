@@ -1,0 +1,133 @@
+"""Traces: a span for each request and for each of its eight steps, sent to an OpenTelemetry collector over HTTP.
+
+Only built with an endpoint. Everything is recorded in the API's process: workers and decoding children tell when they
+worked, on the clock that all processes share, so that none of them needs the library.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from vidspec_service.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+_TIMEOUT_S = 3.0  # for one batch of spans with all retries; the end of the service waits for the last
+Attribute = str | int | float | bool
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of a request, from its first to its last moment; some are made of many short works."""
+
+    began: float  # on the monotonic clock
+    ended: float
+    busy_s: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def extend(self, began: float, ended: float, **counts: int) -> None:
+        """It worked again; counts are added up."""
+        self.began, self.ended = min(self.began, began), max(self.ended, ended)
+        self.busy_s += ended - began
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+
+class RequestTrace:
+    """One request's spans, named as in docs/architecture.md; a context, which sends them when it ends."""
+
+    def __init__(self, tracer: Tracer, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._began = time.monotonic()
+        self._clock_ns = time.time_ns() - time.monotonic_ns()
+        self._steps: dict[tuple[str, str], Step] = {}
+
+    @property
+    def trace_id(self) -> str:
+        """Hexadecimal, as collectors show it."""
+        return format(self._span.get_span_context().trace_id, "032x")
+
+    @property
+    def began(self) -> float:
+        """When the request came, on the monotonic clock."""
+        return self._began
+
+    def tell(self, facts: Mapping[str, Attribute | None]) -> None:
+        """Facts of the whole request; what is None is not known."""
+        self._span.set_attributes({name: value for name, value in facts.items() if value is not None})
+
+    def fail(self, reason: str) -> None:
+        """The request was not answered."""
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_status(StatusCode.ERROR, reason)
+
+    def step(self, name: str, began: float, ended: float, *, worker: str = "api", **counts: int) -> None:
+        """A worker was at a step of the request in this time, perhaps again."""
+        step = self._steps.setdefault((name, worker), Step(began, ended))
+        step.extend(began, ended, **counts)
+
+    def __enter__(self) -> RequestTrace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Send: the steps, then the request; an error is told of, and goes on."""
+        from opentelemetry.trace import set_span_in_context
+
+        inside = set_span_in_context(self._span)
+        for (name, worker), step in self._steps.items():
+            span = self._tracer.start_span(name, context=inside, start_time=self._wall_ns(step.began))
+            span.set_attributes({"vidspec.worker": worker, "vidspec.busy_s": step.busy_s})
+            span.set_attributes({f"vidspec.{name}": count for name, count in step.counts.items()})
+            span.end(self._wall_ns(step.ended))
+        if error is not None:
+            self.tell({"error.type": type(error).__name__})
+            self.fail(str(error) or type(error).__name__)
+        self._span.end(self._wall_ns(time.monotonic()))
+
+    def _wall_ns(self, monotonic: float) -> int:
+        return int(monotonic * 1e9) + self._clock_ns
+
+
+class Traces:
+    """Where requests are traced to; what is slow or away there costs spans, never requests."""
+
+    def __init__(self, endpoint: str, version: str) -> None:
+        """`endpoint` takes OTLP over HTTP, as in http://collector:4318/v1/traces.
+
+        Raises ConfigError where the library is not installed.
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise ConfigError("traces need more packages: pip install 'vidspec[otel]'") from error
+        resource = Resource.create({"service.version": version})  # and what OTEL_RESOURCE_ATTRIBUTES says
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):  # nor does OTEL_SERVICE_NAME
+            resource = resource.merge(Resource({"service.name": "vidspec"}))
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)))
+        self._tracer = self._provider.get_tracer("vidspec", version)
+
+    def begin(self, headers: Mapping[str, str], name: str) -> RequestTrace | None:
+        """The trace of a request with these headers, W3C's `traceparent` among them; None for one not to be sampled."""
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        context = TraceContextTextMapPropagator().extract(dict(headers))
+        span = self._tracer.start_span(name, context=context, kind=SpanKind.SERVER)
+        return RequestTrace(self._tracer, span) if span.is_recording() else None
+
+    def close(self) -> None:
+        """Send what is left, or give it up after some seconds."""
+        self._provider.shutdown()

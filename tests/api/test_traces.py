@@ -1,0 +1,102 @@
+"""Traces: one for each request that is to be sampled, of those that are refused as well; no request waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from tests.api.test_include import SCRIPT
+from tests.api.world import DATA_URL, URL, World
+from tests.collector import Collector, attributes, collecting
+from tests.fakes import ACCEPTED, FakeEngine
+from vidspec_models.request import Include
+from vidspec_service.errors import GenerationFailed
+from vidspec_service.telemetry import Traces
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+TRACE_ID, CALLER_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as found:
+        yield found
+
+
+async def ask_as_part_of(world: World, traceparent: str, **fields: object) -> int:
+    body = {"video": DATA_URL, "prompt": "What moves?", **fields}
+    return (await world.client.post(URL, json=body, headers={"traceparent": traceparent})).status_code
+
+
+def by_name(spans: list[Span]) -> dict[str, Span]:
+    return {span.name: span for span in spans}
+
+
+async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside(
+    tmp_path: Path, collector: Collector
+) -> None:
+    traces = Traces(collector.endpoint, "0.0")
+    world = World(tmp_path, FakeEngine(*SCRIPT), traces=traces)
+    assert await ask_as_part_of(world, f"00-{TRACE_ID}-{CALLER_ID}-01", max_tokens=9) == 200
+    traces.close()
+    spans = by_name(collector.spans)
+    assert set(spans) == {f"POST {URL}", "admit", "decode", "submit", "verify", "commit", "stream"}
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
+    whole = spans.pop(f"POST {URL}")
+    assert whole.parent_span_id.hex() == CALLER_ID
+    assert whole.kind == Span.SPAN_KIND_SERVER
+    assert {span.parent_span_id for span in spans.values()} == {whole.span_id}
+    said = attributes(whole)
+    assert said["gen_ai.response.model"] == "fake-target"
+    assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (40, 5)
+    assert (said["gen_ai.request.max_tokens"], said["vidspec.outcome"]) == (9, "stop")
+    assert attributes(spans["verify"])["vidspec.worker"] == "target"
+    assert attributes(spans["verify"])["vidspec.num_tokens"] == 4
+    assert spans["verify"].end_time_unix_nano - spans["verify"].start_time_unix_nano == pytest.approx(1e9, rel=1e-6)
+    assert collector.resource["service.name"] == "vidspec"
+
+
+async def test_tracing_tells_the_client_nothing_that_was_not_asked_for(tmp_path: Path, collector: Collector) -> None:
+    traces = Traces(collector.endpoint, "0.0")
+    world = World(tmp_path, FakeEngine(*SCRIPT), traces=traces)
+    answer = await world.ask()
+    assert world.engine.requests[0].include == {Include.TIMELINE}
+    assert "timeline" not in answer.json()
+    traces.close()
+
+
+async def test_what_is_not_sampled_is_not_traced(tmp_path: Path, collector: Collector) -> None:
+    traces = Traces(collector.endpoint, "0.0")
+    world = World(tmp_path, traces=traces)
+    assert await ask_as_part_of(world, f"00-{TRACE_ID}-{CALLER_ID}-00") == 200
+    traces.close()
+    assert collector.spans == []
+    assert world.engine.requests[0].include == frozenset()
+
+
+async def test_a_refusal_and_a_failure_are_traced_as_errors(tmp_path: Path, collector: Collector) -> None:
+    traces = Traces(collector.endpoint, "0.0")
+    world = World(tmp_path, FakeEngine(ACCEPTED, GenerationFailed("lost")), traces=traces)
+    assert await ask_as_part_of(world, "", temperature=9) == 400
+    assert await ask_as_part_of(world, "") == 500
+    traces.close()
+    refused, failed = (span for span in collector.spans if span.name == f"POST {URL}")
+    assert refused.status.code == failed.status.code == Status.STATUS_CODE_ERROR
+    assert attributes(refused)["error.type"] == "InvalidRequest"
+    assert attributes(failed)["vidspec.outcome"] == "error"
+
+
+async def test_a_collector_that_is_away_costs_no_request_and_little_of_the_end(tmp_path: Path) -> None:
+    with collecting() as gone:
+        endpoint = gone.endpoint
+    traces = Traces(endpoint, "0.0")
+    world = World(tmp_path, traces=traces)
+    assert (await world.ask()).status_code == 200
+    began = time.monotonic()
+    traces.close()
+    assert time.monotonic() - began < 6
