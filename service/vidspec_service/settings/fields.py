@@ -220,7 +220,7 @@ class Settings(BaseSettings):
     otlp_traces_endpoint: NonEmpty | None = Field(
         default=None,
         description="OpenTelemetry collector for a trace of each request, as in http://collector:4318/v1/traces; "
-        "needs vidspec[otel]; unset: no traces.",
+        "needs the extra `otel`; unset: no traces.",
     )
     metrics_open: bool = Field(default=False, description="Serve /metrics without a key where keys are asked for.")
 

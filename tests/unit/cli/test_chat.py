@@ -49,6 +49,18 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
     assert engine.requests[0].turns[0].text == "What moves?"
 
 
+@pytest.mark.parametrize(("flag", "choices"), [("compression", Compression), ("speculation", SpeculationMode)])
+def test_every_choice_that_the_service_takes_can_be_made_in_the_terminal(
+    flag: str, choices: type[Compression | SpeculationMode]
+) -> None:
+    """Written out there, since reading them from where they are declared would load numpy before the first word."""
+    for choice in choices:
+        _, args = parse(["chat", "clip.mp4", "What moves?", f"--{flag}", choice])
+        assert getattr(args, flag) == choice
+    with pytest.raises(UsageError, match=flag):
+        parse(["chat", "clip.mp4", "What moves?", f"--{flag}", "other"])
+
+
 def test_a_key_comes_from_a_file_or_the_environment_and_never_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,9 @@ class _World:
     def _pool(self, limits: Any, max_workers: int) -> FakeDecodePool:
         return _Pool(self)
 
-    async def _serve_http(self, settings: Any, engine: Any, pool: Any, metrics: Any, listener: socket.socket) -> None:
+    async def _serve_http(
+        self, settings: Any, engine: Any, pool: Any, metrics: Any, listener: socket.socket, traces: Any
+    ) -> None:
         assert metrics is self.metrics
         with socket.create_connection(listener.getsockname(), timeout=1):
             self.events.append("serving, connections wait")
