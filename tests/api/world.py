@@ -16,6 +16,7 @@ from tests.fakes import FakeDecodePool, FakeEngine
 from vidspec_service.api.app import create_app
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.services import build_services
+from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, Traces
@@ -37,6 +38,7 @@ class World:
         keys: Iterable[str] = (),
         fetcher: Fetcher | None = None,
         traces: Traces | None = None,
+        store: SharedStore | None = None,
         **settings: Any,
     ) -> None:
         self.upload_dir = upload_dir
@@ -49,6 +51,7 @@ class World:
             self.settings, self.engine, self.decoder.decode, self.metrics, num_keys=len(keys)
         )
         self.services = replace(self.services, traces=traces, fetcher=fetcher or self.services.fetcher)
+        self.services = replace(self.services, videos=self.services.videos.shared_through(store))
         self.admission = self.services.admission
         self.app = create_app(self.services, ApiKeys(keys))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10)

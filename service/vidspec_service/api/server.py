@@ -29,13 +29,13 @@ from vidspec_service.api.connections import (
 from vidspec_service.api.limits.admission import Admission
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import alongside
-from vidspec_service.api.services import Services, build_services
+from vidspec_service.api.services import Remotes, Services, build_services
 from vidspec_service.api.store.clips import Decode
 from vidspec_service.api.uploads.folder import upload_folder
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys
-from vidspec_service.telemetry import Metrics, Traces
+from vidspec_service.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -91,13 +91,14 @@ async def serve(
     decode: Decode,
     metrics: Metrics,
     listener: socket.socket | None = None,
-    traces: Traces | None = None,
+    remotes: Remotes | None = None,
 ) -> None:
     """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
     keys = ApiKeys(api_keys(settings))
     with listener or bind(settings) as sock, upload_folder(settings.upload_dir) as upload_dir:
         services = build_services(settings, engine, decode, metrics, upload_dir, num_keys=len(keys))
-        services = replace(services, traces=traces)
+        if remotes is not None:
+            services = replace(services, traces=remotes.traces, videos=services.videos.shared_through(remotes.videos))
         config = uvicorn.Config(
             create_app(services, keys),
             log_config=None,
@@ -115,7 +116,7 @@ async def serve(
         asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
         shutdown = Shutdown(server, services.admission, settings.drain_timeout_s)
         with _signals_to(shutdown), closing(services.videos):
-            async with alongside(_expire(services)):
+            async with alongside(_expire(services)), alongside(_sweep(services)):
                 await asyncio.create_task(server.serve(sockets=[sock]))  # its ticks wake nobody else
 
 
@@ -158,3 +159,10 @@ async def _expire(services: Services) -> None:
         await asyncio.sleep(min(_EXPIRY_CHECK_S, services.settings.video_ttl_s))
         services.videos.expire()
         services.clips.expire()
+
+
+async def _sweep(services: Services) -> None:
+    """The same where videos are shared, which may answer late and never: rarely, for it reads the whole list."""
+    while True:
+        await asyncio.sleep(max(_EXPIRY_CHECK_S, services.settings.video_ttl_s / 10))
+        await services.videos.sweep()

@@ -14,11 +14,21 @@ from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQu
 from vidspec_service.api.limits.callers import RateLimit
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import Clips, Decode
+from vidspec_service.api.store.kept import KeptVideos
+from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.store.videos import Videos
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, Traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remotes:
+    """What an operator runs beside us, if anything; built before models are loaded."""
+
+    traces: Traces | None = None
+    videos: SharedStore | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +38,7 @@ class Services:
     settings: Settings
     engine: Engine
     clips: Clips
-    videos: Videos
+    videos: KeptVideos
     fetcher: Fetcher
     grammars: GrammarCheck
     metrics: Metrics
@@ -69,7 +79,7 @@ def build_services(
         settings=settings,
         engine=engine,
         clips=clips,
-        videos=Videos(settings.max_stored_bytes, settings.video_ttl_s, clips.forget),
+        videos=KeptVideos(Videos(settings.max_stored_bytes, settings.video_ttl_s, clips.forget)),
         fetcher=Fetcher(
             settings.video_url_hosts or (),
             timeout_s=settings.video_url_timeout_s,

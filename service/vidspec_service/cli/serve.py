@@ -102,12 +102,17 @@ async def running_service(settings: Settings, launcher: WorkerLauncher | None = 
 async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
     """The composition root: with `running_service`, every object of a running service is built here, once."""
     from vidspec_service.api.server import bind, serve
+    from vidspec_service.api.services import Remotes
+    from vidspec_service.api.store.shared import SharedStore
     from vidspec_service.api.uploads.folder import check_upload_dir
 
     if settings.upload_dir is not None:
         check_upload_dir(settings.upload_dir)
     # Before minutes of loading: what is missing, or a taken port, is told at once.
     with _traces(settings) as traces, bind(settings) as listener:
+        store = None if settings.video_store is None else SharedStore(settings.video_store, settings.video_ttl_s)
+        if store is not None:
+            await store.check()
         async with running_service(settings, launcher) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
             info = service.engine.info
@@ -116,7 +121,10 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _announce(settings, service, base_url(listener))
-            await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, traces)
+            decode = service.decode_pool.decode
+            await serve(
+                settings, service.engine, decode, service.metrics, listener, Remotes(traces=traces, videos=store)
+            )
 
 
 @contextmanager

@@ -183,6 +183,11 @@ class Settings(BaseSettings):
         default=2 * 1024 * 1024 * 1024, description="Bytes of the videos kept by /v1/videos; the least used go first."
     )
     video_ttl_s: Seconds = Field(default=3600, description="Time that a kept video stays after its last use.")
+    video_store: NonEmpty | None = Field(
+        default=None,
+        description="Where several servers keep videos together, file:///folder or s3://bucket/folder; "
+        "needs the extra `store`; unset: each its own, until it ends.",
+    )
     max_cached_frame_bytes: Annotated[int, Field(ge=0)] = Field(
         default=256 * 1024 * 1024, description="Memory for decoded frames that may be asked about again."
     )

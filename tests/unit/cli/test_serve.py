@@ -46,7 +46,7 @@ class _World:
         return _Pool(self)
 
     async def _serve_http(
-        self, settings: Any, engine: Any, pool: Any, metrics: Any, listener: socket.socket, traces: Any
+        self, settings: Any, engine: Any, pool: Any, metrics: Any, listener: socket.socket, remotes: Any
     ) -> None:
         assert metrics is self.metrics
         with socket.create_connection(listener.getsockname(), timeout=1):

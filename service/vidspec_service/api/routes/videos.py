@@ -51,14 +51,12 @@ def videos_router(services: Services) -> APIRouter:
                 deadline = services.deadline(permit, request.receive)
                 file = await deadline.run(take(upload, body.source, services.videos, services.fetcher))
                 clip = await deadline.run(_decoded(services, permit.caller, file, num_frames))
-                video = services.videos.keep(permit.caller, file, _facts(file, clip))
-                upload.hand_over()
-                return video
+                return await deadline.run(_kept(services, permit.caller, upload, file, _facts(file, clip)))
 
     @router.get("/v1/videos", summary="List your videos", responses=documents.problems(400, 401, 404))
     async def listed(request: Request, limit: PageSize = MAX_PAGE, after: After = None) -> VideoList:
         """The videos that are kept for you, most recently used first, page by page."""
-        videos, has_more = services.videos.page(caller_of(request), after, limit)
+        videos, has_more = await services.videos.page(caller_of(request), after, limit)
         ids = [video.id for video in videos]
         return VideoList(
             data=videos, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more
@@ -67,12 +65,12 @@ def videos_router(services: Services) -> APIRouter:
     @router.get("/v1/videos/{video_id}", summary="Look at a video", responses=documents.problems(400, 401, 404))
     async def one(request: Request, video_id: VideoId) -> Video:
         """Facts about a video that is kept for you."""
-        return services.videos.facts(caller_of(request), video_id)
+        return await services.videos.facts(caller_of(request), video_id)
 
     @router.delete("/v1/videos/{video_id}", summary="Delete a video", responses=documents.problems(400, 401, 404))
     async def deleted(request: Request, video_id: VideoId) -> VideoDeleted:
         """Delete a video and its frames. Answers that are under way are finished."""
-        services.videos.drop(caller_of(request), video_id)
+        await services.videos.drop(caller_of(request), video_id)
         return VideoDeleted(id=video_id)
 
     return router
@@ -85,6 +83,13 @@ async def _decoded(services: Services, caller: str, file: VideoFile, num_frames:
         return await services.clips.clip(caller, file, FrameRequest(), num_frames)
     finally:
         services.queue.release(caller)
+
+
+async def _kept(services: Services, caller: str, upload: Upload, file: VideoFile, facts: Video) -> Video:
+    """In one piece: a request that ends meanwhile must not delete a file that has been taken over."""
+    video = await services.videos.keep(caller, file, facts)
+    upload.hand_over()
+    return video
 
 
 def _facts(file: VideoFile, clip: Clip) -> Video:

@@ -70,6 +70,10 @@ class Videos:
         self._kept[key] = new
         return _told(new)
 
+    def has(self, caller: str, video_id: str) -> bool:
+        """Whether a video is kept; asking is no use of it."""
+        return self._kept.peek((caller, video_id)) is not None
+
     def facts(self, caller: str, video_id: str) -> Video:
         """What is known of a kept video; asking is no use of it. Raises NotFound."""
         return _told(self._found(self._kept.peek((caller, video_id))))
@@ -121,8 +125,13 @@ class Videos:
     @staticmethod
     def _found(kept: KeptVideo | None, param: str = "video_id") -> KeptVideo:
         if kept is None:
-            raise NotFound("No such video is kept for you; it may have expired. Upload it again.", param=param)
+            raise no_such_video(param)
         return kept
+
+
+def no_such_video(param: str = "video_id") -> NotFound:
+    """What a caller is told."""
+    return NotFound("No such video is kept for you; it may have expired. Upload it again.", param=param)
 
 
 class _Cache(TTLCache[Key, KeptVideo]):

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from vidspec_service.api.errors import about_video
 from vidspec_service.api.schemas.fields import Source
 from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.store.videos import Videos
+from vidspec_service.api.store.kept import KeptVideos
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.api.uploads.upload import Upload, check_num_videos
 from vidspec_service.errors import InvalidRequest
 
 
-async def take_all(upload: Upload, sources: Sequence[Source], videos: Videos, fetcher: Fetcher) -> list[VideoFile]:
+async def take_all(upload: Upload, sources: Sequence[Source], videos: KeptVideos, fetcher: Fetcher) -> list[VideoFile]:
     """Bring every video that a valid body names, one after the other; raises what `take` does, saying of which."""
     check_num_videos(len(sources), upload.settings)
     files = []
@@ -23,7 +23,7 @@ async def take_all(upload: Upload, sources: Sequence[Source], videos: Videos, fe
     return files
 
 
-async def take(upload: Upload, source: Source, videos: Videos, fetcher: Fetcher) -> VideoFile:
+async def take(upload: Upload, source: Source, videos: KeptVideos, fetcher: Fetcher) -> VideoFile:
     """Bring the video that a valid body names; raises the RequestError that says what is wrong with it."""
     data_url = None if source.data_url is None else upload.data_url(source.data_url)
     if data_url is not None and data_url.starts_with(b"data:video/jpeg;") and not source.is_still:
@@ -35,7 +35,7 @@ async def take(upload: Upload, source: Source, videos: Videos, fetcher: Fetcher)
     if source.path is not None:
         return upload.stored(source.path)
     if source.video_id is not None:
-        return upload.borrow(videos.reading(upload.permit.caller, source.video_id))
+        return upload.borrow(await videos.reading(upload.permit.caller, source.video_id, upload.bring))
     if data_url is not None:
         chunks = data_url.decoded(upload.settings.max_upload_bytes, is_still=source.is_still)
         return await upload.store(chunks, is_still=source.is_still)

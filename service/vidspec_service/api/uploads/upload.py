@@ -86,6 +86,10 @@ class Upload:
         self._files[file.path] = file
         return file
 
+    async def bring(self, chunks: AsyncIterator[bytes], is_still: bool) -> VideoFile:
+        """Write a stream to a private file that the caller deletes; its bytes count for this request."""
+        return await write_upload(self.counted(chunks), self._folder, self.settings.max_upload_bytes, is_still=is_still)
+
     async def _store_part(self, chunks: AsyncIterator[bytes], num_before: int) -> Path:
         check_num_videos(num_before + 1, self.settings)
         with about_video(num_before, num_before + 1):  # whether more will come nobody knows yet

@@ -1,0 +1,109 @@
+"""KeptVideos: uploads that are kept for more questions, on this server's disk and where several servers share them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
+
+from vidspec_service.api.schemas.videos import Video
+from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.store.shared import Entry, SharedStore
+from vidspec_service.api.store.videos import Videos, no_such_video
+from vidspec_service.errors import CapacityError, RequestError
+
+Bring = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
+"""Writes bytes to a file here, of a still or not; whoever keeps it deletes it."""
+
+
+class KeptVideos:
+    """With a shared store, that is the truth, and what lies here is a copy: asked for, or brought for a question."""
+
+    def __init__(self, here: Videos, shared: SharedStore | None = None) -> None:
+        self._here = here
+        self._shared = shared
+
+    def shared_through(self, shared: SharedStore | None) -> KeptVideos:
+        """The same with a shared store."""
+        return KeptVideos(self._here, shared)
+
+    async def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
+        """Take over `file`, once that is sure. Raises VideoTooLarge for one that never fits, CapacityError."""
+        kept = self._here.keep(caller, file, facts)
+        if self._shared is not None:
+            try:
+                with self._here.reading(caller, kept.id) as copy:
+                    await self._shared.put(caller, copy, kept)
+            except BaseException:
+                self._here.drop(caller, kept.id)
+                raise
+        return kept
+
+    async def facts(self, caller: str, video_id: str) -> Video:
+        """What is known of a kept video; asking is no use of it. Raises NotFound, CapacityError."""
+        if self._shared is None:
+            return self._here.facts(caller, video_id)
+        return self._of(caller, video_id, await self._shared.find(caller, video_id)).facts
+
+    async def page(self, caller: str, after: str | None, limit: int) -> tuple[list[Video], bool]:
+        """At most `limit` of the caller's videos, most recently used first, and whether there are more.
+
+        They begin after the one with the id `after`; raises NotFound if that is not kept, CapacityError.
+        """
+        if self._shared is None:
+            return self._here.page(caller, after, limit)
+        ids = await self._shared.ids(caller)
+        if after is not None and after not in ids:
+            raise no_such_video("after")
+        start = 0 if after is None else ids.index(after) + 1
+        found = await asyncio.gather(*(self._shared.find(caller, each) for each in ids[start : start + limit]))
+        return [entry.facts for entry in found if entry is not None], start + limit < len(ids)
+
+    async def reading(self, caller: str, video_id: str, bring: Bring) -> AbstractContextManager[VideoFile]:
+        """A use of a video, in which its file stays here. Raises NotFound, CapacityError."""
+        if self._shared is not None:
+            entry = self._of(caller, video_id, await self._shared.use(caller, video_id))
+            if not self._here.has(caller, video_id):
+                file = await bring(self._shared.chunks(caller, video_id), entry.is_still or entry.sequence is not None)
+                try:
+                    self._here.keep(caller, entry.of(file), entry.facts)
+                except RequestError:
+                    file.path.unlink(missing_ok=True)
+                    raise
+        return self._here.reading(caller, video_id)
+
+    async def drop(self, caller: str, video_id: str) -> None:
+        """Delete a video and its frames; raises NotFound, CapacityError."""
+        if self._shared is not None:
+            self._of(caller, video_id, await self._shared.find(caller, video_id))
+            await self._shared.drop(caller, video_id)
+            if not self._here.has(caller, video_id):
+                return
+        self._here.drop(caller, video_id)
+
+    def expire(self) -> None:
+        """Delete what is too old here."""
+        self._here.expire()
+
+    async def sweep(self) -> None:
+        """Delete what is too old where it is shared, if anything is."""
+        if self._shared is not None:
+            with suppress(CapacityError):  # it is in the log; another time
+                await self._shared.sweep()
+
+    def close(self) -> None:
+        """Delete what lies here."""
+        self._here.close()
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many videos lie here, and what they count for in bytes."""
+        return self._here.load
+
+    def _of(self, caller: str, video_id: str, entry: Entry | None) -> Entry:
+        """What is gone there goes here as well."""
+        if entry is not None:
+            return entry
+        if self._here.has(caller, video_id):
+            self._here.drop(caller, video_id)
+        raise no_such_video()

@@ -1,0 +1,200 @@
+"""SharedStore: kept videos in a folder or a bucket that several servers share, and that outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from vidspec_service.api.schemas.videos import Video
+from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.decoding.clip import FrameSequence
+from vidspec_service.errors import CapacityError, ConfigError
+
+_SILENCE_S = 15.0  # of the store, in the middle of an answer
+# All of a large video comes in one answer. Plain http is for who names such an endpoint.
+_CLIENT: Any = {"connect_timeout": "5s", "timeout": "300s", "allow_http": True}
+_RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
+_CHUNK_BYTES = 1024 * 1024
+_RENEWED_AFTER = 0.1  # of its time: to write anew for every question would cost more than it tells
+_MOST_RENEWED_PAST = 1.1  # of its time: nobody deletes what another has just found
+_VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # and no path
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """All that is known of a kept video without its bytes."""
+
+    facts: Video
+    is_still: bool = False
+    sequence: FrameSequence | None = None
+
+    def of(self, file: VideoFile) -> VideoFile:
+        """A copy of the bytes, as what they are."""
+        return replace(file, is_still=self.is_still, sequence=self.sequence)
+
+
+_ENTRY = TypeAdapter(Entry)
+
+
+class SharedStore:
+    """A video is two objects: `<caller>/<id>.video`, and `<caller>/<id>.json`, which is written last and deleted first.
+
+    It expires `ttl_s` after its `.json` was written, by the store's clock; a use writes that anew.
+    Every method raises CapacityError where the store does not answer.
+    """
+
+    def __init__(self, url: str, ttl_s: float) -> None:
+        """`url` is a folder, `file:///...`, or a bucket, `s3://bucket/prefix`, with AWS's own variables.
+
+        Raises ConfigError where the library is not installed or does not know such an address.
+        """
+        try:
+            import obstore
+            from obstore.exceptions import BaseError
+            from obstore.store import from_url
+        except ImportError as error:
+            raise ConfigError(
+                "a shared store of videos needs one more package: pip install 'vidspec[store]'"
+            ) from error
+        try:
+            self._store = (
+                from_url(url, mkdir=True, automatic_cleanup=True)
+                if url.startswith("file:")
+                else from_url(url, client_options=_CLIENT, retry_config=_RETRY)
+            )
+        except (BaseError, ValueError, OSError) as error:
+            raise ConfigError(f"video_store {url}: {_first_line(error)}") from error
+        self._api = obstore
+        self._failures = (BaseError, OSError, TimeoutError)
+        self._ttl = timedelta(seconds=ttl_s)
+
+    async def check(self) -> None:
+        """Raises ConfigError if it cannot be listed, written and read, before anybody relies on it."""
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                await self._api.put_async(self._store, "check", b"vidspec")
+                await self._api.get_async(self._store, "check")
+                await self._api.delete_async(self._store, "check")
+        except self._failures as error:
+            raise ConfigError(f"the store of videos does not work: {_first_line(error)}") from error
+
+    async def put(self, caller: str, file: VideoFile, facts: Video) -> None:
+        """Copy a video there; one that is there begins its time anew."""
+        with self._told():
+            if await self.use(caller, facts.id) is None:
+                await self._api.put_async(self._store, _name(caller, facts.id, "video"), file.path)
+                await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
+
+    async def use(self, caller: str, video_id: str) -> Entry | None:
+        """What is known of a video, whose time begins anew; None for none, or one that has expired."""
+        entry = await self.find(caller, video_id)
+        if entry is None:
+            return None
+        left = datetime.fromtimestamp(entry.facts.expires_at, UTC) - datetime.now(UTC)
+        if left < self._ttl * (1 - _RENEWED_AFTER):
+            with self._told():
+                await self._write(caller, entry)
+        return entry
+
+    async def find(self, caller: str, video_id: str) -> Entry | None:
+        """The same; to look is no use."""
+        if _VIDEO_ID.fullmatch(video_id) is None:
+            return None
+        with self._told():
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    found = await self._api.get_async(self._store, _name(caller, video_id, "json"))
+                    text = bytes(await found.bytes_async())
+            except FileNotFoundError:
+                return None
+            expires_at = found.meta["last_modified"] + self._ttl
+            try:
+                entry = _ENTRY.validate_json(text)
+            except ValidationError:  # of another version
+                _log.warning("a kept video's facts cannot be read", extra={"video_id": video_id})
+                return None
+        if expires_at < datetime.now(UTC):
+            return None
+        facts = entry.facts.model_copy(update={"expires_at": int(expires_at.timestamp())})
+        return replace(entry, facts=facts)
+
+    async def chunks(self, caller: str, video_id: str) -> AsyncIterator[bytes]:
+        """The video's bytes."""
+        with self._told():
+            async with asyncio.timeout(_SILENCE_S):
+                found = await self._api.get_async(self._store, _name(caller, video_id, "video"))
+            stream = aiter(found.stream(min_chunk_size=_CHUNK_BYTES))
+        while True:
+            with self._told():
+                async with asyncio.timeout(_SILENCE_S):
+                    chunk = await anext(stream, None)
+            if chunk is None:
+                return
+            yield bytes(chunk)
+
+    async def ids(self, caller: str) -> list[str]:
+        """A caller's videos, the most recently used first."""
+        with self._told():
+            entries = [
+                each async for each in self._entries(caller or "anyone") if each[1] + self._ttl > datetime.now(UTC)
+            ]
+        entries.sort(key=lambda each: each[1], reverse=True)
+        return [path.rpartition("/")[2].removesuffix(".json") for path, _ in entries]
+
+    async def drop(self, caller: str, video_id: str) -> None:
+        """Delete a video, if it is there."""
+        with self._told():
+            for kind in ("json", "video"):
+                await self._delete(_name(caller, video_id, kind))
+
+    async def sweep(self) -> None:
+        """Delete what has expired, whoever put it there. Several servers may do so at once."""
+        with self._told():
+            until = datetime.now(UTC) - self._ttl * _MOST_RENEWED_PAST
+            for path in [path async for path, used in self._entries(None) if used < until]:
+                await self._delete(path)
+                await self._delete(f"{path.removesuffix('.json')}.video")
+
+    async def _write(self, caller: str, entry: Entry) -> None:
+        async with asyncio.timeout(_SILENCE_S):
+            await self._api.put_async(self._store, _name(caller, entry.facts.id, "json"), _ENTRY.dump_json(entry))
+
+    async def _delete(self, path: str) -> None:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                await self._api.delete_async(self._store, path)
+        except FileNotFoundError:
+            pass  # another server was faster; object stores do not even tell
+
+    async def _entries(self, folder: str | None) -> AsyncIterator[tuple[str, datetime]]:
+        """Of every video below: where its facts are, and when they were written."""
+        async for batch in self._api.list(self._store, folder):
+            for each in batch:
+                if each["path"].endswith(".json"):
+                    yield each["path"], each["last_modified"]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            _log.warning("the store of videos does not answer", extra={"reason": _first_line(error)})
+            raise CapacityError("The store of kept videos does not answer at the moment; try again.") from error
+
+
+def _name(caller: str, video_id: str, kind: str) -> str:
+    return f"{caller or 'anyone'}/{video_id}.{kind}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]

@@ -1,0 +1,258 @@
+"""Several servers that keep their videos together, in a folder and in a bucket of an S3 server: any finds any's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
+from tests.api.world import CLIP_BYTES, World
+from tests.fakes import FakeDecodePool
+from vidspec_service.api.store.shared import SharedStore
+from vidspec_service.api.store.videos import LEAST_BYTES
+from vidspec_service.errors import ConfigError
+
+pytestmark = [pytest.mark.api, pytest.mark.anyio]
+
+TTL_S = 100.0
+BUCKET = "clips"
+FRAMES = "data:video/jpeg;base64,/9j/AAAA,/9j/AAAA"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of an S3 server."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return f"file://{tmp_path}/shared"
+    return str(request.getfixturevalue("bucket"))
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    for name, value in {"ACCESS_KEY_ID": "some", "SECRET_ACCESS_KEY": "body", "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    httpx.put(f"{s3}/{BUCKET}").raise_for_status()
+    yield f"s3://{BUCKET}/of/ours"
+    keys = re.findall("<Key>(.*?)</Key>", httpx.get(f"{s3}/{BUCKET}").text)
+    assert all(key.startswith("of/ours/") for key in keys)
+    httpx.post(f"{s3}/moto-api/reset").raise_for_status()
+
+
+class Servers:
+    """Some that share a store, each with a folder of its own."""
+
+    def __init__(self, tmp_path: Path, url: str, ttl_s: float = TTL_S) -> None:
+        self._root = tmp_path
+        self._url = url
+        self._ttl_s = ttl_s
+        self._number = 0
+
+    def another(self, **options: object) -> World:
+        self._number += 1
+        folder = self._root / f"server {self._number}"
+        folder.mkdir()
+        store = SharedStore(self._url, self._ttl_s)
+        return World(folder, store=store, video_ttl_s=self._ttl_s, **options)  # type: ignore[arg-type]
+
+
+async def test_any_server_answers_about_what_another_was_sent_and_after_that_is_gone(tmp_path: Path, url: str) -> None:
+    servers = Servers(tmp_path, url)
+    first, second = servers.another(), servers.another()
+    kept = await upload(first)
+    first.services.videos.close()  # its end
+    assert first.leftovers == []
+    assert (await second.client.get(f"{VIDEOS}/{kept['id']}")).json() == kept
+    assert second.leftovers == [], "only a question brings it"
+    for _ in range(2):
+        answer = await second.ask(video=None, video_id=kept["id"])
+        assert (answer.status_code, answer.json()["video"]["id"]) == (200, kept["id"])
+    (copy,) = second.leftovers
+    assert copy.read_bytes() == CLIP_BYTES
+    assert len(second.decoder.requests) == 1
+    assert (second.admission.num_admitted, second.admission.num_bytes) == (0, 0)
+
+
+async def test_the_list_is_the_same_everywhere_page_by_page(tmp_path: Path, url: str) -> None:
+    servers = Servers(tmp_path, url)
+    worlds = [servers.another(), servers.another()]
+    ids = []
+    for number in range(5):
+        ids.append((await upload(worlds[number % 2], other_clip(number)))["id"])
+        await asyncio.sleep(1.1 if "s3:" in url else 0.01)  # S3 tells whole seconds
+    for world in worlds:
+        whole = (await world.client.get(VIDEOS)).json()
+        assert [each["id"] for each in whole["data"]] == ids[::-1]
+        page = (await world.client.get(VIDEOS, params={"limit": 2, "after": ids[3]})).json()
+        assert [each["id"] for each in page["data"]] == [ids[2], ids[1]]
+        assert page["has_more"]
+    lost = await worlds[0].client.get(VIDEOS, params={"after": "video-0"})
+    assert (lost.status_code, lost.json()["error"]["param"]) == (404, "after")
+
+
+async def test_deleted_by_one_it_is_gone_for_all_with_its_frames(tmp_path: Path, url: str) -> None:
+    servers = Servers(tmp_path, url)
+    first, second, third = (servers.another() for _ in range(3))
+    kept = await upload(first)
+    await second.ask(video=None, video_id=kept["id"])
+    gone = await third.client.delete(f"{VIDEOS}/{kept['id']}")
+    assert gone.json() == {"id": kept["id"], "object": "video", "deleted": True}
+    for world in (first, second, third):
+        refused = await world.ask(video=None, video_id=kept["id"])
+        assert (refused.status_code, refused.json()["error"]["param"]) == (404, "video_id")
+        assert (await world.client.delete(f"{VIDEOS}/{kept['id']}")).status_code == 404
+        assert (await world.client.get(VIDEOS)).json()["data"] == []
+        assert world.leftovers == []
+    again = await upload(first)
+    assert again["id"] == kept["id"]
+    assert len(first.decoder.requests) == 2
+
+
+async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_path: Path, url: str) -> None:
+    servers = Servers(tmp_path, url)
+    first, second = servers.another(keys=[ALICE, BOB]), servers.another(keys=[ALICE, BOB])
+    kept = await upload(first, headers=as_(ALICE))
+    path = f"{VIDEOS}/{kept['id']}"
+    asked = {"video_id": kept["id"], "prompt": "x"}
+    for world in (first, second):
+        assert (await world.client.get(VIDEOS, headers=as_(BOB))).json()["data"] == []
+        assert (await world.client.get(path, headers=as_(BOB))).status_code == 404
+        assert (await world.client.delete(path, headers=as_(BOB))).status_code == 404
+        assert (await world.client.post("/v1/video-chat", json=asked, headers=as_(BOB))).status_code == 404
+        assert (await world.client.post("/v1/video-chat", json=asked, headers=as_(ALICE))).status_code == 200
+
+
+async def test_a_large_video_arrives_whole(tmp_path: Path, bucket: str) -> None:
+    servers = Servers(tmp_path, bucket)
+    large = CLIP_BYTES + os.urandom(12_000_000)  # more than one part of an S3 upload
+    kept = await upload(servers.another(), {"video": ("x", large)})
+    second = servers.another()
+    assert (await second.ask(video=None, video_id=kept["id"])).status_code == 200
+    (copy,) = second.leftovers
+    assert copy.read_bytes() == large
+
+
+@pytest.mark.parametrize("video_id", ["../check", "..%2F..%2Fetc", "video-0/../../x", "check", "video-", ".json"])
+async def test_an_id_is_no_path(tmp_path: Path, video_id: str) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    (tmp_path / "shared" / "check").write_text("{}")
+    refused = await world.ask(video=None, video_id=video_id)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "video_id")
+
+
+async def test_a_clients_own_frames_stay_what_they_are(tmp_path: Path, url: str) -> None:
+    servers = Servers(tmp_path, url)
+    first, second = servers.another(), servers.another()
+    response = await first.client.post(VIDEOS, json={"video": FRAMES})
+    assert response.status_code == 200, response.text
+    assert (await second.ask(video=None, video_id=response.json()["id"])).status_code == 200
+    asked_first, asked_second = first.decoder.requests[0], second.decoder.requests[0]
+    assert asked_first.sequence is not None
+    assert asked_second.sequence == asked_first.sequence
+
+
+async def test_what_nobody_uses_expires_and_is_swept_a_use_begins_its_time_anew(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared", ttl_s=1.0)
+    first, second = servers.another(), servers.another()
+    used = (await upload(first, other_clip(1)))["id"]
+    unused = (await upload(first, other_clip(2)))["id"]
+    for _ in range(6):
+        await asyncio.sleep(0.25)
+        assert (await second.ask(video=None, video_id=used)).status_code == 200
+    assert (await second.client.get(f"{VIDEOS}/{unused}")).status_code == 404
+    assert (await second.ask(video=None, video_id=unused)).status_code == 404
+    assert [each["id"] for each in (await first.client.get(VIDEOS)).json()["data"]] == [used]
+    await second.services.videos.sweep()
+    assert sorted(path.name for path in (tmp_path / "shared" / "anyone").iterdir()) == [f"{used}.json", f"{used}.video"]
+
+
+async def test_a_server_with_little_room_says_so_and_keeps_nothing(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    kept = await upload(servers.another())
+    small = servers.another(max_stored_bytes=LEAST_BYTES - 1)
+    for response in (
+        await small.ask(video=None, video_id=kept["id"]),
+        await small.client.post(VIDEOS, files=other_clip(1)),
+    ):
+        assert response.status_code == 413, response.text
+        assert "VIDSPEC_MAX_STORED_BYTES" in response.json()["error"]["message"]
+    assert small.leftovers == []
+    assert len(list((tmp_path / "shared" / "anyone").iterdir())) == 2
+
+
+async def test_a_store_that_is_away_costs_a_503_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    world = servers.another()
+    kept = await upload(world)
+    (tmp_path / "shared").rename(tmp_path / "elsewhere")
+    (tmp_path / "shared").write_text("no folder")
+    asked = [
+        await world.ask(video=None, video_id=kept["id"]),
+        await world.client.get(VIDEOS),
+        await world.client.delete(f"{VIDEOS}/{kept['id']}"),
+        await world.client.post(VIDEOS, files=other_clip(1)),
+    ]
+    assert {response.status_code for response in asked} == {503}
+    assert all("try again" in response.json()["error"]["message"] for response in asked)
+    await world.services.videos.sweep()  # a word in the log
+    assert (await world.ask()).status_code == 200
+    (tmp_path / "shared").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "shared")
+    assert (await world.ask(video=None, video_id=kept["id"])).status_code == 200
+    assert (world.admission.num_admitted, world.admission.num_bytes) == (0, 0)
+
+
+async def test_what_cannot_work_is_told_at_the_start(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await SharedStore(bucket, TTL_S).check()
+    with pytest.raises(ConfigError, match="video_store"):
+        SharedStore("gopher://x", TTL_S)
+    with pytest.raises(ConfigError, match="does not work"):
+        await SharedStore("s3://no-such-bucket", TTL_S).check()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("vidspec_service.api.store.shared._SILENCE_S", 0.2)
+        with pytest.raises(ConfigError, match="does not work"):
+            await SharedStore(bucket, TTL_S).check()
+
+
+async def test_a_question_that_is_given_up_while_the_video_comes_leaves_nothing(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    kept = await upload(servers.another())
+    world = servers.another(decoder=FakeDecodePool())
+
+    async def forever(caller: str, video_id: str) -> object:
+        yield CLIP_BYTES
+        await asyncio.Event().wait()
+
+    shared = world.services.videos._shared
+    assert shared is not None
+    shared.chunks = forever  # type: ignore[method-assign,assignment]
+    asking = asyncio.create_task(world.ask(video=None, video_id=kept["id"]))
+    await asyncio.sleep(0.3)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert world.leftovers == []
+    assert (world.admission.num_admitted, world.admission.num_bytes) == (0, 0)
