@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_models.sampling import CoupledSampler
@@ -50,6 +51,7 @@ def target_request(
     pruner: KVPruner | None = None,
     prepare_s: float = 0.0,
     caller: str = "",
+    grammar: GrammarMask | None = None,
 ) -> TargetRequest:
     """What the target holds for a greedy request."""
     request = TargetRequest(
@@ -63,6 +65,7 @@ def target_request(
         max_tokens=max_tokens,
         pruner=pruner,
         prepare_s=prepare_s,
+        grammar=grammar,
     )
     request.commit(committed)
     return request

@@ -15,12 +15,12 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
-from vidspec_models.request import Compression, GenerationRequest, Include
+from vidspec_models.request import Compression, GenerationRequest, Include, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.plan import Speculation
+from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
 from vidspec_service.engine.types import Activity, FinishReason
 
 
@@ -90,9 +90,19 @@ class TargetRequest:
         return num_pending >= least or self.speculation.num_worth() < num_pending
 
     def pending(self) -> list[int]:
-        """The draft tokens that the next forward would verify."""
+        """The tokens that the next forward would verify: the draft's; without any, those that the grammar forces."""
+        proposed = self.speculation.chain.pending(self.num_committed)
+        if not proposed:
+            return self._forced()
         most = min(self.speculation.num_worth(), self._most_pending)
-        return self.speculation.chain.pending(self.num_committed)[:most] if most > 0 else []
+        return proposed[:most] if most > 0 else []
+
+    def _forced(self) -> list[int]:
+        """After a rejection they save the way to the draft and back, in which one row would stand alone."""
+        most = min(self._most_pending, MOST_DRAFT_TOKENS)
+        if self.grammar is None or self.speculation.mode is SpeculationMode.OFF or most <= 0:
+            return []
+        return self.grammar.forced(self.committed)[:most]
 
     @property
     def _most_pending(self) -> int:
@@ -125,12 +135,10 @@ class TargetRequest:
         as well, if there is one. The cache is cut back to what is committed.
         """
         proposed = self.speculation.chain.pending(self.num_committed)[: len(pending) + 1]
-        num_accepted = 0
-        while num_accepted < len(proposed) and proposed[num_accepted] == chosen[num_accepted]:
-            num_accepted += 1
+        num_accepted = _num_equal(proposed, chosen)
         is_rejected = num_accepted < len(proposed)
         num_lucky = self.speculation.chain.num_uncertain(num_accepted)
-        committed = self.commit(chosen[: min(num_accepted, len(pending)) + 1])
+        committed = self.commit(chosen[: _num_equal(pending, chosen) + 1])
         self.speculation.chain.settle(self.committed)
         self.cache.truncate(self.prompt.num_tokens + self.num_committed - 1)
         self.speculation.observe(num_lucky, is_rejected=is_rejected)
@@ -172,6 +180,12 @@ class TargetRequest:
             num_rollbacks=chain.num_rollbacks,
             num_wasted=chain.num_wasted,
         )
+
+
+def _num_equal(proposed: Sequence[int], chosen: Sequence[int]) -> int:
+    """How many leading tokens came true."""
+    pairs = enumerate(zip(proposed, chosen, strict=False))
+    return next((place for place, (token, own) in pairs if token != own), min(len(proposed), len(chosen)))
 
 
 def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int, default: int) -> int:

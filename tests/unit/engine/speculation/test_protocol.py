@@ -115,7 +115,7 @@ class Scene:
 
 
 class Certainty:
-    """What a grammar makes of some places of a text: the draft's only, the target chooses them by itself here."""
+    """What a grammar makes of some places of a text; it excludes nothing, since the target says the same without it."""
 
     def __init__(self, text: list[int], every: int) -> None:
         self._text = text
@@ -126,6 +126,9 @@ class Certainty:
         if not self._every or at % self._every >= _FORCED_RUN or list(prefix) != self._text[:at]:
             return []
         return self._text[at : at + _FORCED_RUN - at % self._every]
+
+    def check(self) -> None:
+        """Nothing was excluded."""
 
 
 @dataclass
@@ -161,6 +164,7 @@ class World:
         self.scene = scene
         self.target_model, self.draft_model = scene.model(), scene.model()
         self.text = scene.text()
+        self.certainty = cast("GrammarMask", Certainty(self.text, scene.forced_every))
         self.plan, self.least_likely = plan, 0.0  # from the next verdict on
         self.num_requests = 0
         self.num_verifications = self.num_lonely = 0
@@ -213,13 +217,18 @@ class World:
             self._tell()
 
     def _check_pending(self, pending: list[int]) -> None:
-        """It is what the draft has said after exactly what is committed, as far as plan and answer allow."""
+        """It is what the draft has said after exactly what is committed, as far as plan and answer allow; without that,
+        what the grammar forces.
+        """
         speculation = self.target.speculation
         held, confidences = self.said.still_holds(self.committed)
         likely = takewhile(lambda each: each >= speculation.least_likely, accumulate(confidences, mul))
         doubts = accumulate(confidence < 1.0 for confidence in confidences)
         within = takewhile(lambda number: number <= speculation.plan.max_draft_tokens, doubts)
         num_left = self.scene.max_tokens - len(self.committed)
+        if not held:
+            assert pending == self.certainty.forced(self.committed)[: num_left - 1]
+            return
         most = 0 if speculation.plan.is_off else min(MOST_DRAFT_TOKENS, num_left - 1)
         assert pending == held[: min(len(list(likely)), len(list(within)), most)]
         said = [*self.committed, *pending]
@@ -230,7 +239,7 @@ class World:
         rest = self.text[len(before) :]
         met = held[: len(pending) + 1]
         num_right = next((i for i, (said, true) in enumerate(zip(met, rest, strict=False)) if said != true), len(met))
-        num_new = min(num_right, len(pending)) + 1
+        num_new = (min(num_right, len(pending)) if held else len(pending)) + 1  # what is forced comes true
         assert judged.ids == tuple(rest[:num_new])
         num_judged = num_right + (num_right < len(met))
         self.said.num_judged += num_judged
@@ -339,6 +348,7 @@ class World:
             speculation=Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.8),
             stop_ids=self.scene.stop_ids,
             max_tokens=self.scene.max_tokens,
+            grammar=self.certainty,
         )
         running = self.target
         logits = self.target_model.prefill(prompt(), running.cache, prompt().num_tokens)
@@ -358,7 +368,7 @@ class World:
             view=view,
             cache=new_cache(),
             sampler=self.scene.sampler(),
-            grammar=cast("GrammarMask", Certainty(self.text, self.scene.forced_every)),
+            grammar=self.certainty,
             max_tokens=self.scene.max_tokens,
         )
         self.proposer = Proposer(cast("VideoLM", self.draft_model))

@@ -1,10 +1,16 @@
 """A sequence ends exactly at an end-of-sequence id or its limit, wherever in a commit that falls."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.requests import target_request
+from vidspec_models.grammar import GrammarMask
+from vidspec_models.request import SpeculationMode
+from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS
 from vidspec_service.engine.types import FinishReason
 
 
@@ -30,3 +36,31 @@ def test_nothing_is_committed_after_the_end() -> None:
     request.commit([3, 0])
     with pytest.raises(ValueError, match="has ended"):
         request.commit([1])
+
+
+class Forcing:
+    """A grammar that leaves no choice about forty tokens."""
+
+    def forced(self, prefix: Sequence[int]) -> list[int]:
+        return [*range(len(prefix), 40)]
+
+    def check(self) -> None:
+        """All of them may be said."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit", "num_pending"),
+    [
+        (SpeculationMode.OFF, 100, 0),
+        (SpeculationMode.PARALLEL, 100, MOST_DRAFT_TOKENS),
+        (SpeculationMode.AUTO, 100, MOST_DRAFT_TOKENS),
+        (SpeculationMode.PARALLEL, 11, 9),
+        (SpeculationMode.PARALLEL, 2, 0),
+    ],
+)
+def test_without_a_draft_what_the_grammar_forces_is_verified_unless_speculation_is_off(
+    mode: SpeculationMode, limit: int, num_pending: int
+) -> None:
+    request = target_request(grammar=cast("GrammarMask", Forcing()), mode=mode, max_tokens=limit)
+    request.commit([0])
+    assert request.pending() == [*range(1, 1 + num_pending)]
