@@ -194,3 +194,15 @@ async def test_a_finished_engine_stream_is_not_counted_as_cancelled(tmp_path: Pa
     world = World(tmp_path, FakeEngine())
     await world.ask()
     assert world.engine.cancelled == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", [None, 17])
+async def test_the_seed_is_told_before_the_first_word(tmp_path: Path, seed: int | None, stream: bool) -> None:
+    world = World(tmp_path)
+    ours = await world.ask(seed=seed, stream=stream)
+    chat = {"model": "fake-target", "messages": [{"role": "user", "content": "Hello."}], "stream": stream}
+    theirs = await world.client.post("/v1/chat/completions", json=chat if seed is None else {**chat, "seed": seed})
+    told = [int(response.headers["x-seed"]) for response in (ours, theirs)]
+    assert told == [request.sampling.seed for request in world.engine.requests]
+    assert (told == [17, 17]) is (seed == 17)

@@ -33,11 +33,11 @@ _log = logging.getLogger(__name__)
 _CLIENT_GONE = 499  # nginx's; nobody receives it, the log and the metrics do
 _DESCRIPTION = """Ask a video language model about a video. Parallel speculative decoding makes it fast and
 leaves its text as it is. Errors have OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, with
-string codes; every answer carries `X-Request-Id`."""
+string codes; every response carries `X-Request-Id`, and an answer the `X-Seed` that gives the same text again."""
 _CORS: dict[str, Any] = {
     "allow_methods": ["GET", "POST", "DELETE"],
     "allow_headers": ["*"],  # clients have their own (x-stainless-...); there are no cookies that one could abuse
-    "expose_headers": ["x-request-id", "retry-after", "x-should-retry"],
+    "expose_headers": ["x-request-id", "x-seed", "retry-after", "x-should-retry"],
 }
 
 

@@ -69,6 +69,11 @@ class Generation:
         """Answers that were asked for."""
         return self._request.n
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response: with the seed a client that has lost it gets the same text again, from any server."""
+        return {"x-seed": str(self._request.sampling.seed)}
+
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a part of this request under its deadline, and remember how it ended."""
         try:

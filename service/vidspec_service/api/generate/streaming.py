@@ -60,7 +60,8 @@ class EventStream(Response):
     async def _stream(self) -> ServiceError | None:
         """Everything but the last words; gives back what went wrong, since the status is sent already."""
         try:
-            await self._pass({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            told = [(name.encode(), value.encode()) for name, value in self._generation.headers.items()]
+            await self._pass({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *told]})
             async with alongside(self._fill_pauses()):
                 await self._generation.run(self._write_events())
         except ClientDisconnect:

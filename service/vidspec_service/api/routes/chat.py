@@ -104,7 +104,7 @@ async def _answer(
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         found = await generation.run(generation.spoken())
-        return Response(dialect.whole(found), media_type="application/json")
+        return Response(dialect.whole(found), media_type="application/json", headers=generation.headers)
 
 
 def _check_n(n: int, settings: Settings) -> None:
