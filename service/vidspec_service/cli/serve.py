@@ -162,9 +162,10 @@ def _announce(settings: Settings, service: RunningService, url: str) -> None:
         return
     devices = ", ".join(f"{role} on {device}" for role, device in info.devices.items())
     say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {service.load_s:.1f} s)")
-    say("Ask it about a clip:")
-    say(f"  {_own_command()} render-clip --seed 3 clip.mp4")
-    say(f"  curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true {url}/v1/video-chat")
+    where = "" if settings.port == Settings.model_fields["port"].default else f" --url {url}"
+    say(f"Open {url} in a browser, or ask it about a clip:")
+    say(f"  {_own_command()} render-clip --seed 6 clip.mp4")
+    say(f"  {_own_command()} chat clip.mp4 'How many objects are there?'{where}")
     say(f"Every route, with examples: {url}/docs")
 
 

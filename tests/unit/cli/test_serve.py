@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -104,7 +106,18 @@ def test_once_ready_it_says_where_and_how_to_ask(
     said = capsys.readouterr().out
     assert "serves fake-target at http://localhost:" in said
     assert "(target on cpu, draft on cpu; loaded in " in said
-    assert "curl -N -F video=@clip.mp4 -F prompt='Describe the video.' -F stream=true http://localhost:" in said
+    url = re.findall(r"http://localhost:\d+", said)[0]
+    assert f"Open {url} in a browser" in said
+    assert f"chat clip.mp4 'How many objects are there?' --url {url}\n" in said
+
+
+def test_it_suggests_what_the_readme_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", [".venv/bin/vidspec"])
+    _World(monkeypatch).run("serve", "--port", "0")
+    commands = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(commands) == 2
+    readme = (Path(__file__).parents[3] / "README.md").read_text().splitlines()
+    assert {command.partition(" --url")[0] for command in commands} <= set(readme)
 
 
 @pytest.mark.parametrize(
