@@ -83,6 +83,10 @@ class VideoLM:
     def default_num_frames(self) -> int:
         return self._family.default_num_frames(self._processor)
 
+    @property
+    def max_frames(self) -> int | None:
+        return self._family.max_frames(self._processor)
+
     def num_video_tokens(self, video: Video) -> int:
         """Prompt rows that it takes at least."""
         return self._family.num_video_tokens(self._model, self._processor, video)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.api.uploads import upload
 from tests.api.world import CLIP_BYTES, World
-from tests.fakes import FakeEngine
+from tests.fakes import INFO, FakeEngine
 from vidspec_models.request import VIDEO, Compression, SpeculationMode, Turn
 from vidspec_service.decoding.clip import FrameRequest
 
@@ -157,6 +159,22 @@ async def test_the_operator_may_set_the_number_of_frames(tmp_path: Path) -> None
     world = World(tmp_path, default_num_frames=5)
     await world.ask()
     assert world.decoder.default_num_frames == [5]
+
+
+async def test_no_video_has_more_frames_than_the_model_was_made_for(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, max_frames=8)
+    world = World(tmp_path, engine)
+    kept = await upload(world)
+    await world.ask(video=None, video_id=kept["id"])
+    assert world.decoder.requests == [FrameRequest(max_frames=8)], "decoded once, by the upload"
+    for asked, most in (
+        ({"num_frames": 16}, 8),
+        ({"fps": 2.0, "max_frames": 4}, 4),
+        ({"fps": 3.0, "max_frames": 100}, 8),
+    ):
+        await world.ask(**asked)
+        assert world.decoder.requests[-1] == FrameRequest(**{**asked, "max_frames": most})  # type: ignore[arg-type]
 
 
 async def test_a_seed_is_drawn_for_each_request_that_has_none(tmp_path: Path) -> None:

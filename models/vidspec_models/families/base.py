@@ -41,6 +41,11 @@ class Family(ABC):
         """Frames to sample when the caller names neither fps nor a number."""
         return int(processor.video_processor.num_frames or self.num_frames)
 
+    def max_frames(self, processor: Any) -> int | None:
+        """The most frames of a video that the checkpoint was made for, where it says so."""
+        most = getattr(processor.video_processor, "max_frames", None)
+        return None if most is None else int(most)
+
     def video_arguments(self, processor: Any) -> Mapping[str, Any]:
         """What the video processor must be told besides the frames and their metadata."""
         return {}

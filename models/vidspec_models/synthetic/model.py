@@ -83,6 +83,9 @@ class RandomFamily(Family):
     def default_num_frames(self, processor: Any) -> int:
         return self._recipe.pair_shape.num_frames
 
+    def max_frames(self, processor: Any) -> int | None:
+        return None
+
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return self._recipe.pair_shape.video_tokens
 

@@ -59,7 +59,7 @@ def _build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaOnevisionProces
     pixels = {"size": {"height": FRAME_SIZE, "width": FRAME_SIZE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return LlavaOnevisionProcessor(
         image_processor=LlavaOnevisionImageProcessor(image_grid_pinpoints=[[FRAME_SIZE, FRAME_SIZE]], **pixels),
-        video_processor=LlavaOnevisionVideoProcessor(num_frames=NUM_SLOTS, **pixels),  # the frames to sample
+        video_processor=LlavaOnevisionVideoProcessor(num_frames=NUM_SLOTS, max_frames=NUM_SLOTS, **pixels),  # to sample
         tokenizer=tokenizer,
         num_image_tokens=PATCH_SIDE * PATCH_SIDE,
         vision_feature_select_strategy="full",

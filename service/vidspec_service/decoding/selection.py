@@ -81,7 +81,11 @@ def select_sequence(
     is_asked = request.fps is not None or request.num_frames is not None
     if is_asked or len(inside) > (request.max_frames or len(inside)):
         wanted = replace(request, start_s=start_s)
-        return select_frames(timestamps_s, duration_s, wanted, limits, default_num_frames=len(inside))
+        chosen = select_frames(timestamps_s, duration_s, wanted, limits, default_num_frames=len(inside))
+        if is_asked:
+            return chosen
+        told = f"Of {len(inside)} frames {len(chosen.indices)} (max_frames), spread evenly, are used."
+        return replace(chosen, warnings=(*chosen.warnings, told))
     if len(inside) > limits.max_frames:
         raise over_limit(f"There are {len(inside)} frames", str(limits.max_frames), "VIDSPEC_MAX_FRAMES")
     return Selection(indices=inside)

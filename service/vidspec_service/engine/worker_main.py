@@ -111,6 +111,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             context_length=model.context_length,
             kv_cache_tokens=loop.kv_cache_tokens,
             default_num_frames=model.default_num_frames,
+            max_frames=model.max_frames,
             device=geometry.device_names,
             dtype=model.decoder.dtype_name,
             tokenizer_file=tokenizer_file(config.spec),

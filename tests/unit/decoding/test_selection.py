@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vidspec_service.decoding.clip import FrameRequest, check_request
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.selection import FramePicker, Selection, select_frames
+from vidspec_service.decoding.selection import FramePicker, Selection, select_frames, select_sequence
 from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 
 pytestmark = pytest.mark.unit
@@ -132,6 +132,15 @@ def test_max_frames_lowers_num_frames_and_says_so() -> None:
 
 def test_neither_fps_nor_num_frames_means_the_default() -> None:
     assert len(select(even(300)).indices) == 8
+
+
+@pytest.mark.parametrize(("most", "indices", "told"), [(4, (0, 1, 2, 3), []), (2, (1, 3), ["Of 4 frames 2"])])
+def test_of_a_clients_own_frames_those_that_are_left_out_are_told(
+    most: int, indices: tuple[int, ...], told: list[str]
+) -> None:
+    chosen = select_sequence((0.0, 1.0, 2.0, 3.0), 4.0, FrameRequest(max_frames=most), LIMITS)
+    assert chosen.indices == indices
+    assert [warning[: len("Of 4 frames 2")] for warning in chosen.warnings] == told
 
 
 def test_a_huge_rate_on_a_long_clip_is_answered_at_once() -> None:

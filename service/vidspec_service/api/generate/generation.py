@@ -38,6 +38,12 @@ def default_num_frames(services: Services) -> int:
     return services.settings.default_num_frames or services.engine.info.default_num_frames
 
 
+def as_made_for(services: Services, frames: FrameRequest) -> FrameRequest:
+    """At most as many frames as the model knows; raises EngineDead."""
+    most = services.engine.info.max_frames
+    return frames if most is None else replace(frames, max_frames=min(frames.max_frames or most, most))
+
+
 class Generation:
     """Run its `start`, then its pieces to their end; then ask for the facts. Closing it cancels what still runs.
 
@@ -90,7 +96,7 @@ class Generation:
         await services.queue.acquire(caller, self.n)
         self._held.callback(services.queue.release, caller, self.n)
         self._queue_s = time.monotonic() - self._began
-        clips = await decode_all(services, caller, files, frames, default_num_frames(services))
+        clips = await decode_all(services, caller, files, as_made_for(services, frames), default_num_frames(services))
         self._decode_s = time.monotonic() - self._began - self._queue_s
         self._videos = [
             {

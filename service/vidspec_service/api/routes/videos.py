@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 
-from vidspec_service.api.generate.generation import default_num_frames
+from vidspec_service.api.generate.generation import as_made_for, default_num_frames
 from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.videos import (
@@ -80,7 +80,7 @@ async def _decoded(services: Services, caller: str, file: VideoFile, num_frames:
     """The frames that the first question will most likely be about."""
     await services.queue.acquire(caller)
     try:
-        return await services.clips.clip(caller, file, FrameRequest(), num_frames)
+        return await services.clips.clip(caller, file, as_made_for(services, FrameRequest()), num_frames)
     finally:
         services.queue.release(caller)
 

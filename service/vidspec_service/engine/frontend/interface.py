@@ -27,6 +27,7 @@ class EngineInfo:
     default_max_tokens: int
     devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
     versions: dict[str, str]
+    max_frames: int | None = None  # of a video, where the target's checkpoint says what it was made for
     default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that do not say
     tool_format: ToolFormat = ToolFormat.NONE  # what the target's chat template makes of tools
     is_batch_invariant: bool = True  # of the target's rows; if not, speculation may change text at near-ties

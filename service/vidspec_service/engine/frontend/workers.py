@@ -101,6 +101,7 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
         draft_model=None if config.draft is None else config.draft.name,
         context_length=min(target.context_length, config.max_context or target.context_length, target.kv_cache_tokens),
         default_num_frames=target.default_num_frames,
+        max_frames=target.max_frames,
         default_max_tokens=config.default_max_tokens,
         devices={role: f"{worker.device} {worker.dtype}" for role, worker in ready.items()},
         versions=target.versions,

@@ -76,6 +76,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     context_length: int
     kv_cache_tokens: int = CPU_KV_CACHE_TOKENS  # that it has room for
     default_num_frames: int
+    max_frames: int | None = None
     device: str
     dtype: str
     tokenizer_file: str

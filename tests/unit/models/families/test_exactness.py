@@ -220,3 +220,4 @@ def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> N
 def test_stop_tokens_come_from_the_generation_config(world: World) -> None:
     assert world.model.stop_ids == {0, 2}
     assert world.model.default_num_frames in (8, 32)
+    assert world.model.max_frames in (None, 768)
