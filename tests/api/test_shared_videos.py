@@ -221,6 +221,17 @@ async def test_a_store_that_is_away_costs_a_503_and_nothing_else(
     assert (world.admission.num_admitted, world.admission.num_bytes) == (0, 0)
 
 
+async def test_bytes_that_somebody_deleted_are_a_404_until_they_are_uploaded_again(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    kept = await upload(servers.another())
+    (tmp_path / "shared" / "anyone" / f"{kept['id']}.video").unlink()
+    second = servers.another()
+    lost = await second.ask(video=None, video_id=kept["id"])
+    assert (lost.status_code, lost.json()["error"]["param"]) == (404, "video_id")
+    await upload(second)
+    assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
+
+
 async def test_what_cannot_work_is_told_at_the_start(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

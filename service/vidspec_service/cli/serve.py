@@ -20,7 +20,7 @@ from vidspec_service import __version__
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.engine.frontend.interface import Engine
+from vidspec_service.engine.frontend.interface import Engine, EngineInfo
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import check_models
@@ -120,6 +120,7 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             models = {"model": info.model, "draft_model": info.draft_model or ""}
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
+            _warn_of_frames(settings, info)
             _announce(settings, service, base_url(listener))
             decode = service.decode_pool.decode
             await serve(
@@ -150,6 +151,14 @@ def _warn_of_fallbacks(service: RunningService) -> None:
         if path.fallback:
             facts = {"worker": role, "why": path.fallback, "remedy": path.remedy}
             _log.warning("decoding steps are several times slower than they should be", extra=facts)
+
+
+def _warn_of_frames(settings: Settings, info: EngineInfo) -> None:
+    """What is asked for and will not be done."""
+    asked, most = settings.default_num_frames, info.max_frames
+    if asked is not None and most is not None and asked > most:
+        facts = {"default_num_frames": asked, "max_frames": most}
+        _log.warning("the model was made for fewer frames of a video: it is given those", extra=facts)
 
 
 def _announce(settings: Settings, service: RunningService, url: str) -> None:

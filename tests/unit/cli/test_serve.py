@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -139,6 +140,16 @@ def test_the_first_command_it_suggests_is_one_that_can_be_typed(
     monkeypatch.setattr("shutil.which", lambda _: on_path)
     _World(monkeypatch).run("serve", "--port", "0")
     assert shown in capsys.readouterr().out.splitlines()[2]
+
+
+@pytest.mark.parametrize(("asked", "is_told"), [("8", False), ("16", True)])
+def test_more_default_frames_than_the_model_was_made_for_are_told(
+    asked: str, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tests.fakes.INFO", replace(INFO, max_frames=8))
+    monkeypatch.setattr(serve, "configure_logging", lambda *_: None)
+    _World(monkeypatch).run("serve", "--port", "0", "--default-num-frames", asked)
+    assert ("the model was made for fewer frames" in caplog.text) is is_told
 
 
 def test_in_json_the_same_facts_are_one_log_line(

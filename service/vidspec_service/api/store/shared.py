@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.store.videos import no_such_video
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.errors import CapacityError, ConfigError
 
@@ -91,9 +92,10 @@ class SharedStore:
     async def put(self, caller: str, file: VideoFile, facts: Video) -> None:
         """Copy a video there; one that is there begins its time anew."""
         with self._told():
-            if await self.use(caller, facts.id) is None:
-                await self._api.put_async(self._store, _name(caller, facts.id, "video"), file.path)
-                await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
+            if await self.use(caller, facts.id) is not None and await self._has_bytes(caller, facts.id):
+                return
+            await self._api.put_async(self._store, _name(caller, facts.id, "video"), file.path)
+            await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
 
     async def use(self, caller: str, video_id: str) -> Entry | None:
         """What is known of a video, whose time begins anew; None for none, or one that has expired."""
@@ -129,10 +131,13 @@ class SharedStore:
         return replace(entry, facts=facts)
 
     async def chunks(self, caller: str, video_id: str) -> AsyncIterator[bytes]:
-        """The video's bytes."""
+        """The video's bytes; raises NotFound if somebody has deleted them without their facts."""
         with self._told():
-            async with asyncio.timeout(_SILENCE_S):
-                found = await self._api.get_async(self._store, _name(caller, video_id, "video"))
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    found = await self._api.get_async(self._store, _name(caller, video_id, "video"))
+            except FileNotFoundError:
+                raise no_such_video() from None
             stream = aiter(found.stream(min_chunk_size=_CHUNK_BYTES))
         while True:
             with self._told():
@@ -164,6 +169,14 @@ class SharedStore:
             for path in [path async for path, used in self._entries(None) if used < until]:
                 await self._delete(path)
                 await self._delete(f"{path.removesuffix('.json')}.video")
+
+    async def _has_bytes(self, caller: str, video_id: str) -> bool:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                await self._api.head_async(self._store, _name(caller, video_id, "video"))
+        except FileNotFoundError:
+            return False
+        return True
 
     async def _write(self, caller: str, entry: Entry) -> None:
         async with asyncio.timeout(_SILENCE_S):
