@@ -18,7 +18,7 @@ from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeDecodePool
 from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.store.videos import LEAST_BYTES
-from vidspec_service.errors import ConfigError
+from vidspec_service.errors import CapacityError, ConfigError
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -181,6 +181,47 @@ async def test_what_nobody_uses_expires_and_is_swept_a_use_begins_its_time_anew(
     assert [each["id"] for each in (await first.client.get(VIDEOS)).json()["data"]] == [used]
     await second.services.videos.sweep()
     assert sorted(path.name for path in (tmp_path / "shared" / "anyone").iterdir()) == [f"{used}.json", f"{used}.video"]
+
+
+async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared", ttl_s=0.1)
+    world = servers.another()
+    await upload(world)
+    folder = tmp_path / "shared" / "anyone"
+    (folder / "video-0a.video").write_bytes(b"its server was killed")
+    others = [tmp_path / "shared" / "settings.json", folder / "notes.json"]
+    for other in others:
+        other.write_text("{}")
+    await asyncio.sleep(0.3)
+    await world.services.videos.sweep()
+    assert sorted(path for path in (tmp_path / "shared").rglob("*") if path.is_file()) == sorted(others)
+
+
+async def test_servers_may_start_at_the_same_time(tmp_path: Path) -> None:
+    stores = [SharedStore(f"file://{tmp_path}/shared", TTL_S) for _ in range(20)]
+    await asyncio.gather(*(store.check() for store in stores))
+    assert not [path for path in (tmp_path / "shared").iterdir() if path.is_file()]
+
+
+async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_to_make_room(tmp_path: Path) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another(max_stored_bytes=LEAST_BYTES)
+    shared = world.services.videos._shared
+    assert shared is not None
+    put, arrived, go_on = shared.put, asyncio.Event(), asyncio.Event()
+
+    async def fail_late(*_: object) -> None:
+        shared.put = put  # type: ignore[method-assign]
+        arrived.set()
+        await go_on.wait()
+        raise CapacityError("The store of kept videos does not answer at the moment; try again.")
+
+    shared.put = fail_late  # type: ignore[method-assign,assignment]
+    first = asyncio.create_task(world.client.post(VIDEOS, files=other_clip(1)))
+    await arrived.wait()
+    await upload(world, other_clip(2))  # the first one has to go
+    go_on.set()
+    assert (await first).status_code == 503
+    assert len(world.leftovers) == 1
 
 
 async def test_a_server_with_little_room_says_so_and_keeps_nothing(tmp_path: Path) -> None:

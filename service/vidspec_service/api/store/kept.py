@@ -10,7 +10,7 @@ from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.store.shared import Entry, SharedStore
 from vidspec_service.api.store.videos import Videos, no_such_video
-from vidspec_service.errors import CapacityError, RequestError
+from vidspec_service.errors import CapacityError, NotFound, RequestError
 
 Bring = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
 """Writes bytes to a file here, of a still or not; whoever keeps it deletes it."""
@@ -30,14 +30,16 @@ class KeptVideos:
     async def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
         """Take over `file`, once that is sure. Raises VideoTooLarge for one that never fits, CapacityError."""
         kept = self._here.keep(caller, file, facts)
-        if self._shared is not None:
-            try:
-                with self._here.reading(caller, kept.id) as copy:
-                    await self._shared.put(caller, copy, kept)
-            except BaseException:
-                self._here.drop(caller, kept.id)
-                raise
-        return kept
+        if self._shared is None:
+            return kept
+        try:
+            with self._here.reading(caller, kept.id) as copy:
+                await self._shared.put(caller, copy, kept)
+            # When it expires the store's clock says, to everybody.
+            return self._of(caller, kept.id, await self._shared.find(caller, kept.id)).facts
+        except BaseException:
+            self._let_go(caller, kept.id)
+            raise
 
     async def facts(self, caller: str, video_id: str) -> Video:
         """What is known of a kept video; asking is no use of it. Raises NotFound, CapacityError."""
@@ -74,12 +76,12 @@ class KeptVideos:
 
     async def drop(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound, CapacityError."""
-        if self._shared is not None:
-            self._of(caller, video_id, await self._shared.find(caller, video_id))
-            await self._shared.drop(caller, video_id)
-            if not self._here.has(caller, video_id):
-                return
-        self._here.drop(caller, video_id)
+        if self._shared is None:
+            self._here.drop(caller, video_id)
+            return
+        self._of(caller, video_id, await self._shared.find(caller, video_id))
+        await self._shared.drop(caller, video_id)
+        self._let_go(caller, video_id)
 
     def expire(self) -> None:
         """Delete what is too old here."""
@@ -104,6 +106,10 @@ class KeptVideos:
         """What is gone there goes here as well."""
         if entry is not None:
             return entry
-        if self._here.has(caller, video_id):
-            self._here.drop(caller, video_id)
+        self._let_go(caller, video_id)
         raise no_such_video()
+
+    def _let_go(self, caller: str, video_id: str) -> None:
+        """Of the copy here, which may have had to make room meanwhile, and of its frames."""
+        with suppress(NotFound):
+            self._here.drop(caller, video_id)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ _CHUNK_BYTES = 1024 * 1024
 _RENEWED_AFTER = 0.1  # of its time: to write anew for every question would cost more than it tells
 _MOST_RENEWED_PAST = 1.1  # of its time: nobody deletes what another has just found
 _VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # and no path
+_OBJECT = re.compile(rf"([^/]+/{_VIDEO_ID.pattern})\.(json|video)")
 
 _log = logging.getLogger(__name__)
 
@@ -76,16 +78,18 @@ class SharedStore:
         except (BaseError, ValueError, OSError) as error:
             raise ConfigError(f"video_store {url}: {_first_line(error)}") from error
         self._api = obstore
-        self._failures = (BaseError, OSError, TimeoutError)
+        self._failures = (BaseError, OSError)
         self._ttl = timedelta(seconds=ttl_s)
 
     async def check(self) -> None:
         """Raises ConfigError if it cannot be listed, written and read, before anybody relies on it."""
         try:
             async with asyncio.timeout(_SILENCE_S):
-                await self._api.put_async(self._store, "check", b"vidspec")
-                await self._api.get_async(self._store, "check")
-                await self._api.delete_async(self._store, "check")
+                name = f"check-{secrets.token_hex(8)}"  # others may start at the same time
+                await self._api.put_async(self._store, name, b"vidspec")
+                await self._api.get_async(self._store, name)
+                await anext(aiter(self._api.list(self._store)), None)
+                await self._api.delete_async(self._store, name)
         except self._failures as error:
             raise ConfigError(f"the store of videos does not work: {_first_line(error)}") from error
 
@@ -138,11 +142,10 @@ class SharedStore:
                     found = await self._api.get_async(self._store, _name(caller, video_id, "video"))
             except FileNotFoundError:
                 raise no_such_video() from None
-            stream = aiter(found.stream(min_chunk_size=_CHUNK_BYTES))
+        pieces = _without_silence(found.stream(min_chunk_size=_CHUNK_BYTES))
         while True:
             with self._told():
-                async with asyncio.timeout(_SILENCE_S):
-                    chunk = await anext(stream, None)
+                chunk = await anext(pieces, None)
             if chunk is None:
                 return
             yield bytes(chunk)
@@ -150,11 +153,10 @@ class SharedStore:
     async def ids(self, caller: str) -> list[str]:
         """A caller's videos, the most recently used first."""
         with self._told():
-            entries = [
-                each async for each in self._entries(caller or "anyone") if each[1] + self._ttl > datetime.now(UTC)
-            ]
-        entries.sort(key=lambda each: each[1], reverse=True)
-        return [path.rpartition("/")[2].removesuffix(".json") for path, _ in entries]
+            objects = [each async for each in self._objects(caller or "anyone")]
+        since = datetime.now(UTC) - self._ttl
+        used = {name: written for name, kind, written in objects if kind == "json" and written > since}
+        return [name.rpartition("/")[2] for name in sorted(used, key=used.__getitem__, reverse=True)]
 
     async def drop(self, caller: str, video_id: str) -> None:
         """Delete a video, if it is there."""
@@ -163,12 +165,18 @@ class SharedStore:
                 await self._delete(_name(caller, video_id, kind))
 
     async def sweep(self) -> None:
-        """Delete what has expired, whoever put it there. Several servers may do so at once."""
+        """Delete what has expired, whoever put it there, and bytes whose server was killed before it wrote their facts.
+
+        Several servers may do so at once. What is not named like a video of ours stays.
+        """
+        newest: dict[str, datetime] = {}
         with self._told():
+            async for name, _, written in self._objects(None):
+                newest[name] = max(written, newest.get(name, written))
             until = datetime.now(UTC) - self._ttl * _MOST_RENEWED_PAST
-            for path in [path async for path, used in self._entries(None) if used < until]:
-                await self._delete(path)
-                await self._delete(f"{path.removesuffix('.json')}.video")
+            for name in [name for name, written in newest.items() if written < until]:
+                await self._delete(f"{name}.json")
+                await self._delete(f"{name}.video")
 
     async def _has_bytes(self, caller: str, video_id: str) -> bool:
         try:
@@ -189,12 +197,12 @@ class SharedStore:
         except FileNotFoundError:
             pass  # another server was faster; object stores do not even tell
 
-    async def _entries(self, folder: str | None) -> AsyncIterator[tuple[str, datetime]]:
-        """Of every video below: where its facts are, and when they were written."""
-        async for batch in self._api.list(self._store, folder):
+    async def _objects(self, folder: str | None) -> AsyncIterator[tuple[str, str, datetime]]:
+        """Both of every video below: their common name, which of them it is, and when it was written."""
+        async for batch in _without_silence(self._api.list(self._store, folder)):
             for each in batch:
-                if each["path"].endswith(".json"):
-                    yield each["path"], each["last_modified"]
+                if (found := _OBJECT.fullmatch(each["path"])) is not None:
+                    yield found[1], found[2], each["last_modified"]
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -203,6 +211,17 @@ class SharedStore:
         except self._failures as error:
             _log.warning("the store of videos does not answer", extra={"reason": _first_line(error)})
             raise CapacityError("The store of kept videos does not answer at the moment; try again.") from error
+
+
+async def _without_silence(pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """The same; TimeoutError if one does not come in time."""
+    iterator = aiter(pieces)
+    while True:
+        async with asyncio.timeout(_SILENCE_S):
+            piece = await anext(iterator, None)
+        if piece is None:
+            return
+        yield piece
 
 
 def _name(caller: str, video_id: str, kind: str) -> str:

@@ -15,23 +15,21 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from vidspec_models.compression import merge_ratio_of
-from vidspec_models.compression.compress_prompt import Choose, compress_prompt
-from vidspec_models.compression.frame_budgets import v_cast, vidcom2
-from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.compress_prompt import Choose, chooser, compress_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model, tokenizer_file
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import SamplingParams, Video
+from vidspec_models.request import Compression, SamplingParams, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.compression.methods import Configuration, Method
+from vidspec_service.engine.config import DyCoke
 
 _PREFILL_ROWS = 512
 _ANSWER_TOKENS = 8
@@ -137,16 +135,13 @@ class CompressedTarget:
 
 def chooser_of(configuration: Configuration) -> Choose | None:
     """What of each video stays; None where all does."""
-    ratio = configuration.ratio
-    methods: dict[Method, Choose] = {
-        Method.RANDOM: partial(random_tokens, ratio=ratio),
-        Method.UNIFORM: partial(every_nth_token, ratio=ratio),
-        Method.V_CAST: partial(v_cast, ratio=ratio),
-        Method.VIDCOM2: partial(vidcom2, ratio=ratio),
-        Method.TTM: partial(merge_frames, merge_ratio=merge_ratio_of(ratio)),
-        Method.DYCOKE: partial(merge_frames, merge_ratio=merge_ratio_of(ratio)),
-    }
-    return methods.get(configuration.method)
+    method, ratio = configuration.method, configuration.ratio
+    if method is Method.RANDOM:
+        return partial(random_tokens, ratio=ratio)
+    if method is Method.UNIFORM:
+        return partial(every_nth_token, ratio=ratio)
+    served = Compression.DYCOKE if method is Method.TTM else Compression(method)
+    return chooser(served, ratio, configuration.dycoke or DyCoke())
 
 
 def random_tokens(features: torch.Tensor, ratio: float) -> torch.Tensor:
