@@ -13,11 +13,12 @@ import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
 
 import uvicorn
+from fastapi import FastAPI
 
 from vidspec_service.api.app import create_app
 from vidspec_service.api.connections import (
@@ -94,30 +95,40 @@ async def serve(
     remotes: Remotes | None = None,
 ) -> None:
     """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
+    with listener or bind(settings) as sock:
+        async with running_app(settings, engine, decode, metrics, remotes) as (app, services):
+            config = uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                http=protocol_for(connections_allowed(settings)),
+                backlog=BACKLOG,
+                lifespan="off",
+                timeout_graceful_shutdown=int(_LAST_WORDS_S),
+            )
+            server = _Server(config)
+            _log.info("listening", extra={"address": _url(sock)})
+            if not api_keys(settings) and not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
+                _log.warning("no API keys are set: anybody who reaches this address may ask")
+            asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
+            with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
+                await asyncio.create_task(server.serve(sockets=[sock]))  # its ticks wake nobody else
+
+
+@asynccontextmanager
+async def running_app(
+    settings: Settings, engine: Engine, decode: Decode, metrics: Metrics, remotes: Remotes | None = None
+) -> AsyncIterator[tuple[FastAPI, Services]]:
+    """The application for whichever server, with what has to run and to be tidied up beside it."""
     keys = ApiKeys(api_keys(settings))
-    with listener or bind(settings) as sock, upload_folder(settings.upload_dir) as upload_dir:
+    with upload_folder(settings.upload_dir) as upload_dir:
         services = build_services(settings, engine, decode, metrics, upload_dir, num_keys=len(keys))
         if remotes is not None:
             services = replace(services, traces=remotes.traces, videos=services.videos.shared_through(remotes.videos))
-        config = uvicorn.Config(
-            create_app(services, keys),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            http=protocol_for(connections_allowed(settings)),
-            backlog=BACKLOG,
-            lifespan="off",
-            timeout_graceful_shutdown=int(_LAST_WORDS_S),
-        )
-        server = _Server(config)
-        _log.info("listening", extra={"address": _url(sock)})
-        if not keys and not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
-            _log.warning("no API keys are set: anybody who reaches this address may ask")
-        asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
-        shutdown = Shutdown(server, services.admission, settings.drain_timeout_s)
-        with _signals_to(shutdown), closing(services.videos):
+        with closing(services.videos):
             async with alongside(_expire(services)), alongside(_sweep(services)):
-                await asyncio.create_task(server.serve(sockets=[sock]))  # its ticks wake nobody else
+                yield create_app(services, keys), services
 
 
 def bind(settings: Settings) -> socket.socket:

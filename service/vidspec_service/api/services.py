@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.types import Receive
 
+from vidspec_service import __version__
 from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue, Permit
 from vidspec_service.api.limits.callers import RateLimit
@@ -29,6 +32,18 @@ class Remotes:
 
     traces: Traces | None = None
     videos: SharedStore | None = None
+
+
+@asynccontextmanager
+async def open_remotes(settings: Settings) -> AsyncIterator[Remotes]:
+    """What the settings name; raises ConfigError for what is missing. What is left of traces is sent at the end."""
+    store = None if settings.video_store is None else SharedStore(settings.video_store, settings.video_ttl_s)
+    if store is not None:
+        await store.check()
+    endpoint = settings.otlp_traces_endpoint
+    traces = None if endpoint is None else Traces(endpoint, __version__)
+    with nullcontext() if traces is None else closing(traces):
+        yield Remotes(traces=traces, videos=store)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

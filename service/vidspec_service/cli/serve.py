@@ -9,8 +9,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
-from vidspec_service.telemetry import Metrics, Traces, configure_logging
+from vidspec_service.telemetry import Metrics, configure_logging
 
 _ANYWHERE = {"0.0.0.0": "localhost", "::": "localhost"}
 
@@ -102,18 +102,14 @@ async def running_service(settings: Settings, launcher: WorkerLauncher | None = 
 async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
     """The composition root: with `running_service`, every object of a running service is built here, once."""
     from vidspec_service.api.server import bind, serve
-    from vidspec_service.api.services import Remotes
-    from vidspec_service.api.store.shared import SharedStore
+    from vidspec_service.api.services import open_remotes
     from vidspec_service.api.uploads.folder import check_upload_dir
 
     if settings.upload_dir is not None:
         check_upload_dir(settings.upload_dir)
     # Before minutes of loading: what is missing, or a taken port, is told at once.
-    with _traces(settings) as traces, bind(settings) as listener:
-        store = None if settings.video_store is None else SharedStore(settings.video_store, settings.video_ttl_s)
-        if store is not None:
-            await store.check()
-        async with running_service(settings, launcher) as service:
+    with bind(settings) as listener:
+        async with open_remotes(settings) as remotes, running_service(settings, launcher) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
             info = service.engine.info
             devices = {f"{role}_device": device for role, device in info.devices.items()}
@@ -122,20 +118,7 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             _warn_of_fallbacks(service)
             _warn_of_frames(settings, info)
             _announce(settings, service, base_url(listener))
-            decode = service.decode_pool.decode
-            await serve(
-                settings, service.engine, decode, service.metrics, listener, Remotes(traces=traces, videos=store)
-            )
-
-
-@contextmanager
-def _traces(settings: Settings) -> Iterator[Traces | None]:
-    """Where requests are traced to, if anywhere; what is left is sent at the end."""
-    if settings.otlp_traces_endpoint is None:
-        yield None
-        return
-    with closing(Traces(settings.otlp_traces_endpoint, __version__)) as traces:
-        yield traces
+            await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, remotes)
 
 
 def base_url(listener: socket.socket) -> str:

@@ -62,4 +62,6 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in vars(record).items() if name not in _PLAIN_FIELDS}
+    """Those of the event; what has a leading underscore are notes that libraries leave for themselves, as Ray does."""
+    found = vars(record).items()
+    return {name: value for name, value in found if name not in _PLAIN_FIELDS and not name.startswith("_")}

@@ -28,7 +28,7 @@ def test_a_json_line_has_the_event_the_request_and_the_events_own_fields() -> No
     stream = io.StringIO()
     configure_logging("info", "json", stream)
     token = request_id_var.set("r-1")
-    logging.getLogger("vidspec").info("decoded", extra={"num_frames": 8, "codec": "h264"})
+    logging.getLogger("vidspec").info("decoded", extra={"num_frames": 8, "codec": "h264", "_note": 1})
     logging.getLogger("vidspec").debug("not shown")
     request_id_var.reset(token)
     entry = json.loads(stream.getvalue())
