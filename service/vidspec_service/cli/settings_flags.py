@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings, load_settings
+from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings, load_settings_of
 
+S = TypeVar("S", bound=Settings)
 _ABOUT = "A flag beats its VIDSPEC_* variable, which beats the same name in the YAML file of --config."
 _VLLM_NAMES: Mapping[str, str] = {
     "max_context": "--max-model-len",
@@ -23,13 +24,13 @@ _VLLM_NAMES: Mapping[str, str] = {
 _LISTS = frozenset({"served_model_name"})  # written as several words, as vLLM has it, or with commas
 
 
-def add_settings_flags(parser: argparse.ArgumentParser) -> None:
+def add_settings_flags(parser: argparse.ArgumentParser, kind: type[Settings] = Settings) -> None:
     """Declare --config and one flag per setting. Values stay text here; Settings alone validates them."""
     group = parser.add_argument_group("settings", _ABOUT)
     group.add_argument(
         "--config", type=Path, metavar="FILE", help=f"YAML file of settings [{CONFIG_VARIABLE}; default unset]"
     )
-    for name, field in Settings.model_fields.items():
+    for name, field in kind.model_fields.items():
         if name in SECRETS:
             continue
         flags = [f"--{name.replace('_', '-')}", *([_VLLM_NAMES[name]] if name in _VLLM_NAMES else [])]
@@ -45,7 +46,12 @@ def add_settings_flags(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """The settings that flags, environment and file make together; raises ConfigError."""
-    return load_settings({name: getattr(args, name, None) for name in Settings.model_fields}, args.config)
+    return settings_of_kind(Settings, args)
+
+
+def settings_of_kind(kind: type[S], args: argparse.Namespace) -> S:
+    """The same where the flags are those of a kind of settings."""
+    return load_settings_of(kind, {name: getattr(args, name, None) for name in kind.model_fields}, args.config)
 
 
 def default_text(field: FieldInfo) -> str:

@@ -12,15 +12,17 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from vidspec_service.errors import ConfigError
+from vidspec_service.settings.cluster import ClusterSettings
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 
+S = TypeVar("S", bound=Settings)
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
 _SECRET_VARIABLES = frozenset(ENV_PREFIX + name.upper() for name in SECRETS)
 LEAST_KEY = 16  # characters
@@ -30,18 +32,23 @@ _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: fa
 
 def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Settings:
     """Merge the three sources, or raise ConfigError with one readable line. A flag of None was not given."""
+    return load_settings_of(Settings, flags, config)
+
+
+def load_settings_of(kind: type[S], flags: Mapping[str, object], config: Path | None = None) -> S:
+    """The same for settings of a kind."""
     _refuse_unknown_variables()
     given = {name: value for name, value in flags.items() if value is not None}
-    _refuse_unknown(given, "flag")
+    _refuse_unknown(given, "flag", kind)
     try:
-        variables = EnvSettingsSource(Settings)()
+        variables = EnvSettingsSource(kind)()
     except SettingsError as error:
         raise ConfigError(f"the environment cannot be read: {error}") from error
     if config is None and (named := os.environ.get(CONFIG_VARIABLE)):  # noqa: TID251  the owner of the environment
         config = Path(named)
-    file_values = _read_config(config) if config is not None else {}
+    file_values = _read_config(config, kind) if config is not None else {}
     try:
-        return Settings(**{**file_values, **variables, **given})
+        return kind(**{**file_values, **variables, **given})
     except ValidationError as error:
         raise ConfigError(_first_problem(error, given, variables, config)) from None
 
@@ -55,11 +62,11 @@ def log_format_asked(argv: Sequence[str]) -> str:
     asked = args.log_format or os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")  # noqa: TID251  the owner of the environment
     if not asked and args.config:
         with contextlib.suppress(ConfigError):
-            asked = _read_config(Path(args.config)).get("log_format")
+            asked = _read_config(Path(args.config), ClusterSettings).get("log_format")
     return str(asked or Settings.model_fields["log_format"].default)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
     text = _text_of(path, "config")
     try:
         content = yaml.safe_load(text)
@@ -69,7 +76,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"the config file {path} must hold `name: value` lines")
-    _refuse_unknown(content, f"key in {path}:")
+    _refuse_unknown(content, f"key in {path}:", kind)
     return {name: value for name, value in content.items() if value is not None}
 
 
@@ -81,27 +88,28 @@ def _text_of(path: Path, kind: str) -> str:
         raise ConfigError(f"cannot read the {kind} file {path}: {reason}") from None
 
 
-def _refuse_unknown(names: Iterable[object], what: str) -> None:
+def _refuse_unknown(names: Iterable[object], what: str, kind: type[Settings]) -> None:
     for name in names:
-        if name not in Settings.model_fields:
-            raise ConfigError(f"unknown {what} {name}{_did_you_mean(str(name).lower().replace('-', '_'))}")
+        if name not in kind.model_fields:
+            raise ConfigError(f"unknown {what} {name}{_did_you_mean(str(name).lower().replace('-', '_'), kind)}")
 
 
 def _refuse_unknown_variables() -> None:
-    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    # A cluster's, too: whatever runs on its machines finds them in its environment.
+    known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}
     for name in sorted(os.environ):  # noqa: TID251  the owner of the environment
         if name.upper() in _SECRET_VARIABLES and not os.environ[name].strip():  # noqa: TID251  the owner of the environment
             # Any other empty variable is unset. This one's author wants a closed server, and would get an open one.
             raise ConfigError(f"{name} is empty: give keys, or unset it for a server that asks for none")
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
-            hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), as_variable=True)
+            hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), ClusterSettings, as_variable=True)
             is_link = "_SERVICE_" in name or "_PORT_" in name
             hint = hint or (_LINK_HINT if is_link else "")
             raise ConfigError(f"unknown environment variable {name}{hint}")
 
 
-def _did_you_mean(name: str, *, as_variable: bool = False) -> str:
-    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+def _did_you_mean(name: str, kind: type[Settings], *, as_variable: bool = False) -> str:
+    close = difflib.get_close_matches(name, kind.model_fields, n=1)
     if not close:
         return ""
     return f"; did you mean {ENV_PREFIX + close[0].upper() if as_variable else close[0]}?"

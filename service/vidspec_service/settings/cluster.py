@@ -1,0 +1,68 @@
+"""The settings of `vidspec serve-ray`: those of `vidspec serve`, of each frontend and engine, and how many they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from vidspec_service.settings.fields import NonEmpty, Seconds, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How many of something run: `least` always, up to `most` by load."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> Copies:
+        """Of "2" or "1-8"; raises ValueError."""
+        if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", text)):
+            raise ValueError("expected a number as 2, or as 1-8 the least and the most")
+        least, most = int(match[1]), int(match[2] or match[1])
+        if most < max(least, 1):
+            raise ValueError("expected at least 1, and the least before the most")
+        return cls(least, most)
+
+
+def _copies(text: str) -> str:
+    Copies.parse(text)
+    return text
+
+
+def _some(text: str) -> str:
+    if Copies.parse(text).least == 0:
+        raise ValueError("expected at least 1: without one, nothing listens")
+    return text
+
+
+_AsText = BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ClusterSettings(Settings):
+    """Bounds of requests and callers hold for each frontend by itself; those of running requests for each engine."""
+
+    ray_address: NonEmpty | None = Field(
+        default=None, description="The Ray cluster, auto or HOST:PORT; unset: one of its own on this machine."
+    )
+    engines: Annotated[str, _AsText, AfterValidator(_copies)] = Field(
+        default="1", description="Pairs of models: a number, or as 1-8 how many by load; from 0: none while idle."
+    )
+    frontends: Annotated[str, _AsText, AfterValidator(_some)] = Field(
+        default="1", description="Processes that listen, decode and stream: a number, or as 1-4 how many by load."
+    )
+    engine_idle_s: Seconds = Field(
+        default=600,
+        description="An engine that is not needed any more is ended after so long, where their number varies.",
+    )
+    engine_drain_s: Seconds = Field(
+        default=1, description="Time that an engine which is to end has for its answers, before others go on with them."
+    )
+    engine_cpus: _Amount = Field(default=2, description="Processors that Ray keeps for an engine.")
+    engine_gpus: _Amount = Field(default=0, description="GPUs of an engine, of one node: cuda:0 is the first of them.")
+    frontend_cpus: _Amount = Field(default=1, description="Processors that Ray keeps for a frontend.")
