@@ -16,6 +16,7 @@ from vidspec_service import __version__
 
 COMMANDS: Mapping[str, str] = {
     "serve": "load the models and answer over HTTP",
+    "serve-ray": "the same on a Ray cluster, with several engines whose answers outlive them",
     "chat": "ask a running server about a video",
     "batch": "ask a server everything in a file, or one question about every clip of a folder",
     "check": "load the models, answer about one rendered clip, print versions, timings and a verdict",

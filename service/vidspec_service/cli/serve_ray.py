@@ -1,0 +1,98 @@
+"""Serve from a Ray cluster until SIGTERM or Ctrl-C: as many engines as are asked for, whose answers outlive them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import threading
+
+from vidspec_service.cli.settings_flags import add_settings_flags, settings_of_kind
+from vidspec_service.cli.terminal import say
+from vidspec_service.engine.frontend.workers import check_models
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import ClusterSettings, Copies, api_keys, engine_config
+from vidspec_service.telemetry import configure_logging
+
+_APP = "vidspec"
+_LOOPBACK = (
+    "127.0.0.2"  # a node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address
+)
+_PATIENCE_S = 5.0
+_SPARE_CPUS = 2  # of a cluster of our own, for Ray's own actors
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The settings of `vidspec serve`, and those of the cluster."""
+    add_settings_flags(parser, ClusterSettings)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; 0 after an orderly end."""
+    settings = settings_of_kind(ClusterSettings, args)
+    configure_logging(settings.log_level, settings.log_format)
+    api_keys(settings)
+    check_models(engine_config(settings))
+    # Before Ray is imported: it tells its makers how it is used, unless it is told not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # noqa: TID251  Ray's own setting, not ours
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ConfigError("serve-ray needs Ray: pip install 'vidspec[ray]'") from None
+    from ray import serve
+
+    from vidspec_service.cluster.application import application_of
+
+    try:
+        _join(settings)
+        serve.start(http_options={"host": settings.host, "port": settings.port, "location": "EveryNode"})
+        serve.run(application_of(settings), name=_APP, route_prefix="/")
+        say(f"vidspec serves on Ray at http://{settings.host}:{settings.port} (engines: {settings.engines})")
+        _wait_for_signal()
+    except (ConnectionError, RuntimeError) as error:
+        raise ConfigError(f"the cluster cannot serve: {error}") from error
+    finally:
+        # A cluster of our own ends with us, and so does what it serves.
+        if ray.is_initialized() and settings.ray_address is not None:
+            serve.delete(_APP)
+        ray.shutdown()
+    return 0
+
+
+def _join(settings: ClusterSettings) -> None:
+    """The cluster that is named, or one of our own on this machine, that ends with us."""
+    import ray
+
+    if settings.ray_address is not None:
+        _check_reachable(settings.ray_address)
+        ray.init(address=settings.ray_address, logging_level="warning", log_to_driver=True)
+        return
+    engines, frontends = Copies.parse(settings.engines), Copies.parse(settings.frontends)
+    # Processors are a count to Ray, nothing more: with as many as are asked for, all of it fits a small machine, too.
+    num_cpus = engines.most * settings.engine_cpus + frontends.most * settings.frontend_cpus + _SPARE_CPUS
+    ray.init(
+        address="local",
+        _node_ip_address=_LOOPBACK,
+        num_cpus=round(num_cpus),
+        include_dashboard=False,
+        logging_level="warning",
+    )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes; raises ConfigError. Nothing is known of `auto`, or of what Ray may call one."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--ray-address: no cluster is at {address}: {error}") from None
+
+
+def _wait_for_signal() -> None:
+    asked_to_end = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_end.set())
+    asked_to_end.wait()

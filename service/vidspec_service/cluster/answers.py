@@ -1,0 +1,157 @@
+"""One answer by as many engines as it takes: where one is lost, the next goes on after what was committed. No Ray here.
+
+Text is a function of request and seed, so that a caller cannot tell how many engines an answer had. What an engine's
+own workers die of is judged there (`RequestTable`); here are the engines that die as a whole. One that dies with a
+request may have died of it: the same request ends the next one at the same place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from vidspec_models.request import GenerationRequest
+from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
+from vidspec_service.errors import GenerationFailed
+
+MOST_LOST = 2  # engines in a row, at about the same place of one answer
+
+
+class EngineLost(Exception):
+    """The engine that had the request is gone; `is_planned` if whoever runs the cluster ended it."""
+
+    def __init__(self, *, is_planned: bool) -> None:
+        super().__init__("planned" if is_planned else "unplanned")
+        self.is_planned = is_planned
+
+
+Heard = asyncio.Queue[GenerationEvent | Exception | None]
+Ask = Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]]
+"""Has some engine answer: events as `Engine.generate` has them, or EngineLost."""
+
+
+async def answer(request: GenerationRequest, ask: Ask, choice: int = 0) -> AsyncGenerator[GenerationEvent, None]:
+    """The events of a request for one answer, as if a single engine had given it; `choice` is written into them.
+
+    Raises what `ask` raises, and GenerationFailed for a request that ends engines.
+    """
+    so_far = AnswerSoFar(request, choice)
+    while not so_far.is_finished:
+        try:
+            async with aclosing(ask(so_far.rest())) as events:
+                async for event in events:
+                    for told in so_far.take(event):
+                        yield told
+            if not so_far.is_finished:
+                raise EngineLost(is_planned=False)
+        except EngineLost as lost:
+            so_far.engine_lost(is_planned=lost.is_planned)
+
+
+async def merged(answers: Sequence[AsyncGenerator[GenerationEvent, None]]) -> AsyncGenerator[GenerationEvent, None]:
+    """All events of all, as they come. Raises the first error; every answer is closed in the end."""
+    heard: Heard = asyncio.Queue()  # bounded by max_tokens of each
+    listeners = [asyncio.create_task(listen(events, heard)) for events in answers]
+    try:
+        num_left = len(listeners)
+        while num_left:
+            event = await heard.get()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                num_left -= 1
+            else:
+                yield event
+    finally:
+        for listener in listeners:
+            listener.cancel()
+        await asyncio.gather(*listeners, return_exceptions=True)
+
+
+async def listen(events: AsyncGenerator[GenerationEvent, None], heard: Heard) -> None:
+    """Every event; last the error that ended them, or None. Cancelled: closes them."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                heard.put_nowait(event)
+        heard.put_nowait(None)
+    except Exception as error:
+        heard.put_nowait(error)
+
+
+class AnswerSoFar:
+    """What the caller has been told, hence what is left to ask for. Pure but for the clock."""
+
+    def __init__(self, request: GenerationRequest, choice: int = 0) -> None:
+        self._request = request
+        self._choice = choice
+        self._ids: list[int] = []
+        self._num_engines = 1
+        self._num_suspicious = 0  # losses in a row
+        self._num_at_loss = 0  # tokens committed at the first of them
+        self._accepted: Accepted | None = None
+        self._accepted_at = 0.0
+        self._prefill_s: float | None = None
+        self._held: TextDelta | None = None
+        self.is_finished = False
+
+    def rest(self) -> GenerationRequest:
+        """What an engine that knows nothing of it has to be asked."""
+        # A name of its own: an engine that was given up may still hold the other one.
+        name = f"{self._request.request_id}.{self._num_engines}" if self._num_engines > 1 else self._request.request_id
+        return replace(self._request, request_id=name, committed=(*self._request.committed, *self._ids))
+
+    def take(self, event: GenerationEvent) -> list[GenerationEvent]:
+        """What of an engine's event the caller has not been told."""
+        match event:
+            case Accepted():
+                return self._take_accepted(event)
+            case TextDelta(num_tokens=0):
+                # The last words, that were held back until now: the next engine would say them again.
+                self._held = replace(event, choice=self._choice)
+                return []
+            case TextDelta():
+                self._ids += event.ids
+                if self._prefill_s is None and self._accepted is not None:
+                    self._prefill_s = self._accepted.prepare_s + time.monotonic() - self._accepted_at
+                return [replace(event, choice=self._choice)]
+            case Finished():
+                self.is_finished = True
+                return [*([self._held] if self._held else []), self._whole(event)]
+        return [event]
+
+    def engine_lost(self, *, is_planned: bool) -> None:
+        """Another engine has to go on; raises GenerationFailed if that would be one too many."""
+        self._num_engines += 1
+        if is_planned:
+            return
+        if self._num_suspicious and len(self._ids) - self._num_at_loss < PAST_SUSPICION:
+            self._num_suspicious += 1
+        else:
+            self._num_suspicious, self._num_at_loss = 1, len(self._ids)
+        if self._num_suspicious == MOST_LOST:
+            raise GenerationFailed(
+                f"{MOST_LOST} engines ended with this request at the same place: it is not tried again"
+            )
+
+    def _take_accepted(self, event: Accepted) -> list[GenerationEvent]:
+        if self._accepted is not None:
+            return []
+        self._accepted, self._accepted_at = event, time.monotonic()
+        return [event]
+
+    def _whole(self, last: Finished) -> Finished:
+        """What was counted here instead of in the last engine. Its speculation is all that is known of it."""
+        if self._num_engines == 1 or self._accepted is None:
+            return replace(last, choice=self._choice)
+        return replace(
+            last,
+            choice=self._choice,
+            completion_tokens=len(self._ids),
+            queue_s=self._accepted.queue_s,
+            prefill_s=last.prefill_s if self._prefill_s is None else self._prefill_s,
+        )

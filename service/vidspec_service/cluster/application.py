@@ -1,0 +1,77 @@
+"""The Ray Serve application: which processes there are, how many, where, and who finds whom.
+
+`vidspec_service.cluster.application:application` is what an `import_path` names, in a file for `serve deploy` or in a
+RayService; its `args` are settings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
+
+from vidspec_service.cluster.engine_replica import EngineReplica
+from vidspec_service.cluster.frontend import Frontend
+from vidspec_service.cluster.ray_engine import ENGINES
+from vidspec_service.settings import ClusterSettings, Copies, load_settings_of
+
+_DRAIN_LOOK_S = 0.1
+_HEALTH_PERIOD_S = 5.0
+_HEALTH_TIMEOUT_S = 30.0
+_BUSY = 0.75  # of the requests that an engine generates at the same time: with more, another is started
+# Requests that an engine takes, as a multiple of those it generates at once. With 1 a busy cluster sends half of its
+# follow-ups to engines without their video, whose work makes it busier still (`vidspec bench cluster`).
+_FULL = 2
+_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_QUIET = LoggingConfig(enable_access_log=False)  # the API's own log has a line for every request
+_ANY_NUMBER = 10_000  # of requests in a frontend, whose own bounds answer with an error that says what to do
+
+
+def application(args: dict[str, Any]) -> Application:
+    """Of settings by their names, over the environment of the machine that this runs on; raises ConfigError."""
+    return application_of(load_settings_of(ClusterSettings, args))
+
+
+def application_of(settings: ClusterSettings) -> Application:
+    """Two deployments, each scaled by itself."""
+    engines = serve.deployment(EngineReplica).options(
+        name=ENGINES,
+        **_copies(settings.engines, settings),
+        # Beyond them load beats affinity: the next on the ring is asked, and where all are full, requests wait.
+        max_ongoing_requests=_FULL * settings.max_running_requests,
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+        # One actor, so that an engine's processes share a node, its GPUs, and their channels.
+        ray_actor_options={"num_cpus": settings.engine_cpus, "num_gpus": settings.engine_gpus},
+        graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
+        graceful_shutdown_timeout_s=settings.engine_drain_s,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        logging_config=_QUIET,
+    )
+    frontends = serve.deployment(serve.ingress()(Frontend)).options(
+        name="Frontend",
+        **_copies(settings.frontends, settings),
+        max_ongoing_requests=_ANY_NUMBER,
+        ray_actor_options={"num_cpus": settings.frontend_cpus},
+        graceful_shutdown_timeout_s=settings.drain_timeout_s,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        logging_config=_QUIET,
+    )
+    return frontends.bind(settings, engines.bind(settings))
+
+
+def _copies(number: str, settings: ClusterSettings) -> dict[str, Any]:
+    copies = Copies.parse(number)
+    if copies.least == copies.most:
+        return {"num_replicas": copies.most}
+    scaling = AutoscalingConfig(
+        min_replicas=copies.least,
+        max_replicas=copies.most,
+        target_ongoing_requests=_BUSY * settings.max_running_requests,
+        downscale_delay_s=settings.engine_idle_s,
+    )
+    return {"autoscaling_config": scaling}

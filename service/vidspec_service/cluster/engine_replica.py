@@ -1,0 +1,130 @@
+"""One engine of a cluster: draft and target on one node, in and below a process of Ray Serve's."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from vidspec_models.request import GenerationRequest, Video
+from vidspec_service import __version__
+from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.cluster.answers import Heard, listen
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.workers import check_models
+from vidspec_service.engine.types import GenerationEvent, TextDelta
+from vidspec_service.errors import EngineDead
+from vidspec_service.settings import Settings, engine_config
+from vidspec_service.telemetry import Metrics, configure_logging
+
+_SHORTEST_PAUSE_S = 0.025  # between two messages of one answer
+_PROCESSOR = Path("/proc/cpuinfo")
+_PROCESSOR_FACTS = ("vendor_id", "cpu family", "model\t", "flags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What a frontend has to know of the engines before it serves."""
+
+    info: EngineInfo
+    tokenizer: str  # as its JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenUp:
+    """The first thing an engine says of a request."""
+
+    roundings: str  # equal ones: what one engine began, another goes on with, bit by bit
+    clock: float  # the engine's monotonic one, now
+
+
+class EngineReplica:
+    """What Ray Serve calls. It starts with the engine and is ready when the engine is."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        """Raises ConfigError for what a human has to mend."""
+        configure_logging(settings.log_level, settings.log_format)
+        config = engine_config(settings)
+        check_models(config)
+        self._held = AsyncExitStack()
+        self._engine = await self._held.enter_async_context(LocalEngine(config, Metrics(CollectorRegistry())))
+        self._roundings = roundings_of(config, self._engine.info, self._engine.status())
+
+    async def facts(self) -> EngineFacts:
+        """The same of all engines, by the one configuration that they have."""
+        return EngineFacts(info=self._engine.info, tokenizer=self._engine.tokenizer.to_str())
+
+    async def generate(
+        self, request: GenerationRequest, videos: tuple[Video, ...]
+    ) -> AsyncGenerator[list[TakenUp | GenerationEvent], None]:
+        """TakenUp, then as `Engine.generate`, several at a time; the request's videos come beside it."""
+        taken_up: list[TakenUp | GenerationEvent] = [TakenUp(roundings=self._roundings, clock=time.monotonic())]
+        events = self._engine.generate(replace(request, videos=videos))
+        async with aclosing(in_batches(events, _SHORTEST_PAUSE_S)) as batches:
+            async for batch in batches:
+                yield [*taken_up, *batch]
+                taken_up = []
+
+    async def check_health(self) -> None:
+        """Ray Serve replaces an engine where this raises."""
+        if self._engine.status().workers.get("target") is WorkerState.DEAD:
+            raise EngineDead("the target worker is gone and cannot be brought back")
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_held"):
+            await asyncio.shield(self._held.aclose())
+
+
+async def in_batches(
+    events: AsyncGenerator[GenerationEvent, None], pause_s: float
+) -> AsyncGenerator[list[GenerationEvent], None]:
+    """All events, those together that come within `pause_s` of the last text that was told: the first text at once.
+
+    A message between two machines takes a millisecond of processor time, a token less.
+    """
+    heard: Heard = asyncio.Queue()  # bounded by the answer's max_tokens
+    not_before = 0.0
+    async with alongside(listen(events, heard)):
+        while True:
+            found = [await heard.get()]
+            await asyncio.sleep(not_before - time.monotonic())
+            while not heard.empty():
+                found.append(heard.get_nowait())
+            batch = [each for each in found if each is not None and not isinstance(each, Exception)]
+            if batch:
+                yield batch
+            if isinstance(found[-1], Exception):
+                raise found[-1]
+            if found[-1] is None:
+                return
+            if any(isinstance(event, TextDelta) for event in batch):
+                not_before = time.monotonic() + pause_s
+
+
+def roundings_of(config: EngineConfig, info: EngineInfo, status: EngineStatus) -> str:
+    """What the target's numbers depend on, to the last bit: weights by name, code, libraries, kernels, machine."""
+    parts: list[object] = [
+        __version__,
+        config.target.model,
+        config.target.revision,
+        config.dycoke,
+        config.prefill_chunk,
+    ]
+    parts += [info.devices["target"], sorted(info.versions.items()), status.step_paths["target"].how, _processor()]
+    if "target" in info.memory:  # which tells one kind of GPU from another
+        parts += [device.total for device in info.memory["target"].devices]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _processor() -> list[str]:
+    """Libraries choose their kernels by it."""
+    first = _PROCESSOR.read_text().partition("\n\n")[0].splitlines() if _PROCESSOR.exists() else []
+    return [line for line in first if line.startswith(_PROCESSOR_FACTS)]

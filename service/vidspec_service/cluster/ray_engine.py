@@ -1,0 +1,226 @@
+"""RayEngine: what `Engine` is to the API where the engines are Ray Serve's: replicas of one deployment, on any node."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import ray
+from ray import serve
+from ray.exceptions import ObjectStoreFullError, RayActorError, RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from tokenizers import Tokenizer
+
+from vidspec_models.request import GenerationRequest
+from vidspec_service.cluster.answers import EngineLost, answer, merged
+from vidspec_service.cluster.engine_replica import EngineFacts, TakenUp
+from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
+from vidspec_service.engine.types import Accepted, Activity, Finished, GenerationEvent
+from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, ServiceError
+from vidspec_service.telemetry import Metrics
+
+ENGINES = "Engine"  # the deployment's name
+_LOOK_S = 2.0  # how often the engines are counted
+_ENDED_ON_PURPOSE = "ray.kill"  # so Ray tells of what Serve ends: for an update, a smaller number, a failed check
+
+_log = logging.getLogger(__name__)
+
+
+class RayEngine:
+    """Implements `Engine`. Belongs to one event loop, as a `LocalEngine` does."""
+
+    def __init__(self, engines: DeploymentHandle, metrics: Metrics, *, may_sleep: bool) -> None:
+        """`may_sleep`: to have no engine at all is no fault; the next request has one started."""
+        self._engines = engines
+        self._metrics = metrics
+        self._may_sleep = may_sleep
+        self._num_engines = 0
+        self._facts: EngineFacts | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._traffic = Traffic()
+
+    @asynccontextmanager
+    async def started(self, timeout_s: float) -> AsyncIterator[RayEngine]:
+        """Ready as soon as one engine is; raises ConfigError where none is in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._facts = await self._engines.facts.remote()
+        except TimeoutError:
+            raise ConfigError(f"no engine was ready within {timeout_s:g} s (--start-timeout-s)") from None
+        self._tokenizer = Tokenizer.from_str(self._facts.tokenizer)
+        self._num_engines = 1
+        looking = asyncio.create_task(self._look())
+        try:
+            yield self
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `Engine`."""
+        if self._facts is None:
+            raise EngineDead("no engine has been ready yet")
+        return self._facts.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See `Engine`."""
+        if self._tokenizer is None:
+            raise EngineDead("no engine has been ready yet")
+        return self._tokenizer
+
+    def status(self) -> EngineStatus:
+        """See `Engine`: of all engines together, and of the requests that came through here."""
+        is_there = self._num_engines > 0 or self._may_sleep
+        return EngineStatus(
+            workers={"target": WorkerState.READY if is_there else WorkerState.STARTING},
+            num_running=self._traffic.num_running,
+            num_waiting=self._traffic.num_waiting,
+            outage_s=self._traffic.outage_s,
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """See `Engine.generate`."""
+        session = session_of(request)
+        try:
+            # Once, for all answers and for all engines that may have to go on with one.
+            videos = await asyncio.to_thread(ray.put, request.videos)
+        except ObjectStoreFullError as error:
+            raise CapacityError("The cluster has no room for the request at the moment; try again.") from error
+        request = replace(request, videos=())
+        answers = []
+        for index in range(request.n):
+            call = Call(self._engines.options(stream=True, session_id=session), videos, self._traffic)
+            answers.append(answer(request.choice(index), call.ask, index))
+        async with aclosing(merged(answers)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    self._count(event)
+                yield event
+
+    def _count(self, event: Finished) -> None:
+        """As far as it is known here: accepted tokens by position are not."""
+        stats = event.speculation
+        self._metrics.spec_decode_num_drafts.inc(stats.num_drafts)
+        self._metrics.spec_decode_num_draft_tokens.inc(stats.num_draft_tokens)
+        self._metrics.spec_decode_num_accepted_tokens.inc(stats.num_accepted_tokens)
+
+    async def _look(self) -> None:
+        """Count the engines now and then: readiness depends on it."""
+        app = serve.get_replica_context().app_name
+        while True:
+            try:
+                status = await asyncio.to_thread(serve.status)
+                states = status.applications[app].deployments[ENGINES].replica_states
+                self._num_engines = states.get("RUNNING", 0)
+            except (RayServeException, RayActorError, KeyError) as error:  # its controller is being started again
+                _log.warning("the engines cannot be counted", extra={"why": str(error)})
+            await asyncio.sleep(_LOOK_S)
+
+
+class Call:
+    """One answer's way to the engines."""
+
+    def __init__(self, engines: DeploymentHandle, videos: ray.ObjectRef, traffic: Traffic) -> None:
+        self._engines = engines
+        self._videos = videos
+        self._traffic = traffic
+        self._roundings: str | None = None  # of the engine that began
+
+    async def ask(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """See `answers.Ask`."""
+        name = request.request_id
+        self._traffic.began(name)
+        stream = self._engines.generate.remote(request, self._videos)
+        ahead_s = 0.0
+        try:
+            async for batch in stream:
+                for event in batch:
+                    if isinstance(event, TakenUp):
+                        self._check(event, request)
+                        ahead_s = event.clock - time.monotonic()
+                        continue
+                    self._traffic.heard(name, event)
+                    yield _on_our_clock(event, ahead_s)
+        except RayTaskError as error:
+            if isinstance(error.cause, EngineDead):
+                raise self._lost(error.cause.message, is_planned=False) from error
+            raise (error.cause if isinstance(error.cause, ServiceError) else error) from None
+        except RayActorError as error:
+            why = str(error)
+            raise self._lost(why.splitlines()[-1], is_planned=error.preempted or _ENDED_ON_PURPOSE in why) from error
+        except DeploymentUnavailableError as error:
+            raise EngineDead(f"no engine can be started: {error}") from error
+        finally:
+            stream.cancel()
+            self._traffic.ended(name)
+
+    def _check(self, taken_up: TakenUp, request: GenerationRequest) -> None:
+        if request.committed and self._roundings not in (None, taken_up.roundings):
+            raise GenerationFailed("the engine that began the answer is gone, and the one left computes differently")
+        self._roundings = taken_up.roundings
+
+    def _lost(self, why: str, *, is_planned: bool) -> EngineLost:
+        _log.warning("an engine was lost, its answer goes to the next", extra={"why": why, "is_planned": is_planned})
+        self._traffic.lost_engine()
+        return EngineLost(is_planned=is_planned)
+
+
+class Traffic:
+    """The requests of one frontend that are with the engines, and how long those were gone. Pure but for the clock."""
+
+    def __init__(self) -> None:
+        self._is_accepted: dict[str, bool] = {}
+        self._lost_at: float | None = None
+        self._outages_s = 0.0
+
+    @property
+    def num_running(self) -> int:
+        return sum(self._is_accepted.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._is_accepted) - self.num_running
+
+    @property
+    def outage_s(self) -> float:
+        """From every lost engine until one was heard again, all together."""
+        return self._outages_s + (0.0 if self._lost_at is None else time.monotonic() - self._lost_at)
+
+    def began(self, name: str) -> None:
+        """A request is on its way."""
+        self._is_accepted[name] = False
+
+    def heard(self, name: str, event: GenerationEvent) -> None:
+        """An engine is there, and said this of a request."""
+        self._outages_s, self._lost_at = self.outage_s, None
+        self._is_accepted[name] |= isinstance(event, Accepted)
+
+    def lost_engine(self) -> None:
+        """One is gone, whose requests now wait for another."""
+        self._lost_at = self._lost_at or time.monotonic()
+
+    def ended(self, name: str) -> None:
+        """Nothing more is heard of a request."""
+        self._is_accepted.pop(name, None)
+
+
+def session_of(request: GenerationRequest) -> str:
+    """Equal where an engine may still have features and rows of it: the first video's key, else how the talk began."""
+    if request.videos:
+        return request.videos[0].key or request.request_id
+    first = next((turn.text for turn in request.turns if turn.role == "user"), "")
+    return hashlib.sha256(f"{request.caller}\n{first}".encode()).hexdigest()
+
+
+def _on_our_clock(event: GenerationEvent, ahead_s: float) -> GenerationEvent:
+    if isinstance(event, Activity):
+        return replace(event, start=event.start - ahead_s, end=event.end - ahead_s)
+    return event

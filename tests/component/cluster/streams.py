@@ -1,0 +1,84 @@
+"""Sampled answers of a server, listened to side by side while something is done to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.component.cluster.ray_cluster import until
+
+_ASKED = {"prompt": "Describe the video.", "temperature": "1", "max_tokens": "300", "ignore_eos": "true"}
+_UNDER_WAY = 20  # pieces of text
+_TIMEOUT_S = 100.0
+
+
+def render_clips(folder: Path, number: int) -> list[Path]:
+    found = [folder / f"{seed}.mp4" for seed in range(number)]
+    for seed, clip in enumerate(found):
+        command = [sys.executable, "-m", "vidspec_service", "render-clip", "--seed", str(seed), str(clip)]
+        subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    return found
+
+
+class Stream:
+    """A sampled answer of 300 tokens, as it comes."""
+
+    def __init__(self, client: httpx.Client, clip: Path, seed: int) -> None:
+        self.pieces: list[str] = []
+        self.longest_pause_s = 0.0
+        self._client, self._clip, self._asked = client, clip, {**_ASKED, "seed": str(seed), "stream": "true"}
+
+    def listen(self) -> str:
+        """The whole text."""
+        files = {"video": self._clip.read_bytes()}
+        with self._client.stream("POST", "/v1/video-chat", data=self._asked, files=files) as answer:
+            assert answer.status_code == 200, answer.read()
+            heard_at: float | None = None
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                told: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                assert "error" not in told, told
+                pieces = [text for each in told["choices"] if (text := each["delta"].get("content"))]
+                if pieces:
+                    now = time.monotonic()
+                    self.longest_pause_s = max(self.longest_pause_s, now - (heard_at or now))
+                    heard_at = now
+                self.pieces += pieces
+        return "".join(self.pieces)
+
+
+def ask_all(
+    client: httpx.Client, clips: list[Path], meanwhile: Callable[[], None] = lambda: None
+) -> tuple[list[str], list[Stream]]:
+    """Whole texts, one of each clip; `meanwhile` happens when all answers are under way."""
+    streams = [Stream(client, clip, seed) for seed, clip in enumerate(clips)]
+    with ThreadPoolExecutor(len(streams)) as pool:
+        answers = [pool.submit(stream.listen) for stream in streams]
+        until(lambda: all(len(stream.pieces) >= _UNDER_WAY for stream in streams), "all answers to begin")
+        meanwhile()
+        return [answer.result(_TIMEOUT_S) for answer in answers], streams
+
+
+def ask_until_done(client: httpx.Client, clips: list[Path], action: Callable[[], None]) -> list[list[str]]:
+    """Whole texts of each clip, which is asked about again and again beside all others until `action` has happened."""
+    with ThreadPoolExecutor(len(clips) + 1) as pool:
+        acting = pool.submit(action)
+
+        def listen(seed: int) -> list[str]:
+            texts = []
+            while not acting.done():
+                texts.append(Stream(client, clips[seed], seed).listen())
+            return texts
+
+        answers = [pool.submit(listen, seed) for seed in range(len(clips))]
+        acting.result(_TIMEOUT_S)
+        return [answer.result(_TIMEOUT_S) for answer in answers]

@@ -1,0 +1,68 @@
+"""Where requests land on a cluster: follow-ups at their video, and nowhere while there is nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.component.cluster.ray_cluster import RayCluster, kill, running_cluster, until
+from tests.component.cluster.streams import render_clips
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NUM_VIDEOS = 24
+NUM_ENGINES = 4
+
+
+@pytest.fixture
+def cluster() -> Iterator[RayCluster]:
+    with running_cluster() as cluster:
+        cluster.add_node(num_cpus=2, num_gpus=NUM_ENGINES)
+        yield cluster
+
+
+def found_again(client: httpx.Client, videos: list[str], prompt: str) -> list[bool]:
+    """Whether the engine that answered had had the video before."""
+
+    def answered(video: str) -> bool:
+        # No connection twice: any frontend may get it.
+        headers = {"connection": "close"}
+        asked = {"video_id": video, "prompt": prompt, "max_tokens": 4}
+        answer = client.post("/v1/video-chat", json=asked, headers=headers)
+        assert answer.status_code == 200, answer.text
+        cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return cached > 0
+
+    return [answered(video) for video in videos]
+
+
+def test_follow_ups_land_where_their_video_is_and_few_move_when_an_engine_is_lost(
+    cluster: RayCluster, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    store = f"--video-store=file://{tmp_path / 'store'}"
+    client = cluster.serve(f"--engines={NUM_ENGINES}", "--frontends=2", "--speculation=off", store)
+    until(lambda: len(cluster.engines()) == NUM_ENGINES, "all engines")
+    videos = []
+    for clip in render_clips(tmp_path, NUM_VIDEOS):
+        kept = client.post("/v1/videos", files={"video": clip.read_bytes()})
+        videos.append(kept.json()["id"])
+    assert not any(found_again(client, videos, "Describe the video."))
+    again = found_again(client, videos, "How many objects are there?")
+    assert all(again)
+    kill(cluster.engines()[0])
+    stayed = found_again(client, videos, "Which colours are there?")
+    record_testsuite_property("follow_ups", [sum(again), sum(stayed), NUM_VIDEOS])
+    # A quarter is expected to move; of 24, half or more would mean that others than its own did.
+    assert NUM_VIDEOS // 2 < sum(stayed) < NUM_VIDEOS
+
+
+def test_engines_sleep_while_nobody_asks_and_the_first_request_wakes_one(cluster: RayCluster, tmp_path: Path) -> None:
+    client = cluster.serve("--engines=0-1", "--speculation=off", "--engine-idle-s=5")
+    (clip,) = render_clips(tmp_path, 1)
+    until(lambda: not cluster.engines(), "the engine to end")
+    assert client.get("/health/ready").status_code == 200
+    answer = client.post("/v1/video-chat", data={"prompt": "Describe the video."}, files={"video": clip.read_bytes()})
+    assert answer.status_code == 200, answer.text
+    assert cluster.engines()

@@ -1,0 +1,96 @@
+"""Tokens travel in company, and none waits for long, is lost or is out of order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_service.cluster.engine_replica import in_batches
+from vidspec_service.engine.types import Accepted, GenerationEvent, TextDelta
+from vidspec_service.errors import GenerationFailed
+
+ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
+
+
+def word(number: int) -> TextDelta:
+    return TextDelta(text=str(number), num_tokens=1)
+
+
+async def batches_of(events: AsyncGenerator[GenerationEvent, None], pause_s: float) -> list[list[GenerationEvent]]:
+    async with aclosing(in_batches(events, pause_s)) as batches:
+        return [batch async for batch in batches]
+
+
+@given(pauses=st.lists(st.sampled_from([0.0, 0.001]), max_size=20), pause_s=st.sampled_from([0.0, 0.002]))
+def test_all_events_come_in_order(pauses: list[float], pause_s: float) -> None:
+    async def events() -> AsyncGenerator[GenerationEvent, None]:
+        for number, seconds in enumerate(pauses):
+            await asyncio.sleep(seconds)
+            yield word(number)
+
+    found = asyncio.run(batches_of(events(), pause_s))
+    assert [event for batch in found for event in batch] == [word(number) for number in range(len(pauses))]
+    assert all(found)
+
+
+def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None:
+    async def listen() -> list[list[GenerationEvent]]:
+        goes_on = asyncio.Event()
+
+        async def events() -> AsyncGenerator[GenerationEvent, None]:
+            yield ACCEPTED
+            await asyncio.sleep(0.01)
+            yield word(0)
+            await goes_on.wait()
+            for number in range(1, 6):
+                yield word(number)
+                await asyncio.sleep(0)
+
+        found = []
+        async with aclosing(in_batches(events(), 0.2)) as batches:
+            async for batch in batches:
+                found.append(batch)
+                if word(0) in batch:
+                    goes_on.set()  # nothing more comes before this is told
+        return found
+
+    assert asyncio.run(listen()) == [[ACCEPTED], [word(0)], [word(number) for number in range(1, 6)]]
+
+
+def test_what_came_before_an_error_is_told_before_it() -> None:
+    async def events() -> AsyncGenerator[GenerationEvent, None]:
+        yield word(0)
+        raise GenerationFailed("broken")
+
+    found: list[list[GenerationEvent]] = []
+
+    async def hear() -> None:
+        async for batch in in_batches(events(), 0.0):
+            found.append(batch)
+
+    with pytest.raises(GenerationFailed):
+        asyncio.run(hear())
+    assert found == [[word(0)]]
+
+
+def test_a_caller_that_leaves_ends_the_events() -> None:
+    closed = []
+
+    async def events() -> AsyncGenerator[GenerationEvent, None]:
+        try:
+            yield word(0)
+            await asyncio.Event().wait()
+        finally:
+            closed.append(True)
+
+    async def leave() -> None:
+        async with aclosing(in_batches(events(), 0.0)) as batches:
+            await anext(batches)
+
+    asyncio.run(leave())
+    assert closed

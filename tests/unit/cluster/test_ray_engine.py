@@ -1,0 +1,169 @@
+"""What Ray says of a lost engine, a refused request and another machine, in the words of the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from vidspec_models.request import GenerationRequest, Turn, Video
+from vidspec_service.cluster.answers import EngineLost
+from vidspec_service.cluster.engine_replica import TakenUp
+from vidspec_service.cluster.ray_engine import Call, Traffic, session_of
+from vidspec_service.engine.types import Accepted, Activity, GenerationEvent, Phase, TextDelta
+from vidspec_service.errors import ContextLengthExceeded, EngineDead, GenerationFailed
+
+REQUEST = GenerationRequest(request_id="r", turns=(Turn(role="user", parts=("Say it.",)),))
+ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
+
+
+@dataclass
+class Stream:
+    """What an engine's stream is to a caller: events, or an error."""
+
+    events: list[Any]
+    cancelled: bool = False
+
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        for event in self.events:
+            if isinstance(event, Exception):
+                raise event
+            yield [event]
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Told:
+    traffic: Traffic = field(default_factory=Traffic)
+    streams: list[Stream] = field(default_factory=list)
+
+    def call(self, *answers: list[Any]) -> Call:
+        waiting = [Stream(events) for events in answers]
+
+        def remote(request: GenerationRequest, videos: object) -> Stream:
+            self.streams.append(waiting.pop(0))
+            return self.streams[-1]
+
+        return Call(SimpleNamespace(generate=SimpleNamespace(remote=remote)), None, self.traffic)
+
+
+async def heard(call: Call, request: GenerationRequest = REQUEST) -> list[GenerationEvent]:
+    async with aclosing(call.ask(request)) as events:
+        return [event async for event in events]
+
+
+def taken_up(roundings: str = "same", clock: float = 0.0) -> TakenUp:
+    return TakenUp(roundings=roundings, clock=clock)
+
+
+def killed_by_serve() -> ActorDiedError:
+    error = ActorDiedError()
+    error.error_msg = "The actor is dead because it was killed by `ray.kill`."
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_planned"),
+    [
+        (ActorDiedError(), False),
+        (ActorUnavailableError("socket closed", None), False),
+        (killed_by_serve(), True),
+        (RayTaskError("generate", "", EngineDead("no target")), False),
+    ],
+)
+def test_an_engine_that_is_gone_is_lost_and_whether_that_was_planned_is_known(
+    error: Exception, is_planned: bool
+) -> None:
+    told = Told()
+    with pytest.raises(EngineLost) as lost:
+        asyncio.run(heard(told.call([taken_up(), ACCEPTED, error])))
+    assert lost.value.is_planned is is_planned
+    assert told.traffic.num_running == told.traffic.num_waiting == 0
+
+
+def test_what_an_engine_refuses_is_refused_as_by_an_engine_of_our_own() -> None:
+    told = Told()
+    with pytest.raises(ContextLengthExceeded, match="too long"):
+        asyncio.run(heard(told.call([taken_up(), RayTaskError("generate", "", ContextLengthExceeded("too long"))])))
+    assert told.traffic.outage_s == 0.0
+
+
+def test_an_error_that_nobody_foresaw_is_not_hidden() -> None:
+    with pytest.raises(RayTaskError):
+        asyncio.run(heard(Told().call([taken_up(), RayTaskError("generate", "", ValueError("a bug"))])))
+
+
+def test_an_answer_does_not_go_on_where_roundings_are_others() -> None:
+    call = Told().call([taken_up("one"), ACCEPTED], [taken_up("another"), ACCEPTED], [taken_up("another"), ACCEPTED])
+    asyncio.run(heard(call))
+    begun = replace(REQUEST, committed=(1, 2))
+    with pytest.raises(GenerationFailed, match="computes differently"):
+        asyncio.run(heard(call, begun))
+    assert asyncio.run(heard(call)) == [ACCEPTED]  # nothing has been said: any engine may begin
+
+
+def test_times_of_an_engine_are_told_on_the_clock_of_the_frontend() -> None:
+    work = Activity(request_id="r", worker="target", phase=Phase.VERIFY, start=1e6, end=1e6 + 0.5, num_tokens=3)
+    (told,) = asyncio.run(heard(Told().call([taken_up(clock=1e6), work])))
+    assert isinstance(told, Activity)
+    assert told.end - told.start == pytest.approx(0.5)
+    assert told.start < 1e6 / 2
+
+
+def test_a_caller_that_leaves_cancels_the_work_of_the_engine() -> None:
+    told = Told()
+    call = told.call([taken_up(), ACCEPTED, TextDelta(text="a", num_tokens=1)])
+
+    async def leave() -> None:
+        async with aclosing(call.ask(REQUEST)) as events:
+            await anext(events)
+            assert told.traffic.num_running == 1
+
+    asyncio.run(leave())
+    assert told.streams[0].cancelled
+    assert told.traffic.num_running == 0
+
+
+def test_the_time_from_a_lost_engine_to_the_next_word_is_an_outage() -> None:
+    traffic = Traffic()
+    traffic.began("r")
+    assert traffic.num_waiting == 1
+    traffic.lost_engine()
+    before = traffic.outage_s
+    while traffic.outage_s <= before:
+        pass
+    traffic.heard("r", ACCEPTED)
+    after = traffic.outage_s
+    assert after > before
+    assert traffic.outage_s == after
+    assert (traffic.num_running, traffic.num_waiting) == (1, 0)
+
+
+def test_questions_about_one_video_have_one_session_and_others_have_others() -> None:
+    def about(key: str | None, request_id: str = "r") -> str:
+        video = Video(
+            frames=np.zeros((1, 2, 2, 3), np.uint8),
+            source_indices=(0,),
+            source_fps=1.0,
+            source_num_frames=1,
+            duration_s=1.0,
+            key=key,
+        )
+        return session_of(replace(REQUEST, request_id=request_id, videos=(video, replace(video, key="second"))))
+
+    assert about("a", "r1") == about("a", "r2") != about("b")
+    assert about(None, "r1") != about(None, "r2")
+
+
+def test_a_talk_without_videos_has_a_session_of_its_own_for_each_caller() -> None:
+    later = replace(REQUEST, turns=(*REQUEST.turns, Turn(role="assistant", parts=("It.",))))
+    assert session_of(REQUEST) == session_of(later) != session_of(replace(REQUEST, caller="another"))

@@ -1,0 +1,57 @@
+"""Two engines count as the same only where the same request gives the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vidspec_models.step_path import COMPILED, COMPILED_INTEGERS, StepPath
+from vidspec_service.cluster.engine_replica import roundings_of
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
+
+CONFIG = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
+INFO = EngineInfo(
+    model_names=("m",),
+    root="bundled",
+    draft_model="bundled",
+    context_length=100,
+    default_num_frames=8,
+    default_max_tokens=10,
+    devices={"target": "cpu float32", "draft": "cpu float32"},
+    versions={"torch": "2.15"},
+)
+
+
+def status(path: StepPath = COMPILED) -> EngineStatus:
+    return EngineStatus(
+        workers={"target": WorkerState.READY}, num_running=0, num_waiting=0, step_paths={"target": path}
+    )
+
+
+def test_what_changes_speed_only_is_no_difference() -> None:
+    other = replace(CONFIG, draft=None, prune_ratio=0.5, max_running_requests=3)
+    assert roundings_of(other, replace(INFO, draft_model=None), status()) == roundings_of(CONFIG, INFO, status())
+
+
+@pytest.mark.parametrize(
+    ("config", "info", "path"),
+    [
+        (replace(CONFIG, target=WorkerConfig(model="/models/other")), INFO, COMPILED),
+        (replace(CONFIG, target=WorkerConfig(model="bundled", revision="2")), INFO, COMPILED),
+        (replace(CONFIG, prefill_chunk=64), INFO, COMPILED),
+        (CONFIG, replace(INFO, devices={"target": "cpu bfloat16"}), COMPILED),
+        (CONFIG, replace(INFO, versions={"torch": "2.16"}), COMPILED),
+        (CONFIG, INFO, COMPILED_INTEGERS),
+    ],
+    ids=["model", "revision", "chunks", "dtype", "library", "kernels"],
+)
+def test_whatever_may_change_a_bit_is_one(config: EngineConfig, info: EngineInfo, path: StepPath) -> None:
+    assert roundings_of(config, info, status(path)) != roundings_of(CONFIG, INFO, status())
+
+
+def test_another_processor_is_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = roundings_of(CONFIG, INFO, status())
+    monkeypatch.setattr("vidspec_service.cluster.engine_replica._processor", lambda: ["another"])
+    assert roundings_of(CONFIG, INFO, status()) != here

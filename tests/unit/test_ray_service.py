@@ -1,0 +1,70 @@
+"""The manifest of a cluster: its pods valid by Kubernetes' schemas, its application by Ray's and by our settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from vidspec_service.cluster.application import application_of
+from vidspec_service.settings import ClusterSettings, load_settings_of
+
+FILE = Path(__file__).parents[2] / "deploy/kubernetes/ray-service.yaml"
+MANIFESTS: dict[str, dict[str, Any]] = {found["kind"]: found for found in yaml.safe_load_all(FILE.read_text())}
+CLUSTER: dict[str, Any] = MANIFESTS["RayService"]["spec"]["rayClusterConfig"]
+(ENGINES,) = CLUSTER["workerGroupSpecs"]
+SERVED: dict[str, Any] = yaml.safe_load(MANIFESTS["RayService"]["spec"]["serveConfigV2"])
+(APPLICATION,) = SERVED["applications"]
+
+
+def settings() -> ClusterSettings:
+    return load_settings_of(ClusterSettings, APPLICATION["args"])
+
+
+@pytest.mark.parametrize("group", [CLUSTER["headGroupSpec"], ENGINES], ids=["head", "engines"])
+def test_a_pod_of_the_cluster_is_valid_and_has_no_unknown_field(group: dict[str, Any]) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": group["template"]["spec"]}
+    kubernetes_validate.validate(pod, "1.37", strict=True)
+    (container,) = group["template"]["spec"]["containers"]
+    volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_only_pods_of_the_cluster_reach_more_than_its_port() -> None:
+    policy = MANIFESTS["NetworkPolicy"]
+    kubernetes_validate.validate(policy, "1.37", strict=True)
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    for group in (CLUSTER["headGroupSpec"], ENGINES):
+        assert group["template"]["metadata"]["labels"] == chosen
+    to_all, _ = policy["spec"]["ingress"]
+    assert to_all == {"ports": [{"port": SERVED["http_options"]["port"]}]}
+
+
+def test_what_ray_serve_is_told_is_what_it_understands() -> None:
+    ServeDeploySchema.model_validate(SERVED)
+    module, name = APPLICATION["import_path"].split(":")
+    assert (module, name) == ("vidspec_service.cluster.application", "application")
+
+
+def test_an_engine_fits_a_pod_and_no_more_are_wanted_than_there_can_be() -> None:
+    (container,) = ENGINES["template"]["spec"]["containers"]
+    found = settings()
+    assert found.engine_gpus == float(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert found.engine_cpus <= float(ENGINES["rayStartParams"]["num-cpus"])
+    assert found.engines == f"{ENGINES['minReplicas']}-{ENGINES['maxReplicas']}"
+
+
+def test_the_application_is_two_deployments_that_are_scaled_as_the_settings_say() -> None:
+    frontends = application_of(settings())._bound_deployment
+    engines = frontends.init_args[1]._bound_deployment
+    for deployment in (frontends, engines):
+        scaling = deployment._deployment_config.autoscaling_config
+        assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)
+    assert engines.ray_actor_options == {"num_cpus": 4.0, "num_gpus": 2.0}
+    assert (
+        application_of(ClusterSettings(engines="3"))._bound_deployment.init_args[1]._bound_deployment.num_replicas == 3
+    )
