@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "bench compression": "measure lossy compression on the target: accuracy, time, memory",
     "bench structured": "compare answers with and without a grammar: speed, and what is true of them",
     "bench decode": "compare video decoding with other libraries",
+    "bench cluster": "simulate a cluster of engines with the times that one takes here",
     "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",
 }
 # Flags of vLLM's without a counterpart of the same meaning: what a spelling close by would suggest misleads.

@@ -1,0 +1,145 @@
+"""What `bench cluster` says: a row for each situation, and the clusters that one could think of beside what we have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import RenderableType
+
+from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
+from vidspec_service.bench.common.facts import Provenance, hardware
+from vidspec_service.bench.common.options import number
+from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
+from vidspec_service.engine.config import EngineConfig
+
+_BASELINE = "one queue for engines that have all had every video, of which none is lost (nobody can reach it)"
+_LOADS = (0.6, 0.8, 0.9, 1.0)  # of what the engines can do
+_ROUTINGS = (
+    ("ring, full at twice", Routing.RING, 2),
+    ("ring, full at once", Routing.RING, 1),
+    ("ring, never full", Routing.RING, 10_000),
+    ("any engine", Routing.RANDOM, 2),
+)
+_LOST_EVERY_S = 36.0  # with 100 engines each one once an hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """The size of what is simulated."""
+
+    num_engines: int = number(100, "--engines-simulated", "engines")
+    num_callers: int = number(5000, "--callers", "callers, each with a conversation about one video after another")
+    seconds: float = number(300.0, "--seconds", "of the cluster's time that are counted", "SECONDS")
+
+
+def scenario_at(load: float, times: EngineTimes, options: ClusterOptions) -> Scenario:
+    """With callers who think as long between two questions as makes that load."""
+    scenario = Scenario(num_engines=options.num_engines, num_callers=options.num_callers, seconds=options.seconds)
+    at_once = scenario.max_running
+    prefill_s = times.prefill_again_s + (times.prefill_s - times.prefill_again_s) / scenario.questions
+    answer_s = prefill_s + (1 + scenario.tokens) / times.rate(at_once)  # of an engine's time
+    answers_per_s = load * options.num_engines / answer_s
+    return replace(scenario, pause_s=max(0.1, options.num_callers / answers_per_s - at_once * answer_s))
+
+
+def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Row]:
+    """Every situation, each beside the perfect cluster in the same situation."""
+    plays: list[tuple[str, float, Routing, Scenario]] = []
+    for load in _LOADS:
+        scenario = scenario_at(load, times, options)
+        for name, routing, full in _ROUTINGS:
+            plays.append((name, load, routing, replace(scenario, max_ongoing=full * scenario.max_running)))
+    ours = replace(scenario_at(0.8, times, options), max_ongoing=2 * Scenario().max_running)
+    plays.append(("an engine lost every 36 s", 0.8, Routing.RING, replace(ours, engine_lost_every_s=_LOST_EVERY_S)))
+    few = max(1, options.num_engines // 5)
+    plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
+    rows, best = [], {}
+    for done, (name, load, routing, scenario) in enumerate(plays):
+        tell(f"{name} at {load:.0%}", done, len(plays))
+        if load not in best:
+            perfect = replace(scenario, max_ongoing=10**9)
+            best[load] = Simulation(times, perfect, Routing.PERFECT).outcome().tokens_in_time
+        outcome = Simulation(times, scenario, routing).outcome()
+        rows.append(_row(name, load, outcome, best[load], options.seconds))
+    return rows
+
+
+def _row(name: str, load: float, outcome: Outcome, best: float, seconds: float) -> Row:
+    return {
+        "situation": name,
+        "load": load,
+        "goodput": outcome.tokens_in_time / best if best else 0.0,
+        "tokens_per_s": outcome.tokens_in_time / seconds,
+        "moved": outcome.moved,
+        "first_token_p50_s": outcome.first_token_p50_s,
+        "first_token_p99_s": outcome.first_token_p99_s,
+        "engines": outcome.engines_mean,
+        "lost_engines": outcome.lost_engines,
+        "handed_over": outcome.handed_over,
+    }
+
+
+def cluster_report(
+    options: ClusterOptions, pair: EngineConfig, times: EngineTimes, rows: Sequence[Row], provenance: Provenance
+) -> Report:
+    """Figures, table and plot of what was simulated."""
+    models = f"target {pair.target.model}, draft {pair.draft.model if pair.draft else 'none'}"
+    rates = ", ".join(f"{rate:.0f} with {number}" for number, rate in times.rates.items())
+    scenario = Scenario()
+    return Report(
+        bench="cluster",
+        baseline=_BASELINE,
+        provenance=provenance,
+        hardware=hardware(),
+        subject=f"{models}; simulated",
+        facts={
+            "models": models,
+            "measured": f"one engine: {rates} answers at once (tokens/s); prompt {times.prefill_s * 1e3:.0f} ms, "
+            f"{times.prefill_again_s * 1e3:.0f} of a known video; start {times.start_s:.1f} s",
+            "simulated": f"{options.num_engines} engines, {options.num_callers} callers with {scenario.questions} "
+            f"questions a video, {scenario.tokens:g} tokens an answer, {options.seconds:g} s",
+        },
+        figures={"times": times, "scenario": scenario, "options": options, "results": list(rows)},
+        body=list(_body(rows)),
+        pictures={"plot": Picture(size=(9, 4), draw=lambda figure: _draw(figure, rows))},
+    )
+
+
+def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    columns = {
+        "situation": column("situation"),
+        "load": column("load", "{:.0%}"),
+        "goodput": column("goodput", "{:.3f}"),
+        "tokens/s": column("tokens_per_s", "{:.0f}"),
+        "moved": column("moved", "{:.1%}"),
+        "first token s": column("first_token_p50_s", "{:.2f}"),
+        "p99": column("first_token_p99_s", "{:.2f}"),
+        "engines": column("engines", "{:.1f}"),
+        "lost": column("lost_engines"),
+        "handed over": column("handed_over"),
+    }
+    yield table("Simulated clusters", columns, rows)
+    patience = f"{Scenario().patience_s:g} s"
+    yield f"goodput: tokens of answers that began within {patience}, over the baseline's; load: of what engines can do;"
+    yield "moved: follow-ups that met an engine without their video; handed over: answers that another went on with;"
+    yield "full at: so many times the requests that it generates at once an engine takes before the next one is asked"
+
+
+def _draw(figure: Any, rows: Sequence[Row]) -> None:
+    goodput, first = figure.subplots(1, 2)
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row["situation"], []).append(row)
+    for name, of_name in by_name.items():
+        _line(goodput, name, of_name, "goodput")
+        _line(first, name, of_name, "first_token_p99_s")
+    goodput.set(xlabel="load", ylabel="goodput over the perfect cluster", ylim=(0, 1.1))
+    goodput.legend(fontsize=7)
+    first.set(xlabel="load", ylabel="first token, 99th percentile, s")
+
+
+def _line(axes: Any, name: str, rows: Sequence[Mapping[str, Any]], key: str) -> None:
+    marker = "o-" if len(rows) > 1 else "x"
+    axes.plot([row["load"] for row in rows], [row[key] for row in rows], marker, label=name, markersize=4)

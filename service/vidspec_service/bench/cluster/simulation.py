@@ -1,0 +1,366 @@
+"""A cluster of engines and its callers, event by event. Pure: times come from measurements, chance from a seed.
+
+An engine shares its time among the requests that it runs: a prompt advances at 1/k of its pace, an answer at 1/k of the
+tokens a second that k answers make together. Requests are routed as Ray's ConsistentHashRouter does it: to the owner of
+their session on the ring, where that has no room to the next two, else they wait.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+_POINTS = 100  # of an engine on the ring, as many as Ray has
+_FALLBACKS = 2  # engines that are asked after the owner, likewise
+_DONE = 1e-9
+
+
+class Routing(StrEnum):
+    """Which engine a request goes to."""
+
+    RING = "ring"  # that of its video, or one of the next two
+    RANDOM = "random"  # any with room
+    PERFECT = "perfect"  # the one with the least to do, which has had every video: what nobody can reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """What one engine was measured to do. Seconds; tokens a second of all answers together, by their number."""
+
+    prefill_s: float  # of a video that it has not had
+    prefill_again_s: float  # of one that it has
+    rates: Mapping[int, float]
+    start_s: float  # until a new one is ready
+
+    def rate(self, num_running: int) -> float:
+        """Between measured numbers in proportion; beyond the last, the last."""
+        known = sorted(self.rates)
+        if num_running >= known[-1]:
+            return self.rates[known[-1]]
+        above = bisect.bisect_left(known, num_running)
+        if known[above] == num_running or above == 0:
+            return self.rates[known[above]]
+        low, high = known[above - 1], known[above]
+        share = (num_running - low) / (high - low)
+        return self.rates[low] + share * (self.rates[high] - self.rates[low])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What happens in a simulated cluster."""
+
+    num_engines: int = 100
+    least_engines: int | None = None  # None: all of them all the time; else as many as load asks for
+    num_callers: int = 5000
+    questions: int = 4  # about each video, one after the other
+    pause_s: float = 10.0  # mean, between an answer and the next question
+    tokens: float = 80.0  # mean of an answer
+    max_running: int = 16  # requests that an engine works on at the same time
+    max_ongoing: int = 16  # that it takes, the others wait in it; beyond them the next engine is asked
+    engine_lost_every_s: float | None = None  # in the whole cluster
+    patience_s: float = 10.0  # an answer that begins later does not count
+    warm_up_s: float = 120.0  # that is not counted
+    seconds: float = 600.0
+    look_s: float = 10.0  # between two decisions on the number of engines
+    busy: float = 0.75  # of `max_running`: with more on average, another is started
+    seed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    session: int
+    asked_at: float
+    tokens: float
+    prefill: float = 0.0  # of which so much is left
+    begun: bool = False
+    in_time: bool = True
+    said: float = 0.0
+    is_placed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    number: int
+    running: list[_Request] = field(default_factory=list)
+    queue: deque[_Request] = field(default_factory=deque)
+    videos: set[int] = field(default_factory=set)
+    at: float = 0.0  # the time up to which its requests have advanced
+    version: int = 0  # of its next event: others are void
+
+    @property
+    def num_ongoing(self) -> int:
+        return len(self.running) + len(self.queue)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of it, warm-up excluded."""
+
+    tokens_in_time: float  # of answers that began within the callers' patience
+    answers: int
+    moved: float  # share of follow-up questions that met an engine without their video
+    first_token_p50_s: float
+    first_token_p99_s: float
+    engines_mean: float
+    lost_engines: int
+    handed_over: int  # answers that another engine had to go on with
+
+
+class Ring:
+    """Consistent hashing: every engine at many points of a circle; a session belongs to the next one from its own."""
+
+    def __init__(self, engines: Iterable[int]) -> None:
+        self._points = sorted((_hash(f"{number}:{point}"), number) for number in engines for point in range(_POINTS))
+
+    def owners(self, session: int, most: int) -> list[int]:
+        """The owner, and those that follow it on the circle."""
+        found: list[int] = []
+        start = bisect.bisect_right(self._points, (_hash(f"session {session}"), -1))
+        for offset in range(len(self._points)):
+            number = self._points[(start + offset) % len(self._points)][1]
+            if number not in found:
+                found.append(number)
+            if len(found) == most:
+                break
+        return found
+
+
+class Simulation:
+    """One run; `outcome` plays it to its end."""
+
+    def __init__(self, times: EngineTimes, scenario: Scenario, routing: Routing) -> None:
+        self._times, self._scenario, self._routing = times, scenario, routing
+        self._rng = random.Random(scenario.seed)
+        self._engines: dict[int, _Engine] = {}
+        self._ring = Ring(())
+        self._next_engine = 0
+        self._num_starting = 0
+        self._waiting: dict[int, deque[_Request]] = {}  # engine -> requests that it could take if it had room
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._now = 0.0
+        self._asked: dict[int, int] = {}  # session -> questions so far
+        self._next_session = 0
+        self._firsts: list[float] = []
+        self._tokens = 0.0
+        self._answers = self._follow_ups = self._moved = self._num_lost = self._num_handed = 0
+        self._engine_seconds = 0.0
+
+    def outcome(self) -> Outcome:
+        """Play until the end of the scenario."""
+        scenario = self._scenario
+        for _ in range(scenario.least_engines or scenario.num_engines):
+            self._start_engine()
+        for _ in range(scenario.num_callers):
+            self._later(self._rng.expovariate(1 / scenario.pause_s), self._new_session)
+        if scenario.engine_lost_every_s is not None:
+            self._later(scenario.engine_lost_every_s, self._lose_engine)
+        if scenario.least_engines is not None:
+            self._later(scenario.look_s, self._scale)
+        for time, action in self._until(scenario.warm_up_s + scenario.seconds):
+            if time > scenario.warm_up_s:
+                self._engine_seconds += len(self._engines) * (time - max(self._now, scenario.warm_up_s))
+            self._now = time
+            action()
+        firsts = sorted(self._firsts) or [math.inf]
+        return Outcome(
+            tokens_in_time=self._tokens,
+            answers=self._answers,
+            moved=self._moved / max(1, self._follow_ups),
+            first_token_p50_s=firsts[len(firsts) // 2],
+            first_token_p99_s=firsts[math.ceil(len(firsts) * 0.99) - 1],
+            engines_mean=self._engine_seconds / scenario.seconds,
+            lost_engines=self._num_lost,
+            handed_over=self._num_handed,
+        )
+
+    @property
+    def _counts(self) -> bool:
+        return self._now >= self._scenario.warm_up_s
+
+    def _until(self, end: float) -> Iterator[tuple[float, Callable[[], None]]]:
+        while self._events and self._events[0][0] <= end:
+            time, _, action = heapq.heappop(self._events)
+            yield time, action
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (self._now + seconds, self._order, action))
+
+    # Callers
+
+    def _new_session(self) -> None:
+        session, self._next_session = self._next_session, self._next_session + 1
+        self._asked[session] = 0
+        self._ask(session)
+
+    def _ask(self, session: int) -> None:
+        self._asked[session] += 1
+        tokens = 1 + self._rng.expovariate(1 / self._scenario.tokens)
+        self._place(_Request(session, self._now, tokens))
+
+    def _answered(self, request: _Request) -> None:
+        if self._counts:
+            self._answers += 1
+            self._tokens += request.tokens if request.in_time else 0.0
+        is_last = self._asked[request.session] == self._scenario.questions
+        if is_last:
+            del self._asked[request.session]
+        go_on = self._new_session if is_last else lambda: self._ask(request.session)
+        self._later(self._rng.expovariate(1 / self._scenario.pause_s), go_on)
+
+    # Routing
+
+    def _place(self, request: _Request) -> None:
+        candidates = self._candidates(request)
+        engine = self._with_room(candidates)
+        request.is_placed = engine is not None
+        if engine is None:
+            for each in candidates:
+                self._waiting.setdefault(each.number, deque()).append(request)
+            return
+        is_new = request.session not in engine.videos and self._routing is not Routing.PERFECT
+        is_first = self._asked[request.session] == 1
+        engine.videos.add(request.session)
+        request.prefill = self._times.prefill_s if is_new or is_first else self._times.prefill_again_s
+        if self._counts and not is_first:
+            self._follow_ups += 1
+            self._moved += is_new
+        engine.queue.append(request)
+        self._run_queue(engine)
+
+    def _with_room(self, candidates: list[_Engine]) -> _Engine | None:
+        has_room = [each for each in candidates if each.num_ongoing < self._scenario.max_ongoing]
+        if not has_room:
+            return None
+        if self._routing is Routing.PERFECT:
+            return min(has_room, key=lambda each: each.num_ongoing)
+        return self._rng.choice(has_room) if self._routing is Routing.RANDOM else has_room[0]
+
+    def _candidates(self, request: _Request) -> list[_Engine]:
+        if self._routing in (Routing.RANDOM, Routing.PERFECT):
+            return list(self._engines.values())
+        return [self._engines[number] for number in self._ring.owners(request.session, 1 + _FALLBACKS)]
+
+    def _place_waiting(self, engine: _Engine) -> None:
+        """It has room again."""
+        waiting = self._waiting.get(engine.number, deque())
+        while waiting and engine.num_ongoing < self._scenario.max_ongoing:
+            request = waiting.popleft()
+            if not request.is_placed:
+                self._place(request)
+
+    # Engines
+
+    def _start_engine(self) -> None:
+        number, self._next_engine = self._next_engine, self._next_engine + 1
+        self._engines[number] = _Engine(number, at=self._now)
+        self._set_ring()
+
+    def _started(self) -> None:
+        self._num_starting -= 1
+        self._start_engine()
+
+    def _lose_engine(self) -> None:
+        scenario = self._scenario
+        if scenario.engine_lost_every_s is not None:
+            self._later(scenario.engine_lost_every_s, self._lose_engine)
+        if self._engines:
+            self._num_lost += self._counts
+            self._end_engine(self._rng.choice(list(self._engines.values())))
+            self._num_starting += 1
+            self._later(self._times.start_s, self._started)
+
+    def _end_engine(self, engine: _Engine) -> None:
+        """Its answers go to others: their prompts are computed again, what was said is not."""
+        self._advance(engine)
+        del self._engines[engine.number]
+        engine.version += 1
+        self._set_ring()
+        self._num_handed += sum(request.begun for request in engine.running) * self._counts
+        for request in [*engine.running, *engine.queue]:
+            self._place(request)
+
+    def _scale(self) -> None:
+        scenario = self._scenario
+        self._later(scenario.look_s, self._scale)
+        waiting = {id(each) for queue in self._waiting.values() for each in queue if not each.is_placed}
+        ongoing = sum(each.num_ongoing for each in self._engines.values()) + len(waiting)
+        wanted = math.ceil(ongoing / (scenario.busy * scenario.max_running))
+        wanted = min(max(wanted, scenario.least_engines or 1), scenario.num_engines)
+        for _ in range(wanted - len(self._engines) - self._num_starting):
+            self._num_starting += 1
+            self._later(self._times.start_s, self._started)
+
+    def _set_ring(self) -> None:
+        """Requests that wait may have other engines to wait for now."""
+        self._ring = Ring(self._engines)
+        waiting = {id(each): each for queue in self._waiting.values() for each in queue if not each.is_placed}
+        self._waiting = {}
+        for request in waiting.values():
+            self._place(request)
+
+    # Time on an engine
+
+    def _advance(self, engine: _Engine) -> None:
+        """Bring its requests up to now."""
+        elapsed, engine.at = self._now - engine.at, self._now
+        if not engine.running or elapsed <= 0:
+            return
+        share = elapsed / len(engine.running)
+        num_answering = sum(request.prefill <= _DONE for request in engine.running)
+        tokens = self._times.rate(max(1, num_answering)) * share  # of each answer
+        for request in engine.running:
+            if request.prefill > _DONE:
+                request.prefill -= share
+                if request.prefill <= _DONE and not request.begun:
+                    self._begins(request)
+            else:
+                request.said += tokens
+
+    def _begins(self, request: _Request) -> None:
+        request.begun = True
+        first_s = self._now - request.asked_at
+        request.in_time = first_s <= self._scenario.patience_s
+        if self._counts:
+            self._firsts.append(first_s)
+
+    def _run_queue(self, engine: _Engine) -> None:
+        """Begin what there is room for; then wait for the next moment at which a request changes its phase."""
+        self._advance(engine)
+        while engine.queue and len(engine.running) < self._scenario.max_running:
+            engine.running.append(engine.queue.popleft())
+        engine.version += 1
+        if not engine.running:
+            return
+        version, num_running = engine.version, len(engine.running)
+        num_answering = max(1, sum(request.prefill <= _DONE for request in engine.running))
+        rate = self._times.rate(num_answering) / num_running  # of each answer
+        left = (
+            request.prefill * num_running if request.prefill > _DONE else max(0.0, request.tokens - request.said) / rate
+            for request in engine.running
+        )
+        self._later(min(left), lambda: self._step(engine, version))
+
+    def _step(self, engine: _Engine, version: int) -> None:
+        if engine.version != version:
+            return
+        self._advance(engine)
+        ended = [each for each in engine.running if each.prefill <= _DONE and each.said >= each.tokens - _DONE * 1e3]
+        engine.running = [each for each in engine.running if each not in ended]
+        for request in ended:
+            self._answered(request)
+        self._run_queue(engine)
+        if ended:
+            self._place_waiting(engine)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

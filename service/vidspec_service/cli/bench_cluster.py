@@ -1,0 +1,36 @@
+"""Simulate a cluster of engines with the times that one takes here: routing, load, lost engines, their number.
+
+One engine is started and measured; everything after that is simulated, event by event, and says nothing about networks.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from vidspec_service.bench.cluster.calibration import calibrate
+from vidspec_service.bench.cluster.report import ClusterOptions, cluster_report, simulate
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
+from vidspec_service.cli.settings_flags import add_settings_flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to simulate, what to write, and the settings of an engine."""
+    add_options(parser, ClusterOptions)
+    add_output_flags(parser, "draw goodput and first tokens over load")
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, simulate, print, write."""
+    options, pair = options_of(ClusterOptions, args), pair_of(args)
+
+    def report(command: str, tell: Tell) -> Report:
+        provenance = Provenance.now(command)
+        times = calibrate(pair, tell)
+        return cluster_report(options, pair, times, simulate(times, options, tell), provenance)
+
+    run_bench(args, report)
+    return 0
