@@ -40,7 +40,7 @@ def main() -> int:
 
 def _tell(error: Exception, line: str) -> None:
     """The line for a person; of a server that logs JSON, an event like all others."""
-    if sys.argv[1:2] == ["serve"]:
+    if sys.argv[1:2] in (["serve"], ["serve-ray"]):
         from vidspec_service.settings import log_format_asked
         from vidspec_service.telemetry import configure_logging
 

@@ -1,0 +1,44 @@
+"""What keeps a cluster from serving is told at once, in a line."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from vidspec_service.__main__ import main
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def refused_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def test_an_address_without_a_cluster_is_told_before_ray_tries_for_minutes() -> None:
+    command, args = parse(["serve-ray", "--ray-address", f"127.0.0.1:{refused_port()}"])
+    with pytest.raises(ConfigError, match=r"no cluster is at 127\.0\.0\.1"):
+        command.run(args)
+
+
+def test_a_model_that_is_not_there_is_told_before_a_cluster_is_started() -> None:
+    command, args = parse(["serve-ray", "--model", "not_a_model"])
+    with pytest.raises(ConfigError, match="not_a_model"):
+        command.run(args)
+
+
+def test_a_start_that_fails_is_json_where_logs_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["vidspec", "serve-ray", "--log-format", "json", "--engines", "none"])
+    assert main() == 2
+    assert '"event": "cannot start"' in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""A cluster's settings come as a server's do, and a server on the same machine is not confused by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import ClusterSettings, Copies, Settings, load_settings, load_settings_of
+
+
+@pytest.mark.parametrize(("text", "copies"), [("2", Copies(2, 2)), ("1-8", Copies(1, 8)), ("0-4", Copies(0, 4))])
+def test_copies_are_a_number_or_a_range(text: str, copies: Copies) -> None:
+    assert Copies.parse(text) == copies
+
+
+@pytest.mark.parametrize("text", ["0", "3-2", "0-0", "-1", "1-", "many", "1.5", ""])
+def test_what_is_no_number_of_copies_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="--engines: expected"):
+        load_settings_of(ClusterSettings, {"engines": text})
+
+
+def test_there_is_always_a_frontend() -> None:
+    with pytest.raises(ConfigError, match="nothing listens"):
+        load_settings_of(ClusterSettings, {"frontends": "0-2"})
+
+
+def test_a_file_a_variable_and_a_flag_make_the_settings_of_server_and_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text("engines: 3\nengine_gpus: 2\nmodel: /models/target\nfrontends: 1-2\n")
+    monkeypatch.setenv("VIDSPEC_FRONTENDS", "2")
+    found = load_settings_of(ClusterSettings, {"engine_gpus": "4"}, config)
+    assert (found.engines, found.frontends, found.engine_gpus, found.model) == ("3", "2", 4.0, "/models/target")
+
+
+def test_a_misspelt_setting_of_the_cluster_is_told_the_right_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean engine_gpus"):
+        load_settings_of(ClusterSettings, {"engine_gpu": "4"})
+
+
+def test_a_server_ignores_a_clusters_variables_and_refuses_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIDSPEC_ENGINES", "2")
+    assert type(load_settings({})) is Settings
+    config = tmp_path / "server.yaml"
+    config.write_text("engines: 2\n")
+    with pytest.raises(ConfigError, match=r"unknown key in .* engines"):
+        load_settings({}, config)
