@@ -13,7 +13,7 @@ from dataclasses import replace
 import ray
 from ray import serve
 from ray.exceptions import ObjectStoreFullError, RayActorError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from tokenizers import Tokenizer
 
@@ -95,10 +95,10 @@ class RayEngine:
         except ObjectStoreFullError as error:
             raise CapacityError("The cluster has no room for the request at the moment; try again.") from error
         request = replace(request, videos=())
-        answers = []
-        for index in range(request.n):
-            call = Call(self._engines.options(stream=True, session_id=session), videos, self._traffic)
-            answers.append(answer(request.choice(index), call.ask, index))
+        engines = self._engines.options(stream=True, session_id=session)
+        taking_turns = asyncio.Lock()
+        calls = [Call(engines, videos, self._traffic, taking_turns) for _ in range(request.n)]
+        answers = [answer(request.choice(index), call.ask, index) for index, call in enumerate(calls)]
         async with aclosing(merged(answers)) as events:
             async for event in events:
                 if isinstance(event, Finished):
@@ -120,7 +120,7 @@ class RayEngine:
                 status = await asyncio.to_thread(serve.status)
                 states = status.applications[app].deployments[ENGINES].replica_states
                 self._num_engines = states.get("RUNNING", 0)
-            except (RayServeException, RayActorError, KeyError) as error:  # its controller is being started again
+            except Exception as error:  # whatever ails the controller: it is being started again, and is asked again
                 _log.warning("the engines cannot be counted", extra={"why": str(error)})
             await asyncio.sleep(_LOOK_S)
 
@@ -128,20 +128,32 @@ class RayEngine:
 class Call:
     """One answer's way to the engines."""
 
-    def __init__(self, engines: DeploymentHandle, videos: ray.ObjectRef, traffic: Traffic) -> None:
+    def __init__(
+        self, engines: DeploymentHandle, videos: ray.ObjectRef, traffic: Traffic, taking_turns: asyncio.Lock
+    ) -> None:
+        """`taking_turns` is common to the calls of one HTTP request.
+
+        Ray's router (2.60) knows the calls that wait for an engine by the request that they are made for, and would
+        forget one of two. The first has to prefill anyway what the others borrow.
+        """
         self._engines = engines
         self._videos = videos
         self._traffic = traffic
+        self._taking_turns = taking_turns
         self._roundings: str | None = None  # of the engine that began
 
     async def ask(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See `answers.Ask`."""
         name = request.request_id
         self._traffic.began(name)
-        stream = self._engines.generate.remote(request, self._videos)
         ahead_s = 0.0
+        stream = None
         try:
-            async for batch in stream:
+            async with self._taking_turns:
+                stream = self._engines.generate.remote(request, self._videos)
+                batches = aiter(stream)
+                batch = await anext(batches, None)
+            while batch is not None:
                 for event in batch:
                     if isinstance(event, TakenUp):
                         self._check(event, request)
@@ -149,6 +161,7 @@ class Call:
                         continue
                     self._traffic.heard(name, event)
                     yield _on_our_clock(event, ahead_s)
+                batch = await anext(batches, None)
         except RayTaskError as error:
             if isinstance(error.cause, EngineDead):
                 raise self._lost(error.cause.message, is_planned=False) from error
@@ -159,7 +172,8 @@ class Call:
         except DeploymentUnavailableError as error:
             raise EngineDead(f"no engine can be started: {error}") from error
         finally:
-            stream.cancel()
+            if stream is not None:
+                stream.cancel()
             self._traffic.ended(name)
 
     def _check(self, taken_up: TakenUp, request: GenerationRequest) -> None:

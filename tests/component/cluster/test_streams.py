@@ -79,6 +79,25 @@ def test_a_cluster_says_what_a_single_server_says(client: httpx.Client, clips: l
     assert ask_all(client, clips)[0] == wanted
 
 
+@pytest.mark.parametrize("n", [3, 8])
+def test_several_answers_to_one_prompt_are_those_of_their_seeds(
+    n: int, client: httpx.Client, clips: list[Path]
+) -> None:
+    def texts(n: int, seed: int) -> list[str]:
+        asked = {
+            "prompt": "Describe the video.",
+            "temperature": "1",
+            "max_tokens": "40",
+            "seed": str(seed),
+            "n": str(n),
+        }
+        answer = client.post("/v1/video-chat", data=asked, files={"video": clips[0].read_bytes()})
+        assert answer.status_code == 200, answer.text
+        return [choice["message"]["content"] for choice in answer.json()["choices"]]
+
+    assert texts(n, 5) == [text for seed in range(5, 5 + n) for text in texts(1, seed)]
+
+
 def test_whatever_is_killed_under_streams_no_word_is_another(
     cluster: RayCluster,
     client: httpx.Client,

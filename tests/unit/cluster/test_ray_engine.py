@@ -42,6 +42,15 @@ class Stream:
 
 
 @dataclass
+class SlowStream(Stream):
+    events: Any
+
+    def __aiter__(self) -> AsyncGenerator[Any, None]:
+        source: AsyncGenerator[Any, None] = self.events
+        return source
+
+
+@dataclass
 class Told:
     traffic: Traffic = field(default_factory=Traffic)
     streams: list[Stream] = field(default_factory=list)
@@ -53,7 +62,7 @@ class Told:
             self.streams.append(waiting.pop(0))
             return self.streams[-1]
 
-        return Call(SimpleNamespace(generate=SimpleNamespace(remote=remote)), None, self.traffic)
+        return Call(SimpleNamespace(generate=SimpleNamespace(remote=remote)), None, self.traffic, asyncio.Lock())
 
 
 async def heard(call: Call, request: GenerationRequest = REQUEST) -> list[GenerationEvent]:
@@ -131,6 +140,31 @@ def test_a_caller_that_leaves_cancels_the_work_of_the_engine() -> None:
     asyncio.run(leave())
     assert told.streams[0].cancelled
     assert told.traffic.num_running == 0
+
+
+def test_calls_of_one_request_go_out_one_after_the_other() -> None:
+    """Ray's router knows them by the request that they are made for, and forgets one of two that wait at once."""
+    told, turns, is_taken_up = Told(), asyncio.Lock(), asyncio.Event()
+
+    async def slow() -> AsyncGenerator[Any, None]:
+        await is_taken_up.wait()
+        yield [taken_up(), ACCEPTED]
+
+    async def both() -> int:
+        first, second = told.call(), told.call([taken_up(), ACCEPTED])
+        first._engines = SimpleNamespace(generate=SimpleNamespace(remote=lambda *_: SlowStream(slow())))
+        first._taking_turns = second._taking_turns = turns
+        named = {"r-0": first, "r-1": second}
+        waiting = [asyncio.create_task(heard(call, replace(REQUEST, request_id=name))) for name, call in named.items()]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        num_before = len(told.streams)
+        is_taken_up.set()
+        assert await asyncio.gather(*waiting) == [[ACCEPTED], [ACCEPTED]]
+        return num_before
+
+    assert asyncio.run(both()) == 0
+    assert len(told.streams) == 1
 
 
 def test_the_time_from_a_lost_engine_to_the_next_word_is_an_outage() -> None:
