@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,8 +15,14 @@ from vidspec_service.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command sets up logging, and a variable of Ray's, for a whole process."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def refused_port() -> int:
