@@ -16,9 +16,8 @@ from vidspec_service.settings import ClusterSettings, Copies, api_keys, engine_c
 from vidspec_service.telemetry import configure_logging
 
 _APP = "vidspec"
-_LOOPBACK = (
-    "127.0.0.2"  # a node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address
-)
+# A node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address.
+_LOOPBACK = "127.0.0.2"
 _PATIENCE_S = 5.0
 _SPARE_CPUS = 2  # of a cluster of our own, for Ray's own actors
 

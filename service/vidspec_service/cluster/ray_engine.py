@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import ray
 from ray import serve
-from ray.exceptions import ObjectStoreFullError, RayActorError, RayTaskError
+from ray.exceptions import ObjectStoreFullError, RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from tokenizers import Tokenizer
@@ -169,6 +169,8 @@ class Call:
         except RayActorError as error:
             why = str(error)
             raise self._lost(why.splitlines()[-1], is_planned=error.preempted or _ENDED_ON_PURPOSE in why) from error
+        except TaskCancelledError as error:  # by Ray: a caller that leaves is no error
+            raise self._lost("its stream was cancelled", is_planned=True) from error
         except DeploymentUnavailableError as error:
             raise EngineDead(f"no engine can be started: {error}") from error
         finally:

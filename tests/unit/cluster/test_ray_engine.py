@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.serve.exceptions import RequestCancelledError
 
 from vidspec_models.request import GenerationRequest, Turn, Video
 from vidspec_service.cluster.answers import EngineLost
@@ -86,6 +87,7 @@ def killed_by_serve() -> ActorDiedError:
         (ActorDiedError(), False),
         (ActorUnavailableError("socket closed", None), False),
         (killed_by_serve(), True),
+        (RequestCancelledError("r"), True),
         (RayTaskError("generate", "", EngineDead("no target")), False),
     ],
 )

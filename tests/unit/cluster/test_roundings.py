@@ -6,22 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes import INFO
 from vidspec_models.step_path import COMPILED, COMPILED_INTEGERS, StepPath
 from vidspec_service.cluster.engine_replica import roundings_of
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 
 CONFIG = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
-INFO = EngineInfo(
-    model_names=("m",),
-    root="bundled",
-    draft_model="bundled",
-    context_length=100,
-    default_num_frames=8,
-    default_max_tokens=10,
-    devices={"target": "cpu float32", "draft": "cpu float32"},
-    versions={"torch": "2.15"},
-)
 
 
 def status(path: StepPath = COMPILED) -> EngineStatus:
