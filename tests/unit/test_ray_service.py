@@ -10,6 +10,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from vidspec_service.api.limits.deadline import MOST_EXTENDED_S
 from vidspec_service.cluster.application import application_of
 from vidspec_service.settings import ClusterSettings, load_settings_of
 
@@ -19,6 +20,7 @@ CLUSTER: dict[str, Any] = MANIFESTS["RayService"]["spec"]["rayClusterConfig"]
 (ENGINES,) = CLUSTER["workerGroupSpecs"]
 SERVED: dict[str, Any] = yaml.safe_load(MANIFESTS["RayService"]["spec"]["serveConfigV2"])
 (APPLICATION,) = SERVED["applications"]
+METRICS = {"name": "metrics", "containerPort": 8080}  # the port is KubeRay's
 
 
 def settings() -> ClusterSettings:
@@ -40,8 +42,23 @@ def test_only_pods_of_the_cluster_reach_more_than_its_port() -> None:
     chosen = policy["spec"]["podSelector"]["matchLabels"]
     for group in (CLUSTER["headGroupSpec"], ENGINES):
         assert group["template"]["metadata"]["labels"] == chosen
-    to_all, _ = policy["spec"]["ingress"]
+    to_all, _, to_prometheus = policy["spec"]["ingress"]
     assert to_all == {"ports": [{"port": SERVED["http_options"]["port"]}]}
+    assert to_prometheus["ports"] == [{"port": METRICS["containerPort"]}]
+
+
+def test_the_engines_figures_are_scraped_from_every_pod() -> None:
+    monitor = MANIFESTS["PodMonitor"]
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == METRICS["name"]
+    for group in (CLUSTER["headGroupSpec"], ENGINES):
+        assert METRICS in group["template"]["spec"]["containers"][0]["ports"]
+        assert group["template"]["metadata"]["labels"] == monitor["spec"]["selector"]["matchLabels"]
+
+
+def test_a_reload_of_the_proxy_cuts_no_stream_that_may_still_run() -> None:
+    env = {each["name"]: each.get("value") for each in ENGINES["template"]["spec"]["containers"][0]["env"]}
+    assert env["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert float(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > settings().request_timeout_s + MOST_EXTENDED_S
 
 
 def test_what_ray_serve_is_told_is_what_it_understands() -> None:

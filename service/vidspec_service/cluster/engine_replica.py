@@ -16,6 +16,7 @@ from vidspec_models.request import GenerationRequest, Video
 from vidspec_service import __version__
 from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.cluster.answers import Heard, listen
+from vidspec_service.cluster.engine_metrics import tell_ray
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -23,7 +24,7 @@ from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.engine.types import GenerationEvent, TextDelta
 from vidspec_service.errors import EngineDead
 from vidspec_service.settings import Settings, engine_config
-from vidspec_service.telemetry import Metrics, configure_logging
+from vidspec_service.telemetry import EngineMetrics, configure_logging
 
 _SHORTEST_PAUSE_S = 0.025  # between two messages of one answer
 _PROCESSOR = Path("/proc/cpuinfo")
@@ -55,7 +56,9 @@ class EngineReplica:
         config = engine_config(settings)
         check_models(config)
         self._held = AsyncExitStack()
-        self._engine = await self._held.enter_async_context(LocalEngine(config, Metrics(CollectorRegistry())))
+        registry = CollectorRegistry()
+        self._engine = await self._held.enter_async_context(LocalEngine(config, EngineMetrics(registry)))
+        await self._held.enter_async_context(alongside(tell_ray(registry, self._engine.info.model)))
         self._roundings = roundings_of(config, self._engine.info, self._engine.status())
 
     async def facts(self) -> EngineFacts:
@@ -86,16 +89,16 @@ class EngineReplica:
 async def in_batches(
     events: AsyncGenerator[GenerationEvent, None], pause_s: float
 ) -> AsyncGenerator[list[GenerationEvent], None]:
-    """All events, those together that come within `pause_s` of the last text that was told: the first text at once.
+    """All events, those together that come within `pause_s` of the last text that was told: first and last at once.
 
     A message between two machines takes a millisecond of processor time, a token less.
     """
     heard: Heard = asyncio.Queue()  # bounded by the answer's max_tokens
     not_before = 0.0
-    async with alongside(listen(events, heard)):
+    async with alongside(listen(events, heard)) as listening:
         while True:
             found = [await heard.get()]
-            await asyncio.sleep(not_before - time.monotonic())
+            await asyncio.wait([listening], timeout=max(0.0, not_before - time.monotonic()))
             while not heard.empty():
                 found.append(heard.get_nowait())
             batch = [each for each in found if each is not None and not isinstance(each, Exception)]

@@ -1,7 +1,7 @@
 """What the service says about itself: log lines, metrics and traces. Knows neither HTTP nor models."""
 
 from vidspec_service.telemetry.logs import configure_logging, request_id_var
-from vidspec_service.telemetry.metrics import Metrics
+from vidspec_service.telemetry.metrics import EngineMetrics, Metrics
 from vidspec_service.telemetry.traces import RequestTrace, Traces
 
-__all__ = ["Metrics", "RequestTrace", "Traces", "configure_logging", "request_id_var"]
+__all__ = ["EngineMetrics", "Metrics", "RequestTrace", "Traces", "configure_logging", "request_id_var"]

@@ -54,19 +54,62 @@ class _Labelled:
             yield metric
 
 
-class Metrics:
-    """Every metric of the service."""
+class EngineMetrics:
+    """What an engine's workers do."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         # `_created` series double the page and no dashboard reads them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
+        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", "role")
+        self.worker_idle_ratio = self._gauge("worker_idle_ratio", "Part of the time without work, 0 to 1", "role")
+        self.worker_restarts = self._counter("worker_restarts", "Workers started again after a death", "role")
+        self.forward = {
+            role: self._histogram(f"{role}_forward_seconds", f"One {role} forward", _FORWARD_S)
+            for role in ("draft", "target")
+        }
+        self.spec_decode_num_drafts = self._counter(
+            "spec_decode_num_drafts", "Verifications of at least one draft token"
+        )
+        # As in the answers: `SpeculationStats` says what judged and accepted mean.
+        self.spec_decode_num_draft_tokens = self._counter(
+            "spec_decode_num_draft_tokens", "Draft tokens that the target judged: accepted, or the first refused"
+        )
+        self.spec_decode_num_accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self.spec_decode_num_accepted_tokens_per_pos = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place in the proposal", "position"
+        )
+        self.spec_decode_rollbacks = self._counter("spec_decode_rollbacks", "Draft chains void after a mismatch")
+        self.spec_decode_wasted_draft_tokens = self._counter(
+            "spec_decode_wasted_draft_tokens", "Tokens drafted, never judged"
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"vidspec:{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"vidspec:{name}", text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"vidspec:{name}", text, buckets=bounds, registry=self._registry)
+
+
+class Metrics(EngineMetrics):
+    """Every metric of the service."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         self.build = Info("vidspec:build", "Versions, models and devices", registry=registry)
+        self.num_requests_running = self._gauge("num_requests_running", "Requests being generated")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests admitted and not yet running")
+        self.worker_ready = self._gauge("worker_ready", "1 while the worker takes work", "role")
+        self.worker_fallback = self._gauge(
+            "worker_fallback", "1 if its steps fell back to a path several times slower", "role"
+        )
         self._declare_requests()
         self._declare_video()
-        self._declare_engine()
 
     def exposition(self, model_name: str) -> bytes:
         """The page at /metrics, always as text: OpenMetrics would turn the colons into underscores.
@@ -114,42 +157,3 @@ class Metrics:
         self.mm_cache_hits = self._counter("mm_cache_hits", "Times that they were still in memory")
         self.stored_videos = self._gauge("stored_videos", "Videos kept for more questions")
         self.stored_video_bytes = self._gauge("stored_video_bytes", "Bytes that they count for")
-
-    def _declare_engine(self) -> None:
-        self.num_requests_running = self._gauge("num_requests_running", "Requests being generated")
-        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests admitted and not yet running")
-        self.worker_ready = self._gauge("worker_ready", "1 while the worker takes work", "role")
-        self.worker_fallback = self._gauge(
-            "worker_fallback", "1 if its steps fell back to a path several times slower", "role"
-        )
-        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", "role")
-        self.worker_idle_ratio = self._gauge("worker_idle_ratio", "Part of the time without work, 0 to 1", "role")
-        self.worker_restarts = self._counter("worker_restarts", "Workers started again after a death", "role")
-        self.forward = {
-            role: self._histogram(f"{role}_forward_seconds", f"One {role} forward", _FORWARD_S)
-            for role in ("draft", "target")
-        }
-        self.spec_decode_num_drafts = self._counter(
-            "spec_decode_num_drafts", "Verifications of at least one draft token"
-        )
-        # As in the answers: `SpeculationStats` says what judged and accepted mean.
-        self.spec_decode_num_draft_tokens = self._counter(
-            "spec_decode_num_draft_tokens", "Draft tokens that the target judged: accepted, or the first refused"
-        )
-        self.spec_decode_num_accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
-        self.spec_decode_num_accepted_tokens_per_pos = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place in the proposal", "position"
-        )
-        self.spec_decode_rollbacks = self._counter("spec_decode_rollbacks", "Draft chains void after a mismatch")
-        self.spec_decode_wasted_draft_tokens = self._counter(
-            "spec_decode_wasted_draft_tokens", "Tokens drafted, never judged"
-        )
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"vidspec:{name}", text, labels, registry=self._registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"vidspec:{name}", text, labels, registry=self._registry)
-
-    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(f"vidspec:{name}", text, buckets=bounds, registry=self._registry)

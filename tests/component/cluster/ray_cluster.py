@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -24,6 +24,7 @@ _QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_health_check_period_ms": "500",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",  # as deploy/kubernetes has it
 }
 
 
@@ -38,8 +39,9 @@ class RayCluster:
         self._held = held
         # Ray's sockets lie in it, whose paths must be short.
         self._folder = held.enter_context(tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True))
-        self._environment = {**os.environ, **_QUIET}  # noqa: TID251
+        self._environment = {**os.environ, **_QUIET, **_haproxy_in(Path(self._folder))}  # noqa: TID251
         self._nodes: list[psutil.Process] = []
+        self._metrics_ports: list[int] = []
         self._port = free_port()
         self.url = ""
         self._server: subprocess.Popen[bytes] | None = None
@@ -55,7 +57,9 @@ class RayCluster:
         """
         is_head = not self._nodes
         command = [str(_RAY), "start", "--block", f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}"]
-        command += ["--object-store-memory=100000000", f"--node-ip-address=127.0.0.{2 + len(self._nodes)}"]
+        self._metrics_ports.append(free_port())
+        command += [f"--metrics-export-port={self._metrics_ports[-1]}", "--object-store-memory=100000000"]
+        command += [f"--node-ip-address=127.0.0.{2 + len(self._nodes)}"]
         if is_head:
             command += ["--head", f"--port={self._port}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
         else:
@@ -106,6 +110,14 @@ class RayCluster:
         below = [each for node in self._nodes for each in children(node)]
         return [each for each in below if "ServeReplica:vidspec:Engine" in command_of(each)]
 
+    def metrics(self) -> str:
+        """The pages of all nodes, one after the other, without those that have none yet."""
+        pages = []
+        for number, port in enumerate(self._metrics_ports):
+            with suppress(httpx.TransportError):
+                pages.append(httpx.get(f"http://127.0.0.{2 + number}:{port}/metrics", timeout=_TIMEOUT_S).text)
+        return "\n".join(pages)
+
     def log(self) -> str:
         """What the server and all its processes said."""
         return (Path(self._folder) / "serve-ray.log").read_text()
@@ -115,6 +127,18 @@ class RayCluster:
         node = next(node for node in self._nodes if process in children(node))
         for each in [*children(node), node]:
             kill(each)
+
+
+def _haproxy_in(folder: Path) -> dict[str, str]:
+    """Where it keeps its files and what it listens to besides; by default it is one to a machine."""
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "haproxy.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "haproxy-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+    }
 
 
 @contextmanager

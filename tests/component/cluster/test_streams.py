@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,21 @@ def cpu_s(process: psutil.Process) -> float:
 
 def test_a_cluster_says_what_a_single_server_says(client: httpx.Client, clips: list[Path], wanted: list[str]) -> None:
     assert ask_all(client, clips)[0] == wanted
+
+
+def test_every_node_shows_what_its_engines_do(cluster: RayCluster, client: httpx.Client, clips: list[Path]) -> None:
+    ask_all(client, clips)
+
+    def forwards() -> set[str]:
+        """The replicas that say that they made some."""
+        found = cluster.metrics().splitlines()
+        counts = [line for line in found if line.startswith("ray_vidspec_target_forward_seconds_count{")]
+        return {re.search(r'replica="([^"]+)"', line)[1] for line in counts if not line.endswith(" 0.0")}  # type: ignore[index]
+
+    until(lambda: len(forwards()) == 2, "figures of both engines")
+    page = cluster.metrics()
+    for name in ("worker_idle_ratio", "kv_cache_usage_perc", "spec_decode_num_accepted_tokens_per_pos_total"):
+        assert f"ray_vidspec_{name}{{" in page
 
 
 @pytest.mark.parametrize("n", [3, 8])

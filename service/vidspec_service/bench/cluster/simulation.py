@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_POINTS = 100  # of an engine on the ring, as many as Ray has
+_POINTS = 1000  # of an engine on the ring, as many as `cluster.application` has Ray make
 _FALLBACKS = 2  # engines that are asked after the owner, likewise
 _DONE = 1e-9
 

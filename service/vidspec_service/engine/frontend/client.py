@@ -37,7 +37,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import payload_of
 from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished, GenerationEvent
 from vidspec_service.errors import EngineDead, EngineError
-from vidspec_service.telemetry import Metrics
+from vidspec_service.telemetry import EngineMetrics
 
 OnHeartbeat = Callable[[str, Heartbeat], None]  # role, what its worker did
 OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
@@ -111,7 +111,7 @@ class EngineClient:
     def __init__(
         self,
         config: EngineConfig,
-        metrics: Metrics,
+        metrics: EngineMetrics,
         on_heartbeat: OnHeartbeat,
         on_loading: OnLoading,
     ) -> None:
@@ -218,7 +218,7 @@ class EngineClient:
         return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation
 
 
-def count_verified(metrics: Metrics, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+def count_verified(metrics: EngineMetrics, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:
     """One verification that judged at least one draft token; `SpeculationStats` defines judged and accepted."""
     metrics.spec_decode_num_drafts.inc()
     metrics.spec_decode_num_draft_tokens.inc(num_draft_tokens)

@@ -16,7 +16,7 @@ from vidspec_service.engine.frontend.workers import common_tokenizer, configure_
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Loaded, Peer, Ready, Rejected
 from vidspec_service.errors import ConfigError, EngineDead
-from vidspec_service.telemetry import Metrics
+from vidspec_service.telemetry import EngineMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class LocalEngine(EngineClient):
     def __init__(
         self,
         config: EngineConfig,
-        metrics: Metrics,
+        metrics: EngineMetrics,
         on_heartbeat: OnHeartbeat = ignore,
         on_loading: OnLoading = ignore,
         launcher: WorkerLauncher | None = None,

@@ -1,0 +1,43 @@
+"""An engine's figures reach Ray whole: each sample, under a name that Ray takes, with whose it is."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+from ray.serve.metrics import Gauge
+
+from vidspec_service.cluster.engine_metrics import numbers
+from vidspec_service.telemetry import EngineMetrics
+
+
+def told() -> dict[tuple[str, ...], float]:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry)
+    metrics.forward["target"].observe(0.004)
+    metrics.worker_idle_ratio.labels("draft").set(0.25)
+    metrics.spec_decode_num_accepted_tokens_per_pos.labels("0").inc(3)
+    found = {}
+    for each in numbers(registry, "a-model"):
+        assert each.tags.pop("model_name") == "a-model"
+        found[(each.name, *each.tags.values())] = each.value
+    return found
+
+
+def test_counters_gauges_and_every_bucket_are_told_as_they_stand() -> None:
+    found = told()
+    assert found["vidspec_worker_idle_ratio", "draft"] == 0.25
+    assert found["vidspec_spec_decode_num_accepted_tokens_per_pos_total", "0"] == 3
+    assert found["vidspec_target_forward_seconds_bucket", "0.003"] == 0
+    assert found["vidspec_target_forward_seconds_bucket", "0.005"] == 1
+    assert found["vidspec_target_forward_seconds_bucket", "+Inf"] == 1
+    assert found["vidspec_target_forward_seconds_sum",] == pytest.approx(0.004)
+
+
+def test_ray_takes_all_names() -> None:
+    """It warns of a colon, and drops what it cannot name; warnings are errors here."""
+    for name, *_ in told():
+        assert not Gauge(name)._discard_metric
+
+
+def test_nothing_of_the_api_is_told_by_an_engine() -> None:
+    assert not [name for name, *_ in told() if "http" in name or "first_token" in name or "python" in name]
