@@ -15,13 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
-import sys
-import threading
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +25,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vidspec_service.cli.terminal import note, waiting
-from vidspec_service.errors import ConfigError
 
 _SUFFIXES = {
     ".3gp", ".asf", ".avi", ".flv", ".gif", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mxf", ".ogv",
@@ -48,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", metavar="TEXT", help="the question about each clip")
     parser.add_argument("--body", type=_object, default={}, metavar="JSON", help="more fields of each clip's request")
-    parser.add_argument("--url", help="the server (default: one of its own, with the settings in VIDSPEC_* variables)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--url", help="the server (default: one of its own, with the settings in VIDSPEC_* variables)")
+    where.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="a Ray cluster, auto or HOST:PORT, that runs VIDSPEC_ENGINES servers of its own; paths hold on every node",
+    )
     parser.add_argument(
         "--api-key-file",
         type=Path,
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     """Ask what is not answered yet."""
     from vidspec_service.cli.batch_client import BatchClient, Unreachable
     from vidspec_service.cli.batch_lines import BadLine, lines_of_videos, open_results, read_lines
-    from vidspec_service.settings import client_key, load_settings
+    from vidspec_service.cli.ray_address import require_ray
+    from vidspec_service.settings import ClusterSettings, client_key, load_settings_of
 
     is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
     if is_file == (args.prompt is not None):
@@ -98,21 +99,27 @@ def run(args: argparse.Namespace) -> int:
         return 2
     body = {"prompt": args.prompt, **args.body}
     lines = partial(read_lines, args.input[0]) if is_file else partial(lines_of_videos, clips, body)
-    key = client_key(load_settings({"api_key_file": args.api_key_file}))
-    folder = args.input[0].parent if is_file else Path()
+    settings = load_settings_of(ClusterSettings, {"api_key_file": args.api_key_file, "ray_address": args.ray_address})
+    options: dict[str, Any] = {
+        "timeout_s": args.timeout_s,
+        "patience_s": args.patience_s,
+        "api_key": client_key(settings),
+        "folder": (args.input[0].parent if is_file else Path()).absolute(),
+    }
     tally = BatchProgress()
     try:
         num_lines = sum(1 for _ in lines())  # a bad one is told before the first is asked
-        with open_results(args.output) as results, _server(args.url) as url, tally.of(num_lines, len(results.answered)):
-            client = BatchClient(
-                url,
-                timeout_s=args.timeout_s,
-                patience_s=args.patience_s,
-                api_key=key,
-                folder=folder,
-                on_silence=tally.say,
-            )
-            asyncio.run(client.answer_all(lines(), results, args.at_once, tally.count))
+        with open_results(args.output) as results, tally.of(num_lines, len(results.answered)):
+            if args.ray_address is not None:
+                require_ray()
+                from vidspec_service.cli import batch_ray
+
+                asked = batch_ray.ClientOptions(**options)
+                batch_ray.answer_all(lines(), results, settings, asked, args.at_once, tally.count)
+            else:
+                with _server(args.url) as url:
+                    client = BatchClient(url, on_silence=tally.say, **options)
+                    asyncio.run(client.answer_all(lines(), results, args.at_once, tally.count))
     except BadLine as error:
         note(f"vidspec batch: {error}")
         return 2
@@ -177,36 +184,9 @@ def _server(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url if "://" in url else f"http://{url}"
         return
-    from vidspec_service.decoding.isolation.sandbox import dies_with
+    from vidspec_service.cli.batch_server import own_server
 
-    command = [sys.executable, "-m", "vidspec_service", "serve", "--port", "0", "--log-format", "json"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=partial(dies_with, os.getpid()),
-    ) as server:
-        try:
-            assert server.stderr is not None
-            with waiting("loading the models"):
-                ready = _ready(server.stderr)
-            reader = threading.Thread(target=deque, args=(server.stderr, 0))  # which keeps nothing
-            reader.start()
-            try:
-                yield ready
-            finally:
-                server.terminate()
-                reader.join()
-        finally:
-            server.terminate()
-
-
-def _ready(log: Iterator[str]) -> str:
-    for line in log:
-        event = json.loads(line) if line.startswith("{") else {}
-        if event.get("event") == "ready":
-            return str(event["url"])
-        if event.get("event") == "cannot start":
-            raise ConfigError(event["reason"])
-    raise ConfigError("the server ended before it was ready")
+    with ExitStack() as held:
+        with waiting("loading the models"):
+            server = held.enter_context(own_server())
+        yield server.url

@@ -6,15 +6,15 @@ import asyncio
 import base64
 import json
 import mimetypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
-from vidspec_service.cli.batch_lines import OWN_ROUTE, Line, Results
+from vidspec_service.cli.batch_lines import OWN_ROUTE, Line, is_good
 
 _CONNECT_TIMEOUT_S = 10.0
 _PASSING = (408, 425, 429, 502, 503, 504)
@@ -24,6 +24,16 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 0.5, 30.0
 
 class Unreachable(Exception):
     """The server took no line for as long as one is patient, or knows us not: no other line would fare better."""
+
+
+class Answers(Protocol):
+    """Where answers go; what is in `answered` is not asked again."""
+
+    @property
+    def answered(self) -> Collection[str]: ...
+
+    def add(self, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> None:
+        """One more."""
 
 
 class BatchClient:
@@ -50,7 +60,7 @@ class BatchClient:
         self._has_told = False
 
     async def answer_all(
-        self, lines: Iterable[Line], results: Results, at_once: int, on_answer: Callable[[bool], None]
+        self, lines: Iterable[Line], results: Answers, at_once: int, on_answer: Callable[[bool], None]
     ) -> None:
         """Ask what is not answered yet; tells of each whether it was answered well. Raises Unreachable.
 
@@ -68,7 +78,7 @@ class BatchClient:
                     on_answer(False)
                 else:
                     results.add(line.custom_id, response, None)
-                    on_answer(response["status_code"] == httpx.codes.OK)
+                    on_answer(is_good(response))
 
         async with self._client:
             askers = [asyncio.create_task(ask()) for _ in range(at_once)]

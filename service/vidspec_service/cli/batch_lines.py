@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 OWN_ROUTE = "/v1/video-chat"
 ROUTES = (OWN_ROUTE, "/v1/chat/completions", "/v1/completions", "/v1/responses")
+_OK = 200
 _FIELDS = {"custom_id", "method", "url", "body"}
 
 
@@ -70,6 +71,11 @@ def lines_of_videos(paths: Iterable[Path], body: Mapping[str, Any]) -> Iterator[
     """The same request about each of the files, whose paths are the ids."""
     for path in paths:
         yield Line(str(path), OWN_ROUTE, MappingProxyType({**body, "video": str(path)}))
+
+
+def is_good(response: Mapping[str, Any] | None) -> bool:
+    """Whether the server was asked, and did what it was asked."""
+    return response is not None and response["status_code"] == _OK
 
 
 class Results:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
-import socket
 import threading
 
+from vidspec_service.cli.ray_address import join_cluster, require_ray
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of_kind
 from vidspec_service.cli.terminal import say
 from vidspec_service.engine.frontend.workers import check_models
@@ -18,7 +17,6 @@ from vidspec_service.telemetry import configure_logging
 _APP = "vidspec"
 # A node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address.
 _LOOPBACK = "127.0.0.2"
-_PATIENCE_S = 5.0
 _SPARE_CPUS = 2  # of a cluster of our own, for Ray's own actors
 
 
@@ -33,12 +31,8 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(settings.log_level, settings.log_format)
     api_keys(settings)
     check_models(engine_config(settings))
-    # Before Ray is imported: it tells its makers how it is used, unless it is told not to.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # noqa: TID251  Ray's own setting, not ours
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise ConfigError("serve-ray needs Ray: pip install 'vidspec[ray]'") from None
+    require_ray()
+    import ray
     from ray import serve
 
     from vidspec_service.cluster.application import application_of
@@ -61,33 +55,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _join(settings: ClusterSettings) -> None:
     """The cluster that is named, or one of our own on this machine, that ends with us."""
-    import ray
-
     if settings.ray_address is not None:
-        _check_reachable(settings.ray_address)
-        ray.init(address=settings.ray_address, logging_level="warning", log_to_driver=True)
+        join_cluster(settings.ray_address)
         return
     engines, frontends = Copies.parse(settings.engines), Copies.parse(settings.frontends)
     # Processors are a count to Ray, nothing more: with as many as are asked for, all of it fits a small machine, too.
     num_cpus = engines.most * settings.engine_cpus + frontends.most * settings.frontend_cpus + _SPARE_CPUS
-    ray.init(
-        address="local",
-        _node_ip_address=_LOOPBACK,
-        num_cpus=round(num_cpus),
-        include_dashboard=False,
-        logging_level="warning",
-    )
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes; raises ConfigError. Nothing is known of `auto`, or of what Ray may call one."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), _PATIENCE_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"--ray-address: no cluster is at {address}: {error}") from None
+    join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=round(num_cpus), include_dashboard=False)
 
 
 def _wait_for_signal() -> None:

@@ -10,6 +10,7 @@ from vidspec_service.settings.sources import (
     load_settings,
     load_settings_of,
     log_format_asked,
+    variables,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "load_settings",
     "load_settings_of",
     "log_format_asked",
+    "variables",
 ]

@@ -94,6 +94,11 @@ def _refuse_unknown(names: Iterable[object], what: str, kind: type[Settings]) ->
             raise ConfigError(f"unknown {what} {name}{_did_you_mean(str(name).lower().replace('-', '_'), kind)}")
 
 
+def variables() -> dict[str, str]:
+    """Those of the environment that are ours, for processes on other machines."""
+    return {name: value for name, value in os.environ.items() if name.upper().startswith(ENV_PREFIX)}  # noqa: TID251
+
+
 def _refuse_unknown_variables() -> None:
     # A cluster's, too: whatever runs on its machines finds them in its environment.
     known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}

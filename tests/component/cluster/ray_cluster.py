@@ -107,8 +107,11 @@ class RayCluster:
 
     def engines(self) -> list[psutil.Process]:
         """The processes of Ray Serve's that hold an engine."""
-        below = [each for node in self._nodes for each in children(node)]
-        return [each for each in below if "ServeReplica:vidspec:Engine" in command_of(each)]
+        return [each for each in self.processes() if "ServeReplica:vidspec:Engine" in command_of(each)]
+
+    def processes(self) -> list[psutil.Process]:
+        """All of all nodes."""
+        return [each for node in self._nodes for each in children(node)]
 
     def metrics(self) -> str:
         """The pages of all nodes, one after the other, without those that have none yet."""

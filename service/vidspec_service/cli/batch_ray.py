@@ -1,0 +1,115 @@
+"""The lines of `vidspec batch` on a Ray cluster: Ray Data gives them to servers on its nodes, some at a time.
+
+It also starts the servers, as many as `VIDSPEC_ENGINES` says, and gives what a lost one had to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import ray
+from ray.data import ActorPoolStrategy, DataContext
+from ray.exceptions import RayError
+
+from vidspec_service.cli.batch_client import BatchClient, Unreachable
+from vidspec_service.cli.batch_lines import Line, Results, is_good
+from vidspec_service.cli.batch_server import own_server
+from vidspec_service.cli.ray_address import join_cluster
+from vidspec_service.settings import ClusterSettings, Copies, variables
+
+_ROUNDS = 4  # what a server is given at a time, as a multiple of what it is asked at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """What a `BatchClient` is made of, wherever it is."""
+
+    timeout_s: float
+    patience_s: float
+    api_key: str | None
+    folder: Path  # absolute, and the same on every node
+
+
+def answer_all(
+    lines: Iterable[Line],
+    results: Results,
+    settings: ClusterSettings,
+    options: ClientOptions,
+    at_once: int,
+    on_answer: Callable[[bool], None],
+) -> None:
+    """As `BatchClient.answer_all`, by the servers of the cluster at `settings.ray_address`; raises ConfigError too."""
+    join_cluster(settings.ray_address or "auto", runtime_env={"env_vars": variables()})
+    try:
+        data = DataContext.get_current()
+        data.enable_progress_bars = False
+        engines = Copies.parse(settings.engines)
+        left = (line for line in lines if line.custom_id not in results.answered)
+        # Blocks are in Ray's object store, which spills to disk: no more of the lines is in this process than one.
+        blocks = [_block(some) for some in iter(lambda: list(islice(left, _ROUNDS * at_once)), [])]
+        if not blocks:
+            return
+        answered = ray.data.from_arrow_refs(blocks).map_batches(
+            _Server,
+            fn_constructor_args=(options, at_once),
+            batch_size=None,  # a block
+            compute=ActorPoolStrategy(min_size=max(1, engines.least), max_size=engines.most),
+            num_cpus=settings.engine_cpus,
+            num_gpus=settings.engine_gpus,
+        )
+        for row in answered.iter_rows():
+            answer = json.loads(row["answer"])
+            results.add(**answer)
+            on_answer(is_good(answer["response"]))
+    except RayError as error:
+        raise Unreachable(f"the cluster ended the work: {str(error).strip().splitlines()[-1]}") from error
+    finally:
+        ray.shutdown()
+
+
+def _block(lines: Iterable[Line]) -> Any:
+    texts = [json.dumps({"custom_id": line.custom_id, "url": line.url, "body": dict(line.body)}) for line in lines]
+    return ray.put(pyarrow.table({"line": texts}))
+
+
+class _Server:
+    """What Ray Data keeps on a node: a server of its own, and who asks it."""
+
+    def __init__(self, options: ClientOptions, at_once: int) -> None:
+        self._options = options
+        self._at_once = at_once
+        self._held = ExitStack()
+        server = self._held.enter_context(own_server())
+        self._url = server.url
+        # Ray starts another in its place, and gives that what this one had.
+        threading.Thread(target=lambda: (server.process.wait(), os._exit(1)), daemon=True).start()
+
+    def __call__(self, block: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+        """The answers to the lines of a block."""
+        lines = [Line(**json.loads(text)) for text in block["line"]]
+        answers = _Answers()
+        client = BatchClient(self._url, on_silence=lambda _: None, **asdict(self._options))
+        asyncio.run(client.answer_all(lines, answers, self._at_once, lambda _: None))
+        return {"answer": answers.texts}
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Where a client puts them that has no file."""
+
+    answered: frozenset[str] = frozenset()
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> None:
+        """To what goes to the one with the file."""
+        self.texts.append(json.dumps({"custom_id": custom_id, "response": response, "error": error}))

@@ -1,0 +1,43 @@
+"""The Ray cluster that a command works on: found, or a line that says why not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from vidspec_service.errors import ConfigError
+
+_PATIENCE_S = 5.0
+
+
+def join_cluster(address: str, **more: Any) -> None:
+    """Connect this process to the one at `auto`, `local` or HOST:PORT; `more` is for `ray.init`. Raises ConfigError."""
+    require_ray()
+    import ray
+
+    _check_reachable(address)
+    try:
+        ray.init(address=address, logging_level="warning", **more)
+    except (ConnectionError, RuntimeError) as error:
+        raise ConfigError(f"no Ray cluster can be joined: {error}") from error
+
+
+def require_ray() -> None:
+    """Before Ray is imported: it tells its makers how it is used, unless it is told not to. Raises ConfigError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # noqa: TID251  Ray's own setting, not ours
+    try:
+        import ray  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError("a cluster needs Ray: pip install 'vidspec[ray]'") from None
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes; raises ConfigError. Nothing is known of `auto`, or of what Ray may call one."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--ray-address: no cluster is at {address}: {error}") from None
