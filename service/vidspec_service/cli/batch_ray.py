@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -49,10 +50,12 @@ def answer_all(
     on_answer: Callable[[bool], None],
 ) -> None:
     """As `BatchClient.answer_all`, by the servers of the cluster at `settings.ray_address`; raises ConfigError too."""
-    join_cluster(settings.ray_address or "auto", runtime_env={"env_vars": variables()})
+    join_cluster(settings.ray_address or "auto", runtime_env={"env_vars": variables()}, log_to_driver=False)
     try:
         data = DataContext.get_current()
-        data.enable_progress_bars = False
+        data.enable_progress_bars = data.print_on_execution_start = False
+        data.actor_init_retry_on_errors = True  # a few times: a server may be lost while it starts
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         engines = Copies.parse(settings.engines)
         left = (line for line in lines if line.custom_id not in results.answered)
         # Blocks are in Ray's object store, which spills to disk: no more of the lines is in this process than one.
@@ -62,7 +65,7 @@ def answer_all(
         answered = ray.data.from_arrow_refs(blocks).map_batches(
             _Server,
             fn_constructor_args=(options, at_once),
-            batch_size=None,  # a block
+            batch_size=_ROUNDS * at_once,  # a block, whole
             compute=ActorPoolStrategy(min_size=max(1, engines.least), max_size=engines.most),
             num_cpus=settings.engine_cpus,
             num_gpus=settings.engine_gpus,

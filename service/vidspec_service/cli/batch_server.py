@@ -51,10 +51,11 @@ def own_server() -> Iterator[OwnServer]:
 
 
 def _ready(log: Iterator[str]) -> str:
+    line = ""
     for line in log:
         event = json.loads(line) if line.startswith("{") else {}
         if event.get("event") == "ready":
             return str(event["url"])
         if event.get("event") == "cannot start":
             raise ConfigError(event["reason"])
-    raise ConfigError("the server ended before it was ready")
+    raise ConfigError(f"the server ended before it was ready; its last words: {line.strip() or 'none'}")

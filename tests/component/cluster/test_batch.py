@@ -49,7 +49,10 @@ def cluster() -> Iterator[RayCluster]:
 def requests(tmp_path: Path) -> Path:
     """Three questions about each of a few clips; one more about one that is not there."""
     clips = [clip.name for clip in render_clips(tmp_path, NUM_CLIPS // len(QUESTIONS))]
-    bodies = [{"video": clip, "prompt": prompt, "max_tokens": 60} for clip in clips for prompt in QUESTIONS]
+    sampled = {"max_tokens": 60, "temperature": 1, "seed": 5}
+    bodies: list[dict[str, Any]] = [
+        {"video": c, "prompt": question, **sampled} for c in clips for question in QUESTIONS
+    ]
     bodies.append({"video": "no.mp4", "prompt": "What happens?"})
     path = tmp_path / "requests.jsonl"
     path.write_text("".join(json.dumps({"custom_id": str(n), "body": body}) + "\n" for n, body in enumerate(bodies)))
@@ -60,7 +63,14 @@ def texts(path: Path) -> dict[str, str | None]:
     """Every line's answer; no line twice."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({line["custom_id"] for line in lines}) == len(lines)
-    return {line["custom_id"]: line["response"] and line["response"]["body"]["text"] for line in lines}
+    return {line["custom_id"]: _text(line["response"]) for line in lines}
+
+
+def _text(response: dict[str, Any] | None) -> str | None:
+    if response is None:
+        return None
+    text: str = response["body"]["choices"][0]["message"]["content"]
+    return text
 
 
 def batch(requests: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
@@ -91,11 +101,14 @@ def num_answered(output: Path) -> int:
 def test_lines_are_answered_once_whatever_is_killed(cluster: RayCluster, requests: Path, tmp_path: Path) -> None:
     output, flag = tmp_path / "answers.jsonl", f"--ray-address={cluster.address}"
     first = batch(requests, output, flag)
-    until(lambda: num_answered(output) > 0, "the first answers")
+    until(lambda: num_answered(output) > 0 or first.poll() is not None, "the first answers")
     end(first)
     assert 0 < num_answered(output) < NUM_CLIPS
     second = batch(requests, output, flag)
     until(lambda: len(servers(cluster)) == 2, "two servers")
+    kill(servers(cluster)[0])  # as it starts
+    answered = num_answered(output)
+    until(lambda: num_answered(output) > answered or second.poll() is not None, "more answers")
     kill(servers(cluster)[0])
     # 1: one line could not be answered. What the first run wrote is not asked again.
     assert second.wait(300) == 1

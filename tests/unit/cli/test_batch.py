@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.cli.batch_lines import open_results
 from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.errors import ConfigError
 
 CLIP = b"\x00\x00\x00\x20ftypisom-not-really-a-clip"
 
@@ -232,6 +234,20 @@ def test_an_address_that_nobody_can_ask_is_told_at_once(folder: Path, capsys: py
 def test_a_flag_that_makes_no_sense_is_refused(flags: tuple[str, str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         batch("clips", "-o", "x", *flags)
+
+
+def test_a_cluster_that_is_not_there_is_told_before_anything_is_asked(folder: Path) -> None:
+    lines = write_lines(folder / "requests.jsonl", asked("a"))
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="no cluster is at"):
+            batch(lines, "-o", folder / "answers.jsonl", "--ray-address", address)
+
+
+def test_a_server_and_a_cluster_are_not_asked_at_once() -> None:
+    with pytest.raises(UsageError, match="not allowed with"):
+        batch("clips", "-o", "x", "--url", "http://127.0.0.1:1", "--ray-address", "auto")
 
 
 @pytest.mark.slow
