@@ -152,11 +152,11 @@ def running_cluster() -> Iterator[RayCluster]:
 
 
 @contextmanager
-def server_alone() -> Iterator[httpx.Client]:
+def server_alone(*flags: str) -> Iterator[httpx.Client]:
     """`vidspec serve`, without a cluster, with the same models."""
     port = free_port()
-    flags = [f"--{name}={value}" for name, value in ENGINE.items() if not name.startswith("engine")]
-    command = [sys.executable, "-m", "vidspec_service", "serve", f"--port={port}", *flags]
+    same = [f"--{name}={value}" for name, value in ENGINE.items() if not name.startswith("engine")]
+    command = [sys.executable, "-m", "vidspec_service", "serve", f"--port={port}", *same, *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_TIMEOUT_S) as client:
