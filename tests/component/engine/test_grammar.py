@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.engine.types import FinishReason, TextDelta
 from vidspec_service.errors import GenerationFailed
 
@@ -87,6 +88,17 @@ def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
         answer = found[SpeculationMode.PARALLEL]
         assert answer.finished.finish_reason is FinishReason.STOP
         check(grammar, answer.text)
+
+
+def test_json_that_a_model_writes_by_itself_is_not_changed_by_asking_for_json(engine: EngineHarness) -> None:
+    """With other blanks than it had learnt, the bundled pair lost itself in its first string."""
+    form = StructuredOutput.model_validate({"response_format": {"type": "json_object"}}).grammar
+    assert form is not None
+    for seed in range(3):
+        plain = ask(f"plain-{seed}", "Describe the video as JSON.", [scene_video(seed)], max_tokens=250)
+        found = engine.answer(plain)
+        assert isinstance(json.loads(found.text), dict)
+        assert engine.answer(replace(plain, request_id=f"json-{seed}", grammar=form.text)).ids == found.ids
 
 
 @both_laws

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 MAX_GRAMMAR = 64 * 1024  # characters
 MAX_CHOICES = 1024
 _ANY_OBJECT = {"type": "object"}
-# As `json.dumps` writes: blanks of the model's choice could go on for ever, and leave nothing forced.
-JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Regular expressions: one blank, as `json.dumps` writes, or none, as a model may have learnt it; to forbid what it would
+# say derails it. Any number of blanks could go on for ever.
+JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 Schema = dict[str, Any]
 Wanted = tuple[str, str, Any]  # the field that says so, the kind of thing it has, and that

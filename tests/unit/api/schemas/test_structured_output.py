@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
@@ -193,6 +194,24 @@ async def test_every_way_to_say_it_becomes_a_grammar(fields: dict[str, Any], pat
     asked = grammar(**fields)
     await GrammarCheck().check(asked, ANYONE)
     assert re.fullmatch(pattern, babble(grammars().mask(asked.text), 1), re.DOTALL)
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"properties": {"a": {}, "b": {}}}])
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"a": 1, "b": ["x", {}]}', True),
+        ('{"a":1,"b":["x",{}]}', True),
+        ('{"a":  1}', False),
+        ('{ "a": 1}', False),
+        ('{"a": 1 , "b": 2}', False),
+    ],
+)
+def test_json_has_one_blank_between_its_parts_or_none(schema: dict[str, Any], text: str, is_allowed: bool) -> None:
+    """What a model has learnt stays open to it, and no blanks go on for ever."""
+    of_bytes = LLTokenizer("byte")
+    tokens = of_bytes.tokenize_str(text)
+    assert (LLMatcher(of_bytes, by_schema(schema).text).validate_tokens(tokens) == len(tokens)) == is_allowed
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": None}, {"response_format": {"type": "text"}}])
