@@ -33,7 +33,8 @@ def blocks(document: str, language: str) -> list[str]:
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
     """Runs a command against a server of its own, in a folder with what the examples name; gives its output."""
     folder = tmp_path_factory.mktemp("reader")
-    (folder / "docs").symlink_to(ROOT / "docs")
+    for name in ("docs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").mkdir()
     (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
     server = [sys.executable, "-m", "vidspec_service", "serve", "--port", "0", "--log-format", "json"]
@@ -94,3 +95,11 @@ def test_the_python_of_the_api_document_prints_a_right_answer(typed: Typed) -> N
 def _content(response: str) -> str:
     content: str = json.loads(response)["choices"][0]["message"]["content"]
     return content
+
+
+@pytest.mark.timeout(60)
+def test_the_example_captions_a_folder_into_json(typed: Typed) -> None:
+    (command,) = (line for line in blocks("docs/operations.md", "sh") if "caption_folder" in line)
+    typed("mkdir -p clips/below && cp clip.mp4 clips/below")
+    typed(f"{command.strip().replace('python', sys.executable, 1)} --url http://localhost:8000")
+    assert parse_description(typed("cat captions/below/clip.mp4.json")) == FACTS

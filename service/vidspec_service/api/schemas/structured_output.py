@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_GRAMMAR = 64 * 1024  # characters
 MAX_CHOICES = 1024
 _ANY_OBJECT = {"type": "object"}
-# Regular expressions: one blank, as `json.dumps` writes, or none, as a model may have learnt it; to forbid what it would
-# say derails it. Any number of blanks could go on for ever.
+# Regular expressions: one blank, as `json.dumps` writes, or none, as a model may have learnt it; to forbid what it
+# would say derails it. Any number of blanks could go on for ever.
 JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 Schema = dict[str, Any]
