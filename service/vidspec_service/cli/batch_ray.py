@@ -29,6 +29,7 @@ from vidspec_service.cli.ray_address import join_cluster
 from vidspec_service.settings import ClusterSettings, Copies, variables
 
 _ROUNDS = 4  # what a server is given at a time, as a multiple of what it is asked at once
+_MOST_RETRIES = 4  # of a block whose servers end: one of its lines may be why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ def answer_all(
             compute=ActorPoolStrategy(min_size=max(1, engines.least), max_size=engines.most),
             num_cpus=settings.engine_cpus,
             num_gpus=settings.engine_gpus,
+            max_task_retries=_MOST_RETRIES,
         )
         for row in answered.iter_rows():
             answer = json.loads(row["answer"])

@@ -62,6 +62,19 @@ def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None
     assert asyncio.run(listen()) == [[ACCEPTED], [word(0)], [word(number) for number in range(1, 6)]]
 
 
+def test_the_last_words_wait_for_nothing() -> None:
+    async def events() -> AsyncGenerator[GenerationEvent, None]:
+        yield word(0)
+        await asyncio.sleep(0.01)
+        yield word(1)
+
+    async def hear() -> list[list[GenerationEvent]]:
+        async with asyncio.timeout(5):
+            return await batches_of(events(), 60.0)
+
+    assert asyncio.run(hear()) == [[word(0)], [word(1)]]
+
+
 def test_what_came_before_an_error_is_told_before_it() -> None:
     async def events() -> AsyncGenerator[GenerationEvent, None]:
         yield word(0)
