@@ -84,7 +84,7 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Ask what is not answered yet."""
-    from vidspec_service.cli.batch_client import BatchClient, Unreachable
+    from vidspec_service.cli.batch_client import BatchClient, ClientOptions, Unreachable
     from vidspec_service.cli.batch_lines import BadLine, lines_of_videos, open_results, read_lines
     from vidspec_service.cli.ray_address import require_ray
     from vidspec_service.settings import ClusterSettings, client_key, load_settings_of
@@ -100,26 +100,27 @@ def run(args: argparse.Namespace) -> int:
     body = {"prompt": args.prompt, **args.body}
     lines = partial(read_lines, args.input[0]) if is_file else partial(lines_of_videos, clips, body)
     settings = load_settings_of(ClusterSettings, {"api_key_file": args.api_key_file, "ray_address": args.ray_address})
-    options: dict[str, Any] = {
-        "timeout_s": args.timeout_s,
-        "patience_s": args.patience_s,
-        "api_key": client_key(settings),
-        "folder": (args.input[0].parent if is_file else Path()).absolute(),
-    }
+    options = ClientOptions(
+        timeout_s=args.timeout_s,
+        patience_s=args.patience_s,
+        api_key=client_key(settings),
+        folder=(args.input[0].parent if is_file else Path()).absolute(),
+        at_once=args.at_once,
+    )
     tally = BatchProgress()
     try:
         num_lines = sum(1 for _ in lines())  # a bad one is told before the first is asked
-        with open_results(args.output) as results, tally.of(num_lines, len(results.answered)):
+        with open_results(args.output) as results:
             if args.ray_address is not None:
                 require_ray()
                 from vidspec_service.cli import batch_ray
 
-                asked = batch_ray.ClientOptions(**options)
-                batch_ray.answer_all(lines(), results, settings, asked, args.at_once, tally.count)
+                with tally.of(num_lines, len(results.answered)):
+                    batch_ray.answer_all(lines(), results, settings, options, tally.count)
             else:
-                with _server(args.url) as url:
-                    client = BatchClient(url, on_silence=tally.say, **options)
-                    asyncio.run(client.answer_all(lines(), results, args.at_once, tally.count))
+                with _server(args.url) as url, tally.of(num_lines, len(results.answered)):
+                    client = BatchClient(url, options, on_silence=tally.say)
+                    asyncio.run(client.answer_all(lines(), results, tally.count))
     except BadLine as error:
         note(f"vidspec batch: {error}")
         return 2

@@ -8,6 +8,7 @@ import json
 import mimetypes
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -36,32 +37,31 @@ class Answers(Protocol):
         """One more."""
 
 
-class BatchClient:
-    """Asks one server. `timeout_s` is the longest silence, `patience_s` how long a line is tried again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a server is asked, whichever it is."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout_s: float,
-        patience_s: float,
-        api_key: str | None,
-        folder: Path,
-        on_silence: Callable[[str], None],
-    ) -> None:
-        """Paths in lines start from `folder`. `on_silence` is told, once, why there is no answer yet."""
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
+    timeout_s: float  # the longest silence
+    patience_s: float  # how long a line is tried again
+    api_key: str | None
+    folder: Path  # from which paths in lines start
+    at_once: int  # lines on their way
+
+
+class BatchClient:
+    """Asks one server."""
+
+    def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
+        """`on_silence` is told, once, why there is no answer yet."""
+        headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
+        timeout = httpx.Timeout(options.timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
-        self._patience_s = patience_s
-        self._folder = folder
+        self._options = options
         self._on_silence = on_silence
         self._has_told = False
 
-    async def answer_all(
-        self, lines: Iterable[Line], results: Answers, at_once: int, on_answer: Callable[[bool], None]
-    ) -> None:
+    async def answer_all(self, lines: Iterable[Line], results: Answers, on_answer: Callable[[bool], None]) -> None:
         """Ask what is not answered yet; tells of each whether it was answered well. Raises Unreachable.
 
         No more lines are read than are being asked.
@@ -81,7 +81,7 @@ class BatchClient:
                     on_answer(is_good(response))
 
         async with self._client:
-            askers = [asyncio.create_task(ask()) for _ in range(at_once)]
+            askers = [asyncio.create_task(ask()) for _ in range(self._options.at_once)]
             try:
                 await asyncio.gather(*askers)
             finally:
@@ -111,8 +111,8 @@ class BatchClient:
                 why = f"{type(error).__name__} {error}".strip()
                 if not self._has_told:
                     self._has_told = True
-                    self._on_silence(f"{self._client.base_url}: {why}; tried again for {self._patience_s:g} s")
-            if monotonic() - began + wait_s > self._patience_s:
+                    self._on_silence(f"{self._client.base_url}: {why}; tried again for {self._options.patience_s:g} s")
+            if monotonic() - began + wait_s > self._options.patience_s:
                 raise Unreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
@@ -120,10 +120,17 @@ class BatchClient:
     async def _post(self, line: Line) -> httpx.Response:
         videos = _paths(line.body.get("video")) if line.url == OWN_ROUTE else []
         if not videos:
-            return await self._client.post(line.url, json=_with_files(line.body, self._folder))
+            return await self._client.post(line.url, json=_with_files(line.body, self._options.folder))
         with ExitStack() as opened:
             files = [
-                ("video", ("video", opened.enter_context((self._folder / path).open("rb")), "application/octet-stream"))
+                (
+                    "video",
+                    (
+                        "video",
+                        opened.enter_context((self._options.folder / path).open("rb")),
+                        "application/octet-stream",
+                    ),
+                )
                 for path in videos
             ]
             fields = {name: _as_field(value) for name, value in line.body.items() if name != "video"}

@@ -12,9 +12,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pyarrow
@@ -22,7 +21,7 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
-from vidspec_service.cli.batch_client import BatchClient, Unreachable
+from vidspec_service.cli.batch_client import BatchClient, ClientOptions, Unreachable
 from vidspec_service.cli.batch_lines import Line, Results, is_good
 from vidspec_service.cli.batch_server import own_server
 from vidspec_service.cli.ray_address import join_cluster
@@ -32,25 +31,18 @@ _ROUNDS = 4  # what a server is given at a time, as a multiple of what it is ask
 _MOST_RETRIES = 4  # of a block whose servers end: one of its lines may be why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """What a `BatchClient` is made of, wherever it is."""
-
-    timeout_s: float
-    patience_s: float
-    api_key: str | None
-    folder: Path  # absolute, and the same on every node
-
-
 def answer_all(
     lines: Iterable[Line],
     results: Results,
     settings: ClusterSettings,
     options: ClientOptions,
-    at_once: int,
     on_answer: Callable[[bool], None],
 ) -> None:
-    """As `BatchClient.answer_all`, by the servers of the cluster at `settings.ray_address`; raises ConfigError too."""
+    """As `BatchClient.answer_all`, by the servers of the cluster at `settings.ray_address`; raises ConfigError too.
+
+    The folder of the options must be absolute, and the same on every node.
+    """
+    block_size = _ROUNDS * options.at_once
     join_cluster(settings.ray_address or "auto", runtime_env={"env_vars": variables()}, log_to_driver=False)
     try:
         data = DataContext.get_current()
@@ -60,13 +52,13 @@ def answer_all(
         engines = Copies.parse(settings.engines)
         left = (line for line in lines if line.custom_id not in results.answered)
         # Blocks are in Ray's object store, which spills to disk: no more of the lines is in this process than one.
-        blocks = [_block(some) for some in iter(lambda: list(islice(left, _ROUNDS * at_once)), [])]
+        blocks = [_block(some) for some in iter(lambda: list(islice(left, block_size)), [])]
         if not blocks:
             return
         answered = ray.data.from_arrow_refs(blocks).map_batches(
             _Server,
-            fn_constructor_args=(options, at_once),
-            batch_size=_ROUNDS * at_once,  # a block, whole
+            fn_constructor_args=(options,),
+            batch_size=block_size,  # a block, whole
             compute=ActorPoolStrategy(min_size=max(1, engines.least), max_size=engines.most),
             num_cpus=settings.engine_cpus,
             num_gpus=settings.engine_gpus,
@@ -90,9 +82,8 @@ def _block(lines: Iterable[Line]) -> Any:
 class _Server:
     """What Ray Data keeps on a node: a server of its own, and who asks it."""
 
-    def __init__(self, options: ClientOptions, at_once: int) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         self._options = options
-        self._at_once = at_once
         self._held = ExitStack()
         server = self._held.enter_context(own_server())
         self._url = server.url
@@ -103,8 +94,8 @@ class _Server:
         """The answers to the lines of a block."""
         lines = [Line(**json.loads(text)) for text in block["line"]]
         answers = _Answers()
-        client = BatchClient(self._url, on_silence=lambda _: None, **asdict(self._options))
-        asyncio.run(client.answer_all(lines, answers, self._at_once, lambda _: None))
+        client = BatchClient(self._url, self._options, on_silence=lambda _: None)
+        asyncio.run(client.answer_all(lines, answers, on_answer=lambda _: None))
         return {"answer": answers.texts}
 
 
