@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, World
@@ -27,14 +28,41 @@ BUCKET = "clips"
 FRAMES = "data:video/jpeg;base64,/9j/AAAA,/9j/AAAA"
 
 
+class S3:
+    """rclone's S3 server, which checks signatures; the folders in `buckets` are its buckets."""
+
+    def __init__(self, buckets: Path) -> None:
+        self.buckets = buckets
+        self._at = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, the second time where it was."""
+        rclone = shutil.which("rclone", path=Path(sys.executable).parent)
+        assert rclone is not None, "it comes with the extra `dev`"
+        command = [rclone, "serve", "s3", str(self.buckets), f"--addr={self._at}", "--auth-key=some,body"]
+        command.append("--config=")  # no settings of whoever tests
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        log = iter(self._process.stderr)
+        self._at = next(found[1] for line in log if (found := re.search(r"\[http://(.*?)/?\]", line)))
+
+    def kill(self) -> None:
+        with self._process:
+            self._process.kill()
+
+    @property
+    def address(self) -> str:
+        return f"http://{self._at}"
+
+
 @pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The address of an S3 server."""
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    buckets = tmp_path_factory.mktemp("buckets")
+    (buckets / BUCKET).mkdir()
+    server = S3(buckets)
+    yield server
+    server.kill()
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -45,15 +73,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+def bucket(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A part of the bucket for this test alone."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
     for name, value in {"ACCESS_KEY_ID": "some", "SECRET_ACCESS_KEY": "body", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    httpx.put(f"{s3}/{BUCKET}").raise_for_status()
-    yield f"s3://{BUCKET}/of/ours"
-    keys = re.findall("<Key>(.*?)</Key>", httpx.get(f"{s3}/{BUCKET}").text)
-    assert all(key.startswith("of/ours/") for key in keys)
-    httpx.post(f"{s3}/moto-api/reset").raise_for_status()
+    return f"s3://{BUCKET}/{tmp_path.name}"
 
 
 class Servers:
@@ -260,6 +285,28 @@ async def test_a_store_that_is_away_costs_a_503_and_nothing_else(
     (tmp_path / "elsewhere").rename(tmp_path / "shared")
     assert (await world.ask(video=None, video_id=kept["id"])).status_code == 200
     assert (world.admission.num_admitted, world.admission.num_bytes) == (0, 0)
+
+
+async def test_an_s3_server_that_is_killed_costs_a_503_and_after_it_is_back_all_is_there(
+    tmp_path: Path, bucket: str, s3: S3
+) -> None:
+    world = Servers(tmp_path, bucket).another()
+    kept = await upload(world)
+    s3.kill()
+    try:
+        refused = await world.ask(video=None, video_id=kept["id"])
+        assert (refused.status_code, "try again" in refused.json()["error"]["message"]) == (503, True)
+    finally:
+        s3.start()
+    assert (await world.ask(video=None, video_id=kept["id"])).status_code == 200
+
+
+async def test_an_s3_server_that_does_not_know_the_key_is_told_at_the_start(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nobody")
+    with pytest.raises(ConfigError, match="does not work"):
+        await SharedStore(bucket, TTL_S).check()
 
 
 async def test_bytes_that_somebody_deleted_are_a_404_until_they_are_uploaded_again(tmp_path: Path) -> None:

@@ -214,14 +214,12 @@ def _most_parts(job: Job) -> int:
 
 async def _all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """All results; where one fails the others are cancelled, and have ended before it is raised."""
-    tasks = [asyncio.create_task(each) for each in work]
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _decoded(answer: Decoded | Failed) -> Decoded:

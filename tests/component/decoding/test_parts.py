@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_service.decoding import pool as pool_module
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
+from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool, joined
 from vidspec_service.errors import VideoUnreadable
@@ -118,10 +120,18 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")  # nobody writes: whoever opens it hangs
     monkeypatch.setattr(pool_module, "_most_parts", lambda _: 3)
+    is_first, wait = iter([True]), DecodeChild._wait
+
+    def wait_longer(child: DecodeChild) -> int | None:  # but for the first
+        threading.Event().wait(0 if next(is_first, False) else 0.3)
+        return wait(child)
 
     async def body() -> None:
+        nonlocal is_first
         async with DecodePool(LIMITS, 3) as pool:
+            monkeypatch.setattr(DecodeChild, "_wait", wait_longer)
             for is_left in (False, True):
+                is_first = iter([True])
                 task = asyncio.create_task(pool.decode(tmp_path / "pipe", FrameRequest(), 8))
                 busy = await at_work(3)
                 if is_left:
@@ -131,6 +141,7 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
                 with pytest.raises(asyncio.CancelledError if is_left else VideoUnreadable):
                     await task
                 assert not set(busy) & set(decoders())
+                assert not pool._work
 
     asyncio.run(body())
     assert children() == []
