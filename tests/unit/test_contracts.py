@@ -32,6 +32,12 @@ def test_the_api_process_imports_neither_torch_nor_transformers(name: str) -> No
     assert not {"torch", "transformers", "av"} & _modules_after_importing(name)
 
 
+def test_what_every_worker_needs_is_imported_before_workers_are_forked() -> None:
+    name = "vidspec_service.engine.worker_main"
+    loaded = _modules_after_importing(f"{name}; {name}.import_libraries()")
+    assert {"transformers.modeling_utils", "numba.np.arrayobj", "vidspec_models.backends.cpu.step"} <= loaded
+
+
 def test_asking_a_server_needs_neither_its_settings_nor_its_models() -> None:
     loaded = _modules_after_importing("vidspec_service.__main__", "vidspec_service.cli.chat")
     assert not {"pydantic", "numpy", "httpx", "fastapi"} & loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,17 @@ def make_decoder(
         return decoder, None
     decoder.step_path = CAPTURED
     return decoder, step
+
+
+def import_kernels() -> None:
+    """Import what `make_cpu_step` does and start the compiler, ahead of need; nothing where it is missing."""
+    with suppress(ImportError, OSError, RuntimeError):
+        from numba import njit
+
+        import vidspec_models.backends.cpu.prompt_attention
+        import vidspec_models.backends.cpu.step  # noqa: F401
+
+        njit("int64()")(lambda: 0)  # half a second, once
 
 
 def make_cpu_step(

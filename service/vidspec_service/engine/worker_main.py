@@ -50,8 +50,12 @@ def main(fd: int) -> int:
 
 def import_libraries() -> None:
     """Everything that takes long to import and that every worker needs."""
+    import vidspec_models.loading.load_model  # noqa: F401
     import vidspec_service.engine.draft.loop
     import vidspec_service.engine.target.loop  # noqa: F401
+    from vidspec_models.backends.select import import_kernels
+
+    import_kernels()
 
 
 def go_before_the_api() -> None:
