@@ -1,4 +1,4 @@
-"""Attention of a prompt's rows in bfloat16 arithmetic: the same tiles as a step's, for as many rows as there are."""
+"""Attention of a prompt's rows: the same tiles as a step's, for as many rows as there are."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.backends.cpu.layers import attend, compiled
+from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
-from vidspec_models.backends.cpu.tiles import copy_line
+from vidspec_models.backends.cpu.tiles import copy_line, transpose_lines
 
 _WORTH_SHARING = 4_000_000  # scores; a thread that torch's waiting ones keep from its core gains nothing with fewer
 
 
 class PromptAttention:
-    """As `attend_causally`, for bfloat16; torch's kernel takes one core three times as long (Zen 4, 525 rows)."""
+    """As `attend_causally`; torch's kernel takes one core three times as long (bfloat16, Zen 4, 525 rows)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        """`dtype` is float32, or bfloat16 where the processor multiplies it."""
         self._pool = ThreadPoolExecutor(thread_name_prefix="attention")
-        line = torch.zeros(1, 1, 2 * LANES, dtype=torch.bfloat16)
+        line = torch.zeros(1, 1, 2 * LANES, dtype=dtype)
         self(line, line[None], line[None], 1.0)  # compiles, or fetches what an earlier start did
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -60,7 +61,12 @@ def attend_rows(
     """
     width = queries.shape[2]
     group, num_vectors = queries.shape[1] // num_kv_heads, width // LANES
-    place = kv * capacity * width * queries.itemsize
+    line_bytes = width * queries.itemsize
+    place = kv * capacity * line_bytes
+    num_columns = (start + last) // STRIP * STRIP  # of keys, turned once for all rows
+    columns = np.empty(num_columns * line_bytes // FLOAT, np.float32)
+    for key in range(0, num_columns * line_bytes, STRIP * line_bytes):
+        transpose_lines(keys + place + key, STRIP, line_bytes // FLOAT // LANES, columns.ctypes.data + key)
     at_once = MAX_LINES // group
     lines = np.empty((MAX_LINES, width), queries.dtype)
     mixed = np.empty((MAX_LINES, width), np.float32)
@@ -71,7 +77,10 @@ def attend_rows(
             asking = queries[row + line // group, kv * group + line % group]
             for column in range(width):
                 lines[line, column] = asking[column]
-        attend(lines, count, group, keys + place, values + place, start + row + 1, scale, scores, mixed)
+        attend(
+            lines, count, group, keys + place, values + place, columns.ctypes.data, num_columns, start + row + 1,
+            scale, scores, mixed,
+        )  # fmt: skip
         for line in range(count):
             target = out[row + line // group, kv * group + line % group]
             copy_line(queries, mixed[line].ctypes.data, target.ctypes.data, num_vectors)
@@ -84,5 +93,5 @@ def _attend_all(parts: list[Any]) -> None:
 
 def _numbers(tensor: Tensor) -> Array:
     """The same memory; numpy has no bfloat16."""
-    numbers: Array = tensor.view(torch.uint16).numpy()
+    numbers: Array = (tensor if tensor.dtype is torch.float32 else tensor.view(torch.uint16)).numpy()
     return numbers

@@ -170,11 +170,12 @@ def _sum_up(
 
     Where registers are few, more than `WHOLE_ROWS` lines take half of the columns first, then the other half.
     """
-    multiplied = emitter.dot_pairs if like.dtype == types.uint16 else emitter.fma
+    is_paired = like.dtype == types.uint16  # for AVX-512 alone
+    multiplied = emitter.dot_pairs if is_paired else emitter.fma
     x_bytes = like.dtype.bitwidth // 8
 
     def emit(num_rows: int) -> None:
-        lanes = LANES if num_rows <= WHOLE_ROWS else LANES // 2
+        lanes = LANES if is_paired or num_rows <= WHOLE_ROWS else LANES // 2
         lines = [emitter.address(x[0], index(r), x[1], x_bytes) for r in range(num_rows)]
         outs = [emitter.address(out[0], index(r), out[1], 4) for r in range(num_rows)]
         for c in range(0, LANES, lanes):

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.unit
 
 CONTEXT = 512
 build = partial(random_models.build, hidden_size=128, intermediate_size=192, max_position_embeddings=CONTEXT)
-in_bfloat16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16")
+in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulated: kernels of their own
 DTYPES = ["float32", pytest.param("bfloat16", marks=in_bfloat16), "int8"]
 
 
