@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "bench speed": "compare the ways to decode, next to stock transformers",
     "bench pruning": "compare the ways to choose which video tokens the draft sees",
     "bench compression": "measure lossy compression on the target: accuracy, time, memory",
+    "bench first-token": "show where the time to the first token goes, stage by stage",
     "bench structured": "compare answers with and without a grammar: speed, and what is true of them",
     "bench decode": "compare video decoding with other libraries",
     "bench cluster": "simulate a cluster of engines with the times that one takes here",

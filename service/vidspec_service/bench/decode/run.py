@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vidspec_service.bench.common.camera_clip import write_camera_clip
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import existing_file, number, option
@@ -26,14 +26,11 @@ from vidspec_service.decoding.isolation.child import Job
 from vidspec_service.decoding.isolation.process import DecodeChild, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.decoding.writer import write_clip
 from vidspec_service.errors import ConfigError
 from vidspec_service.forking import ForkServer
 
 _START_TIMEOUT_S = 60.0
 _LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too
-_WIDTH, _HEIGHT, _FPS = 1280, 720, 30
-_ENCODING = {"preset": "veryfast", "crf": "23"}  # B-frames and references as any encoder's; x264's own GOP of 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,23 +85,8 @@ def _clips(options: DecodeOptions, folder: Path, tell: Tell) -> Iterator[tuple[s
     if options.rendered_s > 0:
         tell("rendering a clip", 0, 0)
         path = folder / "rendered.mp4"
-        write_clip(path, _pictures(max(round(options.rendered_s * _FPS), 1)), _FPS, options=_ENCODING)
-        yield f"rendered {options.rendered_s:g} s, {_WIDTH}x{_HEIGHT}, {_FPS} fps", path
+        yield write_camera_clip(path, options.rendered_s), path
     yield from ((path.name, path) for path in options.clips)
-
-
-def _pictures(count: int) -> Iterator[NDArray[np.uint8]]:
-    """A camera that moves over a textured scene: what compresses to nothing would decode in no time."""
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(30, 226, (2 * _HEIGHT // 40, 2 * _WIDTH // 40, 3))
-    scene = np.clip(coarse.repeat(40, 0).repeat(40, 1) + rng.integers(-12, 13, (2 * _HEIGHT, 2 * _WIDTH, 1)), 0, 255)
-    texture = scene.astype(np.uint8)
-    for index in range(count):
-        left, top = 3 * index % _WIDTH, 2 * index % _HEIGHT
-        picture = texture[top : top + _HEIGHT, left : left + _WIDTH].copy()
-        at = 7 * index % (_WIDTH - 160)
-        picture[280:440, at : at + 160] = (230, 40, 40)
-        yield picture
 
 
 def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> tuple[ReaderResult, str]:

@@ -1,0 +1,106 @@
+"""`bench first-token` without a server: what its stages and figures are made of, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.first_token.report import clip_row, first_token_report
+from vidspec_service.bench.first_token.run import ClipTimes, FirstToken, FirstTokenOptions, Stage, ask, spans_of
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
+
+TIMINGS = {"time_to_first_token_s": 0.9, "decode_s": 0.3, "queue_s": 0.1, "prefill_s": 0.5}
+TIMELINE = [
+    {"worker": "target", "phase": "prepare", "start_s": 0.4, "end_s": 0.6},
+    {"worker": "draft", "phase": "prepare", "start_s": 0.4, "end_s": 0.7},
+    {"worker": "target", "phase": "prefill", "start_s": 0.6, "end_s": 0.8},
+    {"worker": "target", "phase": "prefill", "start_s": 0.8, "end_s": 0.9},
+    {"worker": "draft", "phase": "propose", "start_s": 0.9, "end_s": 2.0},
+]
+
+
+def first_token(seconds: float = 1.0, sent_s: float = 0.0) -> FirstToken:
+    return FirstToken(seconds=seconds, sent_s=sent_s, spans=tuple(spans_of(TIMINGS, TIMELINE, seconds)))
+
+
+def test_the_servers_clock_starts_when_it_has_the_whole_request() -> None:
+    found = first_token(1.0)
+    times = {(each.worker, each.stage): (each.start_s, each.end_s) for each in found.spans}
+    assert times["api", Stage.UPLOAD] == pytest.approx((0.0, 0.1))
+    assert times["api", Stage.DECODE] == pytest.approx((0.1, 0.4))
+    assert times["api", Stage.QUEUE] == pytest.approx((0.4, 0.5))
+    assert times["target", Stage.TOWER] == pytest.approx((0.5, 0.7))
+    assert times["draft", Stage.TOWER] == pytest.approx((0.5, 0.8))
+
+
+def test_a_stage_is_what_the_first_token_waited_for_and_no_work_of_the_drafts() -> None:
+    found = first_token(1.0)
+    stages = {stage: round(found.stage_s(stage), 6) for stage in Stage}
+    assert stages == {
+        Stage.UPLOAD: 0.1,
+        Stage.DECODE: 0.3,
+        Stage.QUEUE: 0.1,
+        Stage.TOWER: 0.2,
+        Stage.PREFILL: 0.3,
+    }
+    assert sum(stages.values()) == pytest.approx(found.seconds)
+    assert all(each.end_s <= found.seconds for each in found.spans)
+    assert found.slowest_s == pytest.approx(0.3)
+
+
+def test_a_target_that_has_features_and_rows_of_the_video_has_no_tower() -> None:
+    found = FirstToken(seconds=0.2, sent_s=0.0, spans=tuple(spans_of({**TIMINGS, "decode_s": 0.0}, [], 0.2)))
+    assert found.stage_s(Stage.TOWER) == found.stage_s(Stage.PREFILL) == 0.0
+
+
+def test_rates_at_once_compare_with_one_request_after_the_other() -> None:
+    alone = ClipTimes(clip="a", num_at_once=1, num_frames=8, rounds=[[first_token()], [first_token()]])
+    several = [first_token(1.5), first_token(1.5, 0.5)]
+    both = ClipTimes(clip="a", num_at_once=2, num_frames=8, rounds=[several])
+    assert clip_row(alone)["answers_per_s"] == pytest.approx(1.0)
+    assert clip_row(both)["answers_per_s"] == pytest.approx(1.0)  # the second ended after 2 s
+    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
+    report = first_token_report([alone, both], "target a, draft b", provenance)
+    figures = json.loads(report.to_json())
+    assert [row["over_one_by_one"] for row in figures["clips"]] == pytest.approx([1.0, 1.0])
+    assert figures["rounds"][0]["rounds"][0][0]["spans"][1]["stage"] == "decode"
+    report.show(Console(file=(shown := io.StringIO()), width=200))
+    assert "over stage" in shown.getvalue()
+
+
+def test_both_workers_are_drawn(tmp_path: Path) -> None:
+    times = [ClipTimes(clip="a", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)]
+    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
+    first_token_report(times, "models", provenance).write({"plot": tmp_path / "lanes.png"})
+    assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("response", "told"),
+    [
+        (
+            httpx.Response(413, json={"error": {"message": "The video is too long."}}),
+            "refused a clip: The video is too",
+        ),
+        (httpx.Response(200, text="<html>"), "gave no answer"),
+    ],
+)
+async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: httpx.Response, told: str) -> None:
+    transport = httpx.MockTransport(lambda _: response)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        with pytest.raises(ConfigError, match=told):
+            await ask(client, FirstTokenOptions(), b"clip", 0.0)
+
+
+def test_a_negative_length_is_refused() -> None:
+    command, args = parse(["bench", "first-token", "--seconds", "-1"])
+    with pytest.raises(ConfigError, match="--seconds"):
+        command.run(args)
