@@ -6,6 +6,7 @@ No caller can ask one engine for its /metrics: who calls a deployment gets any o
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from prometheus_client import CollectorRegistry
 from ray.serve.metrics import Gauge
 
 _EVERY_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,13 @@ async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
     """Until it is cancelled. Ray adds which deployment, replica and application it is."""
     gauges: dict[str, Gauge] = {}
     while True:
-        for told in numbers(registry, model_name):
-            if (gauge := gauges.get(told.name)) is None:
-                gauge = gauges[told.name] = Gauge(told.name, tag_keys=tuple(told.tags))
-            gauge.set(told.value, told.tags)
+        try:
+            for told in numbers(registry, model_name):
+                if (gauge := gauges.get(told.name)) is None:
+                    gauge = gauges[told.name] = Gauge(told.name, tag_keys=tuple(told.tags))
+                gauge.set(told.value, told.tags)
+        except Exception as error:  # whatever ails Ray's metrics, answers do not need them: told again in a while
+            _log.warning("Ray does not take the engine's metrics", extra={"why": str(error)})
         await asyncio.sleep(_EVERY_S)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import pytest
 from prometheus_client import CollectorRegistry
 from ray.serve.metrics import Gauge
 
-from vidspec_service.cluster.engine_metrics import numbers
+from vidspec_service.cluster import engine_metrics
+from vidspec_service.cluster.engine_metrics import numbers, tell_ray
 from vidspec_service.telemetry import EngineMetrics
 
 
@@ -41,3 +45,24 @@ def test_ray_takes_all_names() -> None:
 
 def test_nothing_of_the_api_is_told_by_an_engine() -> None:
     assert not [name for name, *_ in told() if "http" in name or "first_token" in name or "python" in name]
+
+
+@pytest.mark.anyio
+async def test_a_number_that_ray_does_not_take_is_told_in_the_log_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ailing:
+        num_made = 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            Ailing.num_made += 1
+            raise RuntimeError("no room for another metric")
+
+    monkeypatch.setattr(engine_metrics, "Gauge", Ailing)
+    monkeypatch.setattr(engine_metrics, "_EVERY_S", 0.01)
+    registry = CollectorRegistry()
+    EngineMetrics(registry)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(tell_ray(registry, "a-model"), 0.2)
+    assert Ailing.num_made > 1
+    assert "Ray does not take the engine's metrics" in caplog.text
