@@ -106,7 +106,7 @@ async def measure_first_tokens(
     """Of a server started with `flags`. Raises ConfigError if it does not start or refuses a clip."""
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         tell("rendering clips", 0, 0)
-        clips = {name: path.read_bytes() for name, path in _clips(options, Path(folder))}
+        clips = [(name, path.read_bytes()) for name, path in _clips(options, Path(folder))]
     tell("starting a server", 0, 0)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with (
@@ -114,7 +114,7 @@ async def measure_first_tokens(
         httpx.AsyncClient(base_url=server.url, headers=headers, timeout=_TIMEOUT_S) as client,
     ):
         found = []
-        for name, clip in clips.items():
+        for name, clip in clips:
             files = endless([clip], is_repeated=False)
             await ask(client, options, next(files), time.perf_counter())
             for num_at_once in sorted({1, options.num_at_once}):
@@ -169,6 +169,6 @@ def spans_of(timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]]
     if (taken_up_s := upload_s + prepared) > decoded_s:
         yield Span(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=taken_up_s)
     for each in timeline:
-        if (stage := stages.get(each["phase"])) is not None:
-            start_s, end_s = upload_s + each["start_s"], upload_s + each["end_s"]
+        start_s, end_s = upload_s + each["start_s"], upload_s + each["end_s"]
+        if (stage := stages.get(each["phase"])) is not None and start_s < seconds:
             yield Span(stage=stage, worker=each["worker"], start_s=start_s, end_s=min(end_s, seconds))
