@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vidspec_service.bench.common.camera_clip import write_camera_clip
+from vidspec_service.bench.common.camera_clip import ClipOptions
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.options import existing_file, number, option
+from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
@@ -34,17 +34,9 @@ _LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeOptions:
+class DecodeOptions(ClipOptions):
     """By default 32 frames of a minute of 720p."""
 
-    clips: tuple[Path, ...] = option((), "--clip", "these, too", type=existing_file, nargs="+", metavar="FILE")
-    rendered_s: float = option(
-        60.0,
-        "--seconds",
-        "length of the 720p clip that is rendered; 0 for none (default %(default)g)",
-        type=float,
-        metavar="S",
-    )
     num_frames: int = number(32, "--frames", "per clip")
     repeats: int = number(5, "--repeats", "timed reads")
 
@@ -56,7 +48,7 @@ def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
     clips, library_versions, done = list[ClipResult](), dict[str, str](), 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
-        for name, path in _clips(options, Path(folder), tell):
+        for name, path in options.files(Path(folder), tell):
             clip = asyncio.run(_through_pool(path, options, 1))[0]  # readers read its frames, and must get the same
             found = {}
             for reader in readers:
@@ -79,14 +71,6 @@ def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report
     provenance = replace(provenance, versions={**provenance.versions, "av": version("av"), **library_versions})
     not_installed = [reader for reader in Reader if reader not in readers]
     return decode_report(clips, not_installed, options.num_frames, options.repeats, provenance)
-
-
-def _clips(options: DecodeOptions, folder: Path, tell: Tell) -> Iterator[tuple[str, Path]]:
-    if options.rendered_s > 0:
-        tell("rendering a clip", 0, 0)
-        path = folder / "rendered.mp4"
-        yield write_camera_clip(path, options.rendered_s), path
-    yield from ((path.name, path) for path in options.clips)
 
 
 def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> tuple[ReaderResult, str]:

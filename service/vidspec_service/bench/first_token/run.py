@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 
 from vidspec_models.bundled.scene import TEST_SEEDS
-from vidspec_service.bench.common.camera_clip import write_camera_clip
-from vidspec_service.bench.common.options import existing_file, number, option
+from vidspec_service.bench.common.camera_clip import ClipOptions
+from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.serve.client import ROUTE
@@ -41,17 +41,9 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstTokenOptions:
-    """By default a minute of 720p and a rendered scene of four seconds."""
+class FirstTokenOptions(ClipOptions):
+    """By default a minute of 720p, and always a rendered scene of four seconds."""
 
-    clips: tuple[Path, ...] = option((), "--clip", "these, too", type=existing_file, nargs="+", metavar="FILE")
-    rendered_s: float = option(
-        60.0,
-        "--seconds",
-        "length of the 720p clip that is rendered; 0 for none (default %(default)g)",
-        type=float,
-        metavar="S",
-    )
     num_frames: int | None = number(None, "--frames", "of each clip (default: the server's)")
     num_at_once: int = number(8, "--concurrency", "clips at once, after each alone")
     rounds: int = number(5, "--repeats", "each time with files that are new to the server")
@@ -105,8 +97,10 @@ async def measure_first_tokens(
 ) -> list[ClipTimes]:
     """Of a server started with `flags`. Raises ConfigError if it does not start or refuses a clip."""
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
-        tell("rendering clips", 0, 0)
-        clips = [(name, path.read_bytes()) for name, path in _clips(options, Path(folder))]
+        scene = Path(folder) / "scene.mp4"
+        write_scene(TEST_SEEDS[0], scene)
+        files = [("scene of 4 s", scene), *options.files(Path(folder), tell)]
+        clips = [(name, path.read_bytes()) for name, path in files]
     tell("starting a server", 0, 0)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with (
@@ -115,30 +109,19 @@ async def measure_first_tokens(
     ):
         found = []
         for name, clip in clips:
-            files = endless([clip], is_repeated=False)
-            await ask(client, options, next(files), time.perf_counter())
+            copies = endless([clip], is_repeated=False)
+            await ask(client, options, next(copies), time.perf_counter())
             for num_at_once in sorted({1, options.num_at_once}):
                 rounds = []
                 for done in range(options.rounds):
                     tell(f"{name}, {num_at_once} at once", done, options.rounds)
                     began = time.perf_counter()
-                    asked = (ask(client, options, next(files), began) for _ in range(num_at_once))
+                    asked = (ask(client, options, next(copies), began) for _ in range(num_at_once))
                     rounds.append(await asyncio.gather(*asked))
                 num_frames = rounds[0][0][1]
                 times = [[each for each, _ in one] for one in rounds]
                 found.append(ClipTimes(clip=name, num_at_once=num_at_once, num_frames=num_frames, rounds=times))
         return found
-
-
-def _clips(options: FirstTokenOptions, folder: Path) -> Iterator[tuple[str, Path]]:
-    scene = folder / "scene.mp4"
-    write_scene(TEST_SEEDS[0], scene)
-    yield "scene of 4 s", scene
-    if options.rendered_s > 0:
-        path = folder / "rendered.mp4"
-        write_camera_clip(path, options.rendered_s)
-        yield f"720p of {options.rendered_s:g} s", path
-    yield from ((path.name, path) for path in options.clips)
 
 
 async def ask(

@@ -91,4 +91,5 @@ def test_a_prompt_in_chunks_is_as_near_the_reference_as_torchs_own(family: str, 
             cache.length += len(chunk)
         reference = model.double()(ids[None]).logits[0]
     found = torch.cat(pieces).double()
-    assert (found - reference).abs().max() <= 1.2 * (rounded - reference).abs().max() + 1e-6
+    slack = 1e-6 if dtype is torch.float32 else 0.0  # of the last bits, which either may be luckier with
+    assert (found - reference).abs().max() <= 1.2 * (rounded - reference).abs().max() + slack
