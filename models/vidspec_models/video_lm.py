@@ -144,17 +144,16 @@ class VideoLM:
         stop = min(start + num_rows, prompt.num_tokens)
         cos, sin = prompt.rotary
         additions = prompt.layer_additions
-        hidden = self.decoder.forward(
+        hidden = self.decoder.prefill(
             prompt.embeddings[start:stop],
             (cos[start:stop], sin[start:stop]),
-            [Segment(cache, start, stop - start)],
+            Segment(cache, start, stop - start),
             () if additions is None else additions[:, start:stop].unbind(0),
             observer,
+            int(stop == prompt.num_tokens),
         )
         cache.length = stop
-        if stop < prompt.num_tokens:
-            return None
-        return self.decoder.logits(hidden[-1:])[0, : self._num_tokens]
+        return self.decoder.logits(hidden)[0, : self._num_tokens] if len(hidden) else None
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:

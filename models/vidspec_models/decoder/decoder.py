@@ -39,6 +39,11 @@ class Segment:
     num_rows: int
 
 
+# A prompt's rows [n, hidden size] through all layers: their rotary values, their segment, what is added after the first
+# layers and who is shown the queries, as in `Decoder.forward`; and how many of the last rows are wanted: those back.
+Prefill = Callable[[Tensor, tuple[Tensor, Tensor], Segment, Sequence[Tensor], QueryObserver | None, int], Tensor]
+
+
 class Decoder:
     """Stateless apart from its weights; every call is under `torch.inference_mode` of the caller.
 
@@ -76,6 +81,7 @@ class Decoder:
         ]
         self._attend_chunk = batch_invariance.attend_chunk or attend_causally
         self._eps = torch.full((1, 1, 1), weights.eps)
+        self.prefill: Prefill = self._prefill  # unless something else computes prompts in its place
 
     def prompt_rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin of plain positions 0..num_tokens."""
@@ -133,6 +139,17 @@ class Decoder:
                 if index < len(additions):
                     hidden[:num_rows] += additions[index].to(span.device)
         return hidden[:num_rows]
+
+    def _prefill(
+        self,
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        segment: Segment,
+        additions: Sequence[Tensor] = (),
+        observer: QueryObserver | None = None,
+        num_wanted: int = 1,
+    ) -> Tensor:
+        return self.forward(hidden, rotary, [segment], additions, observer)[len(hidden) - num_wanted :]
 
     def _heads(
         self, layer: LayerWeights, normed: Tensor, rotary: tuple[Tensor, Tensor]

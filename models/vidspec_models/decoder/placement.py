@@ -54,23 +54,45 @@ def _existing(name: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device  # one name for each
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What is computed in: "auto" is bfloat16 where the device multiplies it, else float32; "int8" is of weights only.
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What a model computes in, and whether the weights of its products are rounded to eight bits first."""
 
-    Measured on a CPU without the instruction, products in bfloat16 are emulated and several times slower than in
-    float32; on one with it prompts take two thirds of the time and nine rows of a step as well.
+    dtype: torch.dtype
+    are_integers: bool = False
+
+    @property
+    def name(self) -> str:
+        return INT8 if self.are_integers else str(self.dtype).removeprefix("torch.")
+
+
+def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = False) -> Precision:
+    """What a dtype's name stands for. Raises ModelLoadError.
+
+    "auto" is bfloat16 where the device multiplies it: measured on a CPU without the instruction, products in bfloat16
+    are emulated and several times slower than in float32; on one with it prompts take two thirds of the time and nine
+    rows of a step as well. Else it is float32, but int8 for a checkpoint that is known to answer as well with it
+    (`keeps_in_int8`), where integers are known to be faster.
     """
     if name == INT8:
         if device.type != "cpu":
             raise ModelLoadError(f"weights in int8 are for CPUs, the device is {str(device)!r}: choose another dtype")
-        return torch.float32
+        return Precision(torch.float32, are_integers=True)
     if name != "auto":
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8")
-        return dtype
-    has_bfloat16 = device.type == "cuda" or multiplies_bfloat16()
-    return torch.bfloat16 if has_bfloat16 else torch.float32
+        return Precision(dtype)
+    if device.type == "cuda" or multiplies_bfloat16():
+        return Precision(torch.bfloat16)
+    return Precision(torch.float32, are_integers=keeps_in_int8 and device.type == "cpu" and has_narrow_vectors())
+
+
+def has_narrow_vectors() -> bool:
+    """Whether the processor has AVX2 and nothing wider: there our kernels are measured to be ahead of torch's products
+    for prompts, and integers ahead of float32. Nothing is known of others.
+    """
+    return bool(torch.cpu._is_avx2_supported() and not torch.cpu._is_avx512_supported())
 
 
 def multiplies_bfloat16() -> bool:

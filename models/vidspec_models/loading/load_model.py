@@ -17,11 +17,11 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.backends.select import make_decoder
-from vidspec_models.decoder.integer_weights import INT8, round_weights
-from vidspec_models.decoder.placement import layer_spans, move, resolve_devices, resolve_dtype
+from vidspec_models.decoder.integer_weights import round_weights
+from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
-from vidspec_models.loading.spec import BUNDLED, ModelSpec, find_family, model_path
+from vidspec_models.loading.spec import BUNDLED, ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM
@@ -34,9 +34,9 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     """Load, fuse, measure batch invariance; `tell` hears how far it is. Raises ModelLoadError naming the remedy."""
     path = model_path(spec)
     devices = resolve_devices(spec.device, spec.role)
-    dtype, are_integers = resolve_dtype(spec.dtype, devices[0]), spec.dtype == INT8
+    precision = resolve_precision(spec.dtype, devices[0], keeps_in_int8=keeps_in_int8(path))
     if (recipe := find_recipe(path)) is not None:
-        return _load_random(recipe, devices, dtype, are_integers=are_integers)
+        return _load_random(recipe, devices, precision)
     if spec.path == BUNDLED and not Path(path).exists():
         raise ModelLoadError(
             f"the bundled {spec.role} is missing from this installation; train it with: vidspec train-bundled"
@@ -52,7 +52,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
             path,
             config=config,
             revision=spec.revision,
-            dtype=dtype,
+            dtype=precision.dtype,
             use_safetensors=True,
             attn_implementation="sdpa",
             trust_remote_code=False,
@@ -66,9 +66,9 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         language_model, head = family.language_model(model), model.lm_head
         spans = layer_spans(model, language_model, head, devices)
         move(model, language_model, spans)
-        if are_integers:
+        if precision.are_integers:
             round_weights(language_model, head)
-        decoder, step = make_decoder(language_model, head, config, spans, are_integers=are_integers)
+        decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
 
@@ -95,17 +95,17 @@ def load_processor(path: str, revision: str | None) -> Any:
     return processor
 
 
-def _load_random(recipe: Recipe, devices: Sequence[torch.device], dtype: torch.dtype, *, are_integers: bool) -> VideoLM:
+def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Precision) -> VideoLM:
     """The target with its own logits, the draft with its oracle's choice if it has one.
 
     All of it is made on the first device, as its peer is, and spread from there.
     """
     family = RandomFamily(recipe)
-    model = random_language_model(recipe.shape, recipe.seed, devices[0], dtype)
+    model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
-    if are_integers:
+    if precision.are_integers:
         round_weights(model.model, model.lm_head)
-    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, are_integers=are_integers)
+    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, are_integers=precision.are_integers)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
     if recipe.oracle is not None:
         return OracleDraft(model, family, decoder, recipe, recipe.oracle, step)

@@ -32,7 +32,7 @@ class ModelSpec:
     role: str  # "target" | "draft": picks the half of the bundled pair
     revision: str | None = None
     device: str = "auto"
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8
 
     @property
     def name(self) -> str:
@@ -44,6 +44,11 @@ def model_path(spec: ModelSpec) -> str:
     if spec.path == BUNDLED_TARGET_NAME or (spec.path == BUNDLED and spec.role == "target"):
         return str(BUNDLED_TARGET)
     return str(BUNDLED_DRAFT) if spec.path == BUNDLED else spec.path
+
+
+def keeps_in_int8(folder: str) -> bool:
+    """Whether a checkpoint is measured to answer as well with weights of eight bits: see docs/benchmarks.md."""
+    return folder in (str(BUNDLED_TARGET), str(BUNDLED_DRAFT))
 
 
 def require_family(model_type: str) -> None:

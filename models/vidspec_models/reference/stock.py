@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.decoder.integer_weights import INT8, round_weights
-from vidspec_models.decoder.placement import resolve_device, resolve_dtype
+from vidspec_models.decoder.integer_weights import round_weights
+from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import conversation, metadata
 from vidspec_models.loading.load_model import load_config, load_processor
-from vidspec_models.loading.spec import ModelSpec, find_family, model_path
+from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.request import SamplingParams, Turn, Video
 from vidspec_models.synthetic.model import random_language_model, random_prompt
 from vidspec_models.synthetic.recipe import Recipe, find_recipe, prompt_index
@@ -56,7 +58,8 @@ class StockGenerator:
     def __init__(self, spec: ModelSpec) -> None:
         path = model_path(spec)
         self.device = resolve_device(spec.device, spec.role)
-        self.dtype = resolve_dtype(spec.dtype, self.device)
+        precision = resolve_precision(spec.dtype, self.device, keeps_in_int8=keeps_in_int8(path))
+        self.dtype = precision.dtype
         transformers.utils.logging.disable_progress_bar()
         try:
             self._processor = load_processor(path, spec.revision)
@@ -71,7 +74,7 @@ class StockGenerator:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)
-        if spec.dtype == INT8:
+        if precision.are_integers:
             round_weights(self._family.language_model(model), model.lm_head)
 
     @torch.inference_mode()
@@ -84,6 +87,15 @@ class StockGenerator:
         times = tuple(stopwatch.times[1:])
         prompt_tokens = inputs["attention_mask"].shape[1]
         return StockAnswer(ids=tuple(out[0, -len(times) :].tolist()), prompt_tokens=prompt_tokens, token_times=times)
+
+    @torch.inference_mode()
+    def prefill_s(self, embeddings: NDArray[np.float32]) -> float:
+        """Seconds of the language model alone, from a prompt's embeddings [P, hidden size] to the logits after it."""
+        rows = torch.from_numpy(embeddings)[None].to(self.device, self.dtype)
+        began = time.monotonic()
+        hidden = self._family.language_model(self._model)(inputs_embeds=rows, use_cache=True).last_hidden_state
+        self._model.lm_head(hidden[:, -1:])
+        return time.monotonic() - began
 
     def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
         messages = conversation(self._processor, turns)
@@ -112,8 +124,9 @@ class RandomStock(StockGenerator):
     def __init__(self, recipe: Recipe, spec: ModelSpec) -> None:
         device = resolve_device(spec.device, spec.role)
         self._recipe = recipe
-        self._model = random_language_model(recipe.shape, recipe.seed, device, resolve_dtype(spec.dtype, device))
-        if spec.dtype == INT8:
+        precision = resolve_precision(spec.dtype, device)
+        self._model = random_language_model(recipe.shape, recipe.seed, device, precision.dtype)
+        if precision.are_integers:
             round_weights(self._model.model, self._model.lm_head)
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 

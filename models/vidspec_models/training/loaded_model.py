@@ -13,8 +13,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.bundled.render import Pixels, render, slot_times
 from vidspec_models.bundled.scene import Scene
-from vidspec_models.decoder.integer_weights import INT8, round_weights
-from vidspec_models.decoder.placement import resolve_dtype
+from vidspec_models.decoder.integer_weights import round_weights
+from vidspec_models.decoder.placement import resolve_precision
+from vidspec_models.loading.spec import keeps_in_int8
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, VIDEO_TOKENS, register_attention
 from vidspec_models.training.examples import IGNORE, TEXT_ONLY, Example, ExamplePacker, PackedText
 from vidspec_models.training.forward import Learner, PackedForward
@@ -27,12 +28,12 @@ class LoadedModel:
 
     def __init__(self, folder: Path, dtype: str, device: str) -> None:
         """`dtype` as `vidspec serve` takes it."""
-        resolved = resolve_dtype(dtype, torch.device(device))
+        precision = resolve_precision(dtype, torch.device(device), keeps_in_int8=keeps_in_int8(str(folder)))
         self.processor = AutoProcessor.from_pretrained(folder)
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=resolved).to(device).eval()
-        if dtype == INT8:
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=precision.dtype).to(device).eval()
+        if precision.are_integers:
             round_weights(self.model.model.language_model, self.model.lm_head)
-        self.dtype_name = INT8 if dtype == INT8 else str(resolved).removeprefix("torch.")
+        self.dtype_name = precision.name
         self.packer = ExamplePacker(self.processor.tokenizer)
         self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)
 

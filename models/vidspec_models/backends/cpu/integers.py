@@ -28,15 +28,15 @@ _HAS_AVX2 = bool(torch.cpu._is_avx2_supported())
 
 
 @compiled
-def integer_product(x: Array, strips: Array, out: Array) -> None:
-    """out [n, N] += x [n, K] times strips [N / 32, K / 64, RECORD_BYTES], see `StepWeights`."""
+def integer_product(x: Array, strips: Array, out: Array, begin: int, end: int) -> None:
+    """As `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
     num_rows, blocks = x.shape[0], strips.shape[1]
     numbers, scales = np.empty(x.shape, np.int16), np.empty((num_rows, blocks), np.float32)
     for row in range(num_rows):
         to_integers(x[row].ctypes.data, blocks, numbers[row].ctypes.data, scales[row].ctypes.data)
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     x_stride, out_stride = x.shape[1], out.shape[1]
-    for strip in range(strips.shape[0]):
+    for strip in range(begin, end):
         weights = strips[strip].ctypes.data
         first = 0
         for tile in range(num_tiles):

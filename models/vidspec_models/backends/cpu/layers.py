@@ -18,6 +18,18 @@ from numba import njit, types
 from numba.extending import overload
 
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
+from vidspec_models.backends.cpu.segments import (
+    CAPACITY,
+    COLUMNS,
+    FIRST,
+    FIRST_HIDDEN_LAYER,
+    HIDDEN,
+    KEPT,
+    KEYS,
+    NUM_ROWS,
+    START,
+    VALUES,
+)
 from vidspec_models.backends.cpu.tiles import (
     MAX_ROWS,
     copy_line,
@@ -77,13 +89,13 @@ def _operand(x: Any, strips: Any) -> Any:
 
 
 @compiled
-def strip_product(x: Array, strips: Array, out: Array) -> None:
-    """out [n, N] += x [n, K] times strips [N / 32, K, 32], see `StepWeights`."""
+def strip_product(x: Array, strips: Array, out: Array, begin: int, end: int) -> None:
+    """out [n, N] += x [n, K] times strips [N / 32, K, 32], see `StepWeights`; only columns of strips begin..end."""
     x = operand(x, strips)
     num_rows, inner, width = x.shape[0], strips.shape[1], strips.shape[2]
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     x_stride, out_stride = x.shape[1], out.shape[1]
-    for strip in range(strips.shape[0]):
+    for strip in range(begin, end):
         weights = strips[strip].ctypes.data
         first = 0
         for tile in range(num_tiles):
@@ -177,22 +189,27 @@ def attend(
 
 @compiled
 def write_keys_and_values(
-    heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
-    queries: Array,
+    heads: Array, segment: Array, layer: int, num_kv_heads: int, begin: int, end: int, head_norm: Array, tables: Array,
+    eps: float, queries: Array,
 ) -> None:  # fmt: skip
-    """Norm and rotate a segment's heads [rows, H + 2 KV, D], write keys and values in the type of `queries`."""
-    first, num_rows, start = segment[0], segment[1], segment[2]
-    keys, values, capacity = segment[3], segment[4], segment[5]
+    """Norm and rotate a segment's heads [rows, H + 2 KV, D], write keys and values in the type of `queries`.
+
+    Only key/value heads begin..end, and the query heads that read them.
+    """
+    first, num_rows, start = segment[FIRST], segment[NUM_ROWS], segment[START]
+    keys, values, capacity = segment[KEYS], segment[VALUES], segment[CAPACITY]
     width = heads.shape[2]
     num_heads = heads.shape[1] - 2 * num_kv_heads
+    group = num_heads // num_kv_heads
     line, num_vectors = width * queries.itemsize, width // LANES
     for row in range(first, first + num_rows):
-        for head in range(num_heads + num_kv_heads):
-            if head_norm.shape[0]:
-                one = heads[row, head : head + 1]
-                rms_norm(one, head_norm[head], eps, one)
-            rotate(heads[row, head], tables[row])
-        for kv in range(num_kv_heads):
+        for kv in range(begin, end):
+            for member in range(group + 1):  # the last one is the key itself
+                head = kv * group + member if member < group else num_heads + kv
+                if head_norm.shape[0]:
+                    one = heads[row, head : head + 1]
+                    rms_norm(one, head_norm[head], eps, one)
+                rotate(heads[row, head], tables[row])
             place = ((layer * num_kv_heads + kv) * capacity + start + row - first) * line
             copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
             copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
@@ -201,7 +218,7 @@ def write_keys_and_values(
 @compiled
 def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> int:
     """Keep blocks of keys up to `num_columns` rows as columns, too; the address of those of a layer's head."""
-    keys, capacity, columns, kept = segment[3], segment[5], segment[8], segment[9]
+    keys, capacity, columns, kept = segment[KEYS], segment[CAPACITY], segment[COLUMNS], segment[KEPT]
     turned = columns + head * ((capacity + STRIP - 1) // STRIP) * STRIP * line
     for row in range(kept, num_columns, STRIP):
         block = keys + (head * capacity + row) * line
@@ -211,25 +228,26 @@ def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> int:
 
 @compiled
 def attend_segment(
-    heads: Array, segment: Array, layer: int, num_kv_heads: int, head_norm: Array, tables: Array, eps: float,
-    scale: float, queries: Array, scores: Array, mixed: Array,
+    heads: Array, segment: Array, layer: int, num_kv_heads: int, begin: int, end: int, scale: float, queries: Array,
+    scores: Array, mixed: Array,
 ) -> None:  # fmt: skip
-    """Write the keys and values of a segment's heads [rows, H + 2 KV, D], attend; mixed [rows, H, D].
+    """Attend with a segment's heads [rows, H + 2 KV, D], whose keys and values are written; mixed [rows, H, D].
+
+    Only query heads that read key/value heads begin..end.
 
     queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
     """
-    write_keys_and_values(heads, segment, layer, num_kv_heads, head_norm, tables, eps, queries)
-    first, num_rows, start = segment[0], segment[1], segment[2]
-    keys, values, capacity = segment[3], segment[4], segment[5]
+    first, num_rows, start = segment[FIRST], segment[NUM_ROWS], segment[START]
+    keys, values, capacity = segment[KEYS], segment[VALUES], segment[CAPACITY]
     width = heads.shape[2]
     num_heads = heads.shape[1] - 2 * num_kv_heads
     group = num_heads // num_kv_heads
     line, num_vectors = width * queries.itemsize, width // LANES
-    skipped = segment[6] if layer >= segment[7] else 0
-    num_columns = start // STRIP * STRIP if segment[8] else 0
+    skipped = segment[HIDDEN] if layer >= segment[FIRST_HIDDEN_LAYER] else 0
+    num_columns = start // STRIP * STRIP if segment[COLUMNS] else 0
     at_once = MAX_LINES // group
     out = np.empty((min(at_once, num_rows) * group, width), np.float32)
-    for kv in range(num_kv_heads):
+    for kv in range(begin, end):
         place = ((layer * num_kv_heads + kv) * capacity + skipped) * line
         columns = turn_keys(segment, layer * num_kv_heads + kv, num_columns, line)
         for row in range(first, first + num_rows, at_once):

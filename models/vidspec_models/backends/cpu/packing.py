@@ -23,10 +23,6 @@ Array = NDArray[Any]
 LANES = 16  # of a vector
 STRIP = 2 * LANES  # columns of a strip
 MAX_LINES = 64  # rows' query heads that read keys together
-# Columns of a segment: first row, number of rows, cache rows before them, address of keys, of values, capacity,
-# cached rows at the front that are not attended to, and from which layer on (see `HiddenRows`), address of the keys as
-# columns or 0, and of how many rows they are there already.
-SEGMENT_FIELDS = 10
 BLOCK_BYTES = BLOCK * STRIP  # of a strip's block of integers
 RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # with a float32 scale a column
 

@@ -2,8 +2,8 @@
 
 Everything a row's values depend on is computed by the same chain of operations however many rows share the step.
 A step of few rows reads every weight once, so its time is the weights' bytes; more rows are bound by arithmetic, and a
-processor that multiplies bfloat16 does so at twice the pace. Prefill's products, with hundreds of rows, stay with
-torch.
+processor that multiplies bfloat16 does so at twice the pace. A prompt's rows take the same way where that is known to
+be faster than torch (see `prompt`).
 
 Three arithmetics, told apart by the arrays' types when a kernel is compiled. In *float32* all operands are float32. In
 *bfloat16* (uint16 arrays; only where the processor multiplies it) the operands of products, queries, keys and values
@@ -14,33 +14,38 @@ the rows that they are multiplied with; all else is as in float32.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
 import torch
-from numba import types
-from numba.extending import overload
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.backends.cpu.integers import integer_product
-from vidspec_models.backends.cpu.layers import attend_segment, compiled, rms_norm, strip_product
+from vidspec_models.backends.cpu.layer_halves import Rows, finish, product, project, rows_of
+from vidspec_models.backends.cpu.layers import compiled, rms_norm
 from vidspec_models.backends.cpu.packing import (
-    LANES,
     MAX_LINES,
-    SEGMENT_FIELDS,
     STRIP,
     Array,
     StepWeights,
     as_array,
     step_weights,
 )
-from vidspec_models.backends.cpu.tiles import copy_line, gated
+from vidspec_models.backends.cpu.segments import COLUMNS, KEPT, NUM_ROWS, START, described, note_columns
+from vidspec_models.backends.cpu.team import Member, share
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_NUM_ROWS, _START, _COLUMNS, _KEPT = 1, 2, 8, 9  # fields of a segment
+_START_TIMEOUT_S = 10.0
+_LINE = 8  # int64 of a cache line
+_TIMED_ROWS, _TIMED_STEPS = 4, 12
+_LONG_STEP_S = 0.05
+_WORTH = 0.7  # of a step's time; on two cores with 0.78 an answer took as long as with one thread
 
 
 class CpuStep:
@@ -53,28 +58,28 @@ class CpuStep:
 
     def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, are_integers: bool = False) -> None:
         """`are_integers` for weights that `round_weights` has rounded."""
-        self._decoder = decoder
+        self.decoder = decoder
         self._embedding = as_array(decoder.embedding)
         self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
         self._query_type = np.uint16 if decoder.embedding.dtype is torch.bfloat16 else np.float32
         self._weights = step_weights(language_model, lm_head, decoder.head_dim, are_integers=are_integers)
-        self._constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
+        self.constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
+        self.use_threads(1)
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
         self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
+        self.use_threads(self._best_team(torch.get_num_threads()))
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.
 
         Writes every row's keys and values; advancing the caches' lengths is the caller's.
         """
-        table = _described(segments)
-        logits = decode(
-            self._embedding[list(ids)], self._tables[list(positions)], table, *self._constants, self._scratch()
-        )
-        _note_columns(segments, table)
+        hidden, tables, table = self._embedding[list(ids)], self._tables[list(positions)], described(segments)
+        logits = self._decode(hidden, tables, table)
+        note_columns(segments, table)
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
     def run_ahead(
@@ -85,7 +90,7 @@ class CpuStep:
         A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
         is behind. Writes keys and values of all but the last token.
         """
-        count, table = len(noise), _described([segment])
+        count, table = len(noise), described([segment])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         run_ahead(
             self._embedding[list(ids)],
@@ -93,116 +98,104 @@ class CpuStep:
             self._embedding,
             self._tables,
             table,
-            *self._constants,
-            self._scratch(),
+            *self.constants,
+            self.scratch(),
             sharpness,
             noise.numpy(),
             tokens,
             margins,
         )
-        _note_columns([segment], table)
+        note_columns([segment], table)
         return tokens.tolist(), margins.tolist()
 
-    def _scratch(self) -> NDArray[Any]:
-        return np.empty((MAX_LINES, self._decoder.head_dim), self._query_type)
+    def use_threads(self, count: int) -> None:
+        """Step with so many from now on. All are started here: one that could not be would leave the others waiting.
 
+        Raises RuntimeError where the system has no more threads.
+        """
+        self.num_threads, ready = count, Barrier(count)
+        # No more than these, so that every member has one of its own.
+        self._team = ThreadPoolExecutor(max(count - 1, 1), thread_name_prefix="step")
+        try:
+            for _ in range(count - 1):
+                self._team.submit(ready.wait)
+            ready.wait(_START_TIMEOUT_S)
+        except (RuntimeError, BrokenBarrierError):
+            ready.abort()
+            raise
 
-def _described(segments: Sequence[Segment]) -> NDArray[np.int64]:
-    """Segments as the kernels take them, [n, SEGMENT_FIELDS]."""
-    table = np.empty((len(segments), SEGMENT_FIELDS), np.int64)
-    row = 0
-    for i, segment in enumerate(segments):
-        cache, hidden = segment.cache, segment.cache.hidden
-        columns = _key_columns(cache) if hidden is None else None
-        table[i] = (
-            row,
-            segment.num_rows,
-            segment.start,
-            cache.keys.data_ptr(),
-            cache.values.data_ptr(),
-            cache.capacity,
-            0 if hidden is None else hidden.count,
-            0 if hidden is None else hidden.first_layer,
-            0 if columns is None else columns.data_ptr(),
-            min(cache.num_columns, segment.start) // STRIP * STRIP,
-        )
-        row += segment.num_rows
-    return table
+    def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
+        """Logits [n, V padded] of rows hidden [n, E], by the whole team."""
+        num_heads, num_kv_heads, eps, scale, weights = self.constants
+        rows = rows_of(hidden, num_heads, num_kv_heads, tables.shape[2], weights)
+        logits = np.empty((len(hidden), weights.head.shape[0] * STRIP), np.float32)
+        meeting = np.zeros(_LINE, np.int64)  # so that nothing else lies near it
 
+        parts = [
+            partial(
+                decode, Member(number, self.num_threads, meeting.ctypes.data), rows, tables, segments, num_kv_heads,
+                eps, scale, weights, self.scratch(), logits,
+            )
+            for number in range(self.num_threads)
+        ]  # fmt: skip
+        others = [self._team.submit(part) for part in parts[1:]]
+        parts[0]()
+        for other in others:
+            other.result()
+        return logits
 
-def _key_columns(cache: KVCache) -> Tensor:
-    if cache.key_columns is None:
-        layers, _, kv_heads, capacity, width = cache.keys.shape
-        cache.key_columns = cache.keys.new_empty(layers, kv_heads, -(-capacity // STRIP), width, STRIP)
-    return cache.key_columns
+    def _best_team(self, most: int) -> int:
+        """How many threads to step with, up to `most`: twice as many as long as that pays, for who has a thread leaves
+        less to prompts and to other processes. They may be chosen by the clock, since bits do not depend on them.
+        """
+        found, best_s = 1, self._step_s(1)
+        if best_s > _LONG_STEP_S:
+            return most  # such a step is all memory, which more cores read faster
+        while found < most:
+            count = min(2 * found, most)
+            if (seconds := self._step_s(count)) > _WORTH * best_s:
+                break
+            found, best_s = count, seconds
+        return found
 
+    def _step_s(self, num_threads: int) -> float:
+        self.use_threads(num_threads)
+        cache, times = KVCache(self.decoder.geometry, _TIMED_ROWS), list[float]()
+        while len(times) < _TIMED_STEPS and sum(times) < _LONG_STEP_S * _TIMED_STEPS:
+            began = time.perf_counter()
+            self([0] * _TIMED_ROWS, range(_TIMED_ROWS), [Segment(cache, 0, _TIMED_ROWS)])
+            times.append(time.perf_counter() - began)
+        return min(times)
 
-def _note_columns(segments: Sequence[Segment], table: NDArray[np.int64]) -> None:
-    for segment, kept in zip(segments, table[:, _KEPT].tolist(), strict=True):
-        segment.cache.num_columns = kept
-
-
-def product(x: Array, strips: Array, out: Array) -> None:
-    """out [n, N] += x [n, K] times strips, in the arithmetic that those are for."""
-    raise NotImplementedError("compiled only")
-
-
-@overload(product)
-def _product(x: Any, strips: Any, out: Any) -> Any:
-    def of_integers(x: Any, strips: Any, out: Any) -> Any:
-        integer_product(x, strips, out)
-
-    def of_strips(x: Any, strips: Any, out: Any) -> Any:
-        strip_product(x, strips, out)
-
-    return of_integers if strips.dtype == types.int8 else of_strips
+    def scratch(self) -> NDArray[Any]:
+        """For queries, [64, D], in the type that keys and values are stored in."""
+        return np.empty((MAX_LINES, self.decoder.head_dim), self._query_type)
 
 
 @compiled
 def decode(
-    hidden: Array, tables: Array, segments: Array, num_heads: int, num_kv_heads: int, eps: float, scale: float,
-    weights: StepWeights, queries: Array,
-) -> Array:  # fmt: skip
-    """Logits [n, V padded] of rows hidden [n, E] (overwritten) with rotary tables [n, 2, D].
+    member: Member, rows: Rows, tables: Array, segments: Array, num_kv_heads: int, eps: float, scale: float,
+    weights: StepWeights, queries: Array, logits: Array,
+) -> None:  # fmt: skip
+    """Logits [n, V padded] of rows (overwritten) with rotary tables [n, 2, D].
 
-    queries [64, D] is scratch of the type that keys and values are stored in. Keys of rows before a segment's first
-    become columns, where they are kept, and the segment says so afterwards.
+    queries [64, D] is a member's own scratch, of the type that keys and values are stored in. Keys of rows before a
+    segment's first become columns, where they are kept, and the segment says so afterwards.
     """
-    num_rows, size = hidden.shape
-    width = tables.shape[2]
-    num_layers, inner = weights.mlp_norm.shape[0], weights.gate_up.shape[1] * STRIP // 2
-    normed = np.empty((num_rows, size), np.float32)
-    qkv = np.empty((num_rows, weights.qkv_bias.shape[1]), np.float32)
-    heads = qkv.reshape(num_rows, num_heads + 2 * num_kv_heads, width)
-    mixed = np.empty((num_rows, num_heads, width), np.float32)
-    acted = np.empty((num_rows, inner), np.float32)
-    longest = 0
-    for segment in range(segments.shape[0]):
-        longest = max(longest, segments[segment, 1] + segments[segment, 2])
-    # One more than is seen: a row's last weight may be multiplied in a pair.
-    scores = np.empty((MAX_LINES, (longest // STRIP + 1) * STRIP), np.float32)
-    for layer in range(num_layers):
-        rms_norm(hidden, weights.attention_norm[layer], eps, normed)
-        for row in range(num_rows):
-            copy_line(qkv, weights.qkv_bias[layer].ctypes.data, qkv[row].ctypes.data, qkv.shape[1] // LANES)
-        product(normed, weights.qkv[layer], qkv)
+    for layer in range(weights.mlp_norm.shape[0]):
+        project(member, rows, tables, segments, layer, num_kv_heads, eps, weights, queries)
+        finish(member, rows, segments, layer, num_kv_heads, eps, scale, weights, queries)
+    if member.number == 0:
         for segment in range(segments.shape[0]):
-            norm, one = weights.head_norm[layer], segments[segment]
-            attend_segment(heads, one, layer, num_kv_heads, norm, tables, eps, scale, queries, scores, mixed)
-        product(mixed.reshape(num_rows, num_heads * width), weights.output[layer], hidden)
-        rms_norm(hidden, weights.mlp_norm[layer], eps, normed)
-        gate_up = np.zeros((num_rows, 2 * inner), np.float32)
-        product(normed, weights.gate_up[layer], gate_up)
-        for row in range(num_rows):
-            gated(gate_up[row].ctypes.data, gate_up[row, inner:].ctypes.data, inner // LANES)
-            copy_line(acted, gate_up[row].ctypes.data, acted[row].ctypes.data, inner // LANES)
-        product(acted, weights.down[layer], hidden)
-    for segment in range(segments.shape[0]):
-        segments[segment, _KEPT] = segments[segment, _START] // STRIP * STRIP if segments[segment, _COLUMNS] else 0
-    rms_norm(hidden, weights.final_norm, eps, normed)
-    logits = np.zeros((num_rows, weights.head.shape[0] * STRIP), np.float32)
-    product(normed, weights.head, logits)
-    return logits
+            num_settled = segments[segment, START] // STRIP * STRIP
+            segments[segment, KEPT] = num_settled if segments[segment, COLUMNS] else 0
+    normed = np.empty_like(rows.hidden)
+    rms_norm(rows.hidden, weights.final_norm, eps, normed)
+    begin, end = share(member, weights.head.shape[0])
+    for row in range(logits.shape[0]):
+        for column in range(begin * STRIP, end * STRIP):
+            logits[row, column] = 0
+    product(normed, weights.head, logits, begin, end)
 
 
 @compiled
@@ -216,13 +209,16 @@ def run_ahead(
     Fills tokens [count] and margins [count] after rows hidden [n, E], of which the first is at `position`.
 
     A token has the largest of `sharpness` times its logit plus its noise [count, V]; its margin is how far the second
-    largest is behind. segment [1, SEGMENT_FIELDS] is changed.
+    largest is behind. segment, one row of `described`, is changed.
     """
-    vocabulary = noise.shape[1]
+    vocabulary, alone = noise.shape[1], Member(0, 1, 0)
     for i in range(len(tokens)):
         num_rows = hidden.shape[0]
         rotary = tables[position : position + num_rows]
-        logits = decode(hidden, rotary, segment, num_heads, num_kv_heads, eps, scale, weights, queries)[num_rows - 1]
+        rows = rows_of(hidden, num_heads, num_kv_heads, tables.shape[2], weights)
+        all_logits = np.empty((num_rows, weights.head.shape[0] * STRIP), np.float32)
+        decode(alone, rows, rotary, segment, num_kv_heads, eps, scale, weights, queries, all_logits)
+        logits = all_logits[num_rows - 1]
         best, second, chosen = -math.inf, -math.inf, 0
         for token in range(vocabulary):
             score = sharpness * logits[token] + noise[i, token]
@@ -232,6 +228,6 @@ def run_ahead(
                 second = score
         tokens[i], margins[i] = chosen, best - second
         position += num_rows
-        segment[0, _START] += num_rows
-        segment[0, _NUM_ROWS] = 1
+        segment[0, START] += num_rows
+        segment[0, NUM_ROWS] = 1
         hidden = np.copy(embedding[chosen : chosen + 1])

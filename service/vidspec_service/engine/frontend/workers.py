@@ -70,7 +70,8 @@ def share_cores(found: Mapping[str, WorkerConfig], num_cores: int) -> dict[str, 
     """Threads of every worker: the draft gets one core, the target the rest, unless a worker's config says else.
 
     A draft step is a chain of tiny products that a second thread cannot speed up, while the target's is not. (Compiled
-    steps have one thread of their own; the target's prompts then use every core, the draft's steps beside them or not.)
+    steps take as many of these as make them shortest; the target's prompts use every core, the draft's steps beside
+    them or not.)
     """
     chosen = {"draft": 1, "target": max(1, num_cores - 1) if "draft" in found else num_cores}
     return {role: worker.threads or chosen[role] for role, worker in found.items()}

@@ -161,7 +161,7 @@ def test_a_product_in_int8_is_that_of_the_rounded_weights() -> None:
     rows[1], rows[2, :64], weight[5] = 0.0, 1e-30, 0.0
     strips = integers(weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous().numpy())
     out = np.ones((len(rows), 3 * STRIP), np.float32)
-    integer_product(rows.numpy(), strips, out)
+    integer_product(rows.numpy(), strips, out, 0, 3)
     rounded = from_integers(*to_integers(weight))
     assert np.allclose(out, 1 + rows @ rounded.T, atol=2e-3)
     assert not np.allclose(out, 1 + rows @ weight.T, atol=2e-3)
@@ -173,10 +173,10 @@ def test_integers_are_multiplied_alike_with_and_without_avx2(monkeypatch: pytest
     rows, weight = torch.randn(5, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
     strips = integers(weight.reshape(1, STRIP, 128).transpose(1, 2).contiguous().numpy())
     first, second = (np.zeros((5, STRIP), np.float32) for _ in range(2))
-    integer_product(rows.numpy(), strips, first)
+    integer_product(rows.numpy(), strips, first, 0, len(strips))
     monkeypatch.setattr(cpu_integers, "_HAS_AVX2", False)
     without = numba.njit(integer_product.py_func)
-    without(rows.numpy(), strips, second)
+    without(rows.numpy(), strips, second, 0, 1)
     assert np.array_equal(first, second)
     assert "pmaddwd" not in "".join(without.inspect_llvm().values())
 
@@ -188,8 +188,8 @@ def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32
     narrow = narrowed(wide)
     rows = generator.standard_normal((9, 128)).astype(np.float32)
     first, second = (np.zeros((9, 3 * STRIP), np.float32) for _ in range(2))
-    strip_product(rows, narrow, first)
-    strip_product(rows, wide, second)
+    strip_product(rows, narrow, first, 0, len(narrow))
+    strip_product(rows, wide, second, 0, len(wide))
     assert np.array_equal(first, second)
     flat = wide.transpose(1, 0, 2).reshape(128, -1)
     assert np.allclose(first, rows @ flat, atol=1e-4)
@@ -201,7 +201,7 @@ def test_a_product_in_bfloat16_is_that_of_the_rounded_numbers() -> None:
     rows, weight = torch.randn(9, 128, generator=generator), torch.randn(3 * STRIP, 128, generator=generator)
     strips = weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous()
     out = np.zeros((9, 3 * STRIP), np.float32)
-    strip_product(rows.numpy(), paired(strips.numpy()), out)
+    strip_product(rows.numpy(), paired(strips.numpy()), out, 0, len(strips))
     assert np.allclose(out, rows.bfloat16().float() @ weight.bfloat16().float().T, atol=1e-4)
 
 

@@ -13,10 +13,18 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.decoder.placement import LayerSpan, layer_spans, move, resolve_device, resolve_devices, share
+from vidspec_models.decoder.placement import (
+    LayerSpan,
+    layer_spans,
+    move,
+    resolve_device,
+    resolve_devices,
+    resolve_precision,
+    share,
+)
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.load_model import load_model
-from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec, keeps_in_int8, model_path
 from vidspec_models.request import Turn
 from vidspec_models.synthetic.recipe import Recipe, prompt_text
 
@@ -138,3 +146,38 @@ def test_auto_is_one_device_whatever_there_is(monkeypatch: pytest.MonkeyPatch) -
 def test_stock_transformers_says_that_it_takes_one_device() -> None:
     with pytest.raises(ModelLoadError, match="runs on one device here, not on 'cpu,cpu'"):
         resolve_device("cpu,cpu", "target")
+
+
+@pytest.mark.parametrize(
+    ("flags", "keeps_in_int8", "expected"),
+    [
+        ({"avx2"}, True, "int8"),
+        ({"avx2"}, False, "float32"),
+        ({"avx2", "avx512"}, True, "float32"),
+        ({"avx2", "avx512", "avx512_bf16"}, True, "bfloat16"),
+        (set(), True, "float32"),
+    ],
+)
+def test_auto_is_what_the_processor_is_known_to_be_fast_in(
+    flags: set[str], keeps_in_int8: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flag in ("avx2", "avx512", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda has=flag in flags: has)
+    found = resolve_precision("auto", torch.device("cpu"), keeps_in_int8=keeps_in_int8)
+    assert found.name == expected
+    assert found.dtype is (torch.bfloat16 if expected == "bfloat16" else torch.float32)
+
+
+def test_a_named_type_is_taken_whatever_the_processor() -> None:
+    assert resolve_precision("float32", torch.device("cpu"), keeps_in_int8=True).name == "float32"
+    assert resolve_precision("int8", torch.device("cpu")).are_integers
+    with pytest.raises(ModelLoadError, match="int8 are for CPUs"):
+        resolve_precision("int8", torch.device("cuda"))
+    with pytest.raises(ModelLoadError, match="not one of auto"):
+        resolve_precision("int4", torch.device("cpu"))
+
+
+def test_only_checkpoints_that_were_measured_are_rounded_unasked() -> None:
+    for path, role in ((BUNDLED, "target"), (BUNDLED, "draft"), (BUNDLED_TARGET_NAME, "draft")):
+        assert keeps_in_int8(model_path(ModelSpec(path=path, role=role)))
+    assert not keeps_in_int8(model_path(ModelSpec(path="Qwen/Qwen2-VL-2B-Instruct", role="target")))

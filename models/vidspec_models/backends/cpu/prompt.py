@@ -1,0 +1,148 @@
+"""CpuPrompt: a prompt's rows through all layers in compiled kernels, blocks of them beside each other on threads.
+
+The kernels are those of a step, so a row's bits do not depend on how a prompt is cut into chunks and blocks. Measured
+on Zen 3 (docs/benchmark-log.md) they save what torch does between its products, and in int8 nearly half of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vidspec_models.backends.cpu.layer_halves import Rows, finish, project, rows_of
+from vidspec_models.backends.cpu.layers import compiled, turn_keys
+from vidspec_models.backends.cpu.packing import STRIP, Array
+from vidspec_models.backends.cpu.segments import COLUMNS, FIRST, KEPT, NUM_ROWS, START, described, note_columns
+from vidspec_models.backends.cpu.step import CpuStep
+from vidspec_models.backends.cpu.team import Member
+from vidspec_models.decoder.decoder import QueryObserver, Segment
+from vidspec_models.decoder.kv_cache import KVCache
+
+_ALONE = Member(0, 1, 0)
+_MOST_ROWS, _LEAST_ROWS = 64, 24  # of a block: what lies between its products stays in a core's cache
+
+
+class _Block(NamedTuple):
+    """Some of a prompt's rows, on which one thread is at work at a time."""
+
+    rows: Rows
+    tables: Array  # [n, 2, D]
+    segment: Array  # see `segments`
+    queries: Array  # scratch
+
+
+class CpuPrompt:
+    """On as many threads as torch may use when it is called: other cores are another worker's."""
+
+    def __init__(self, step: CpuStep) -> None:
+        """With the weights of `step`."""
+        self._step = step
+        self._threads = ThreadPoolExecutor(thread_name_prefix="prompt")
+        geometry, size = step.decoder.geometry, step.decoder.embedding.shape[1]
+        nowhere = torch.zeros(2, 1, 1, geometry.head_dim)
+        # Compiles, or fetches what an earlier start did.
+        self(torch.zeros(1, size), (nowhere[0], nowhere[1]), Segment(KVCache(geometry, 1), 0, 1))
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        segment: Segment,
+        additions: Sequence[Tensor] = (),
+        observer: QueryObserver | None = None,
+        num_wanted: int = 1,
+    ) -> Tensor:
+        """As `Decoder.prefill`."""
+        num_heads, num_kv_heads, eps, scale, weights = self._step.constants
+        rows, tables = hidden.clone().numpy(), torch.cat(rotary, 1).numpy()
+        whole = described([segment])
+        num_settled = (segment.start + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
+        blocks = [
+            _Block(
+                rows_of(rows[part], num_heads, num_kv_heads, tables.shape[2], weights),
+                tables[part],
+                _segment_of(whole, part),
+                self._step.scratch(),
+            )
+            for part in _parts(len(rows), torch.get_num_threads())
+        ]
+
+        def project_block(layer: int, own: _Block) -> None:
+            project(_ALONE, own.rows, own.tables, own.segment, layer, num_kv_heads, eps, weights, own.queries)
+
+        def finish_block(layer: int, own: _Block) -> None:
+            finish(_ALONE, own.rows, own.segment, layer, num_kv_heads, eps, scale, weights, own.queries)
+
+        for block in blocks:
+            block.segment[0, KEPT] = num_settled  # before anything is attended to
+        last = len(weights.mlp_norm) - 1
+        for layer in range(last + 1):
+            self._each(partial(project_block, layer), blocks)
+            turn_layer(whole, layer, num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
+            if observer is not None:
+                queries = np.concatenate([block.rows.heads[:, :num_heads] for block in blocks])
+                observer(layer, torch.from_numpy(queries))
+            # The last rows see most, and take longest. What the last layer would make of others nobody reads.
+            still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
+            self._each(partial(finish_block, layer), still)
+            if layer < len(additions):
+                rows += additions[layer].numpy()
+        whole[0, KEPT] = num_settled
+        note_columns([segment], whole)
+        return torch.from_numpy(rows[len(rows) - num_wanted :])
+
+    def _each(self, work: Callable[[_Block], None], blocks: Iterable[_Block]) -> None:
+        """Every thread takes the next block as soon as it is free."""
+        left = iter(blocks)
+
+        def run(_: int) -> None:
+            for block in left:
+                work(block)
+
+        if (num_threads := torch.get_num_threads()) == 1:
+            run(0)
+        else:
+            list(self._threads.map(run, range(num_threads)))
+
+
+def _parts(num_rows: int, num_threads: int) -> list[slice]:
+    """Of about equal size, as many for each thread."""
+    count = -(-num_rows // (_MOST_ROWS * num_threads)) * num_threads
+    count = max(1, min(count, num_rows // _LEAST_ROWS))
+    return [slice(*edges) for edges in pairwise(num_rows * number // count for number in range(count + 1))]
+
+
+def _segment_of(whole: Array, part: slice) -> Array:
+    """The segment of a part's rows."""
+    own = whole.copy()
+    own[0, FIRST], own[0, NUM_ROWS], own[0, START] = 0, part.stop - part.start, whole[0, START] + part.start
+    return own
+
+
+def _wanted(blocks: Sequence[_Block], num_wanted: int) -> list[_Block]:
+    """The last so many rows, in the blocks that they are in."""
+    found = []
+    for block in reversed(blocks):
+        count = min(num_wanted, len(block.tables))
+        num_wanted -= count
+        if count:
+            first = len(block.tables) - count
+            rows = Rows(*(array[first:] for array in block.rows))
+            own = _segment_of(block.segment, slice(first, len(block.tables)))
+            found.append(_Block(rows, block.tables[first:], own, block.queries))
+    return found
+
+
+@compiled
+def turn_layer(segments: Array, layer: int, num_kv_heads: int, num_settled: int, line_bytes: int) -> None:
+    """Keep blocks of a layer's keys as columns, too, up to so many rows: see `turn_keys`."""
+    if num_settled:
+        for kv in range(num_kv_heads):
+            turn_keys(segments[0], layer * num_kv_heads + kv, num_settled, line_bytes)

@@ -1,0 +1,80 @@
+"""Team: threads that go through one kernel together, each with its share of every product, and wait for each other.
+
+What a thread computes does not depend on how many there are, so that their number is free: a row's bits stay the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from vidspec_models.backends.cpu.layers import compiled
+
+_I64 = ir.IntType(64)
+_SPINS = 2000  # some microseconds; then whoever is without a core may have this one
+_PATIENCE = 2**28  # of these; two minutes at least, as giving way takes half a microsecond
+
+
+class Member(NamedTuple):
+    """One of a team's threads."""
+
+    number: int  # from 0
+    team_size: int
+    meeting: int  # address of an int64, 0 at the beginning: how many have come to a meeting so far
+
+
+@compiled
+def share(member: Member, total: int) -> tuple[int, int]:
+    """First and last of a member's part of so many things that all have to be done."""
+    return total * member.number // member.team_size, total * (member.number + 1) // member.team_size
+
+
+@compiled
+def meet(member: Member) -> None:
+    """Wait until all are here; what any of them has written, all can read afterwards.
+
+    Raises RuntimeError where one does not come for minutes: it has failed.
+    """
+    if member.team_size == 1:
+        return
+    awaited = (_come(member.meeting) // member.team_size + 1) * member.team_size
+    spins = 0
+    while _number_come(member.meeting) < awaited:
+        spins += 1
+        if spins > _PATIENCE:
+            raise RuntimeError("a thread of the team is missing")
+        if spins > _SPINS:
+            _give_way()
+
+
+@intrinsic
+def _come(_typing: Any, meeting: Any) -> Any:
+    """How many had come before."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
+
+    return types.int64(meeting), generate
+
+
+@intrinsic
+def _number_come(_typing: Any, meeting: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
+
+    return types.int64(meeting), generate
+
+
+@intrinsic
+def _give_way(_typing: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.none(), generate

@@ -1,0 +1,181 @@
+"""A prompt through compiled kernels: the reference's logits, and the bits of a step however it is cut and shared."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.models import random_models
+from tests.unit.models.random_models import FAMILIES
+from vidspec_models.backends import select
+from vidspec_models.backends.cpu.prompt import CpuPrompt
+from vidspec_models.backends.cpu.step import CpuStep
+from vidspec_models.backends.select import make_cpu_step
+from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.decoder import QueryObserver, Segment
+from vidspec_models.decoder.integer_weights import round_weights
+from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.preservation.text_queries import using_threads
+
+pytestmark = pytest.mark.unit
+
+NUM_ROWS = 230
+build = partial(random_models.build, hidden_size=128, intermediate_size=192, max_position_embeddings=512)
+
+
+class Prompts:
+    """A model whose prompts and steps go through the kernels, and one prompt."""
+
+    def __init__(self, family: str = "qwen2", dtype: str = "float32") -> None:
+        self.model = model = build(family)
+        if dtype == "int8":
+            round_weights(model.model, model.lm_head)
+        with torch.inference_mode():
+            self.decoder = build_decoder(model.model, model.lm_head, 512, batch_invariance=PREFILL_ONLY)
+        self.step = CpuStep(model.model, model.lm_head, self.decoder, are_integers=dtype == "int8")
+        self.prompt = CpuPrompt(self.step)
+        self.ids = torch.randint(0, 97, (NUM_ROWS,), generator=torch.Generator().manual_seed(3))
+        self.cache = KVCache(self.decoder.geometry, NUM_ROWS + 20)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        chunks: Sequence[int] = (NUM_ROWS,),
+        compute: Any = None,
+        additions: Sequence[Tensor] = (),
+        observer: QueryObserver | None = None,
+    ) -> Tensor:
+        """The prompt's last hidden rows [230, E], by `compute` or the kernels, cut into chunks."""
+        self.cache.truncate(0)
+        found = []
+        for count in chunks:
+            start = self.cache.length
+            rows = slice(start, start + count)
+            hidden, rotary = self.decoder.weights.rows(self.ids[rows], torch.arange(NUM_ROWS)[rows])
+            segment = Segment(self.cache, start, count)
+            added = [each[rows] for each in additions]
+            found.append((compute or self.prompt)(hidden, rotary, segment, added, observer, count))
+            self.cache.length += count
+        assert self.cache.length == NUM_ROWS
+        return torch.cat(found)
+
+    def answer(self, num_tokens: int) -> Tensor:
+        """Logits of steps after the prompt, of two rows each."""
+        found = []
+        for start in range(NUM_ROWS, NUM_ROWS + num_tokens, 2):
+            found.append(self.step([start % 97, 7], [start, start + 1], [Segment(self.cache, start, 2)]))
+            self.cache.length += 2
+        return torch.cat(found)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 5e-4), ("int8", 2e-3)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_the_reference(family: str, dtype: str, tolerance: float) -> None:
+    """In int8 the reference computes with the rounded weights; what is left is the rounding of rows."""
+    prompts = Prompts(family, dtype)
+    with torch.inference_mode():
+        reference = prompts.model(prompts.ids[None]).logits[0]
+        found = prompts.decoder.logits(prompts.prefill((100, 100, 30)))
+    assert torch.allclose(found, reference, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("chunks", [(230,), (128, 102), (1, 31, 32, 33, 133)])
+def test_bits_depend_neither_on_chunks_nor_on_threads(chunks: tuple[int, ...], num_threads: int, dtype: str) -> None:
+    prompts = Prompts(dtype=dtype)
+    with using_threads(1):
+        alone = prompts.prefill((1,) * NUM_ROWS)
+        answered = prompts.answer(10)
+    with using_threads(num_threads):
+        assert torch.equal(prompts.prefill(chunks), alone)
+        assert torch.equal(prompts.answer(10), answered)
+
+
+def test_its_bits_are_those_of_steps() -> None:
+    """So an answer may go on from a prompt that either of them has read."""
+    prompts = Prompts()
+    prompts.prefill()
+    answered, keys = prompts.answer(10), prompts.cache.keys.clone()
+    prompts.cache.truncate(0)
+    for start in range(0, NUM_ROWS, 10):
+        ids = prompts.ids[start : start + 10].tolist()
+        prompts.step(ids, range(start, start + 10), [Segment(prompts.cache, start, 10)])
+        prompts.cache.length += 10
+    assert torch.equal(prompts.answer(10), answered)
+    assert torch.equal(prompts.cache.keys, keys)
+
+
+def test_rows_are_added_to_and_queries_shown_as_the_decoder_does() -> None:
+    prompts = Prompts("qwen3")
+    generator = torch.Generator().manual_seed(5)
+    additions = [torch.randn(NUM_ROWS, 128, generator=generator) for _ in range(2)]
+    shown: dict[str, list[tuple[int, Tensor]]] = {"torch": [], "kernels": []}
+
+    def note(name: str, layer: int, queries: Tensor) -> None:
+        shown[name].append((layer, queries.clone()))
+
+    found = {
+        name: prompts.prefill((128, 102), compute, additions, partial(note, name))
+        for name, compute in (("torch", prompts.decoder.prefill), ("kernels", prompts.prompt))
+    }
+    assert torch.allclose(found["kernels"], found["torch"], atol=5e-4)
+    assert not torch.allclose(found["kernels"], prompts.prefill((128, 102)), atol=5e-4)
+    assert [layer for layer, _ in shown["kernels"]] == [layer for layer, _ in shown["torch"]]
+    for (_, ours), (_, theirs) in zip(shown["kernels"], shown["torch"], strict=True):
+        assert torch.allclose(ours, theirs, atol=5e-4)
+
+
+@pytest.mark.parametrize("num_wanted", [0, 1, 3, 100, 229])
+def test_the_wanted_rows_are_those_of_all(num_wanted: int) -> None:
+    """What the last layer would make of the others is left out; their keys and values are not."""
+    prompts = Prompts()
+    expected, keys = prompts.prefill(), prompts.cache.keys.clone()
+    prompts.cache.keys.zero_()
+    hidden, rotary = prompts.decoder.weights.rows(prompts.ids, torch.arange(NUM_ROWS))
+    for compute in (prompts.prompt, prompts.decoder.prefill):
+        found = compute(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS), (), None, num_wanted)
+        assert found.shape == (num_wanted, 128)
+        assert torch.allclose(found, expected[NUM_ROWS - num_wanted :], atol=5e-4)
+        assert torch.allclose(prompts.cache.keys, keys, atol=5e-4)
+    assert torch.equal(
+        prompts.prompt(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS), (), None, num_wanted),
+        expected[NUM_ROWS - num_wanted :],
+    )
+
+
+def test_the_prompts_own_rows_stay_as_they_are() -> None:
+    """They are read again when a request is preempted and resumed."""
+    prompts = Prompts()
+    hidden, rotary = prompts.decoder.weights.rows(prompts.ids, torch.arange(NUM_ROWS))
+    before = hidden.clone()
+    prompts.prompt(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS))
+    assert torch.equal(hidden, before)
+
+
+@pytest.mark.parametrize(
+    ("has_avx512", "few_weights", "dtype", "expected"),
+    [
+        (False, 10**9, "float32", True),
+        (False, 1, "float32", False),
+        (False, 1, "int8", True),
+        (True, 10**9, "float32", False),
+        (True, 10**9, "int8", False),
+    ],
+)
+def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
+    has_avx512: bool, few_weights: int, dtype: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: has_avx512)
+    monkeypatch.setattr(select, "_FEW_WEIGHTS", few_weights)
+    model = build("qwen2")
+    if dtype == "int8":
+        round_weights(model.model, model.lm_head)
+    found = make_cpu_step(model.model, model.lm_head, 512, are_integers=dtype == "int8")
+    assert isinstance(found, tuple)
+    assert isinstance(found[0].prefill, CpuPrompt) is expected
