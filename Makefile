@@ -47,7 +47,7 @@ $(SERVING) $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 	else $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '$(PACKAGE)'; fi
 	@touch $@
 $(SERVING): PACKAGE := .
-$(TOOLS): PACKAGE := .[dev,otel,ray,store]
+$(TOOLS): PACKAGE := .[dev,otel,peers,ray,store]
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "vidspec needs Python >= 3.11; name it with: make PYTHON=/path/to/python3"; exit 1; }

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "bench compression": "measure lossy compression on the target: accuracy, time, memory",
     "bench first-token": "show where the time to the first token goes, stage by stage",
     "bench structured": "compare answers with and without a grammar: speed, and what is true of them",
+    "bench peers": "compare with other engines on the bundled pair's own weights",
     "bench decode": "compare video decoding with other libraries",
     "bench cluster": "simulate a cluster of engines with the times that one takes here",
     "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",

@@ -1,0 +1,134 @@
+"""What `bench peers` says: a row for each contender, and how ours stand to theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import RenderableType
+
+from vidspec_service.bench.common.bootstrap import estimate, rate, ratio
+from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
+from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table
+from vidspec_service.bench.common.samples import decoding, decoding_by_group, total_speculation
+from vidspec_service.bench.peers.run import STOCK, PeersOptions, Results
+
+_OURS = "vidspec"
+
+
+def peer_row(results: Results, stock: Results) -> Row:
+    """Rates leave out each answer's first token, and of theirs the draft's prompt, which nothing overlaps there."""
+    theirs = {sample.group: sample.ids for sample in stock.samples}
+    works = decoding_by_group(results.samples).values()
+    found = estimate(rate, [(work.tokens, work.seconds) for work in works])
+    return {
+        "name": results.contender.name,
+        "bits": results.contender.bits,
+        "speculates": results.contender.speculates,
+        "tokens_per_s": decoding(results.samples).rate,
+        "tokens_per_s_interval": (found.low, found.high),
+        "prefill_s": median(results.prefill_s),
+        "as_transformers": sum(sample.ids == theirs[sample.group] for sample in results.samples),
+        "acceptance_rate": total_speculation(results.samples).acceptance_rate,
+    }
+
+
+def comparisons(found: Sequence[Results]) -> Iterator[Row]:
+    """Ours over the best of theirs, as the ratio of one prompt after the other."""
+    ours = [each for each in found if each.contender.name.startswith(_OURS)]
+    stock = next(each for each in found if each.contender.name == STOCK)
+    others = [each for each in found if each not in ours]
+    for mine in ours:
+        speculates, bits = mine.contender.speculates, mine.contender.bits
+        peers = [each for each in others if each.contender.speculates is speculates]
+        if not speculates:  # whoever reads fewer bits of weights has less to do
+            peers = [each for each in peers if each.contender.bits >= bits]
+        best = max(peers, key=lambda each: decoding(each.samples).rate)
+        yield _compared("decoding", mine, best, _decoding_groups(mine, best))
+        if not speculates:
+            rivals = [each for each in others if not each.contender.speculates and each is not stock]
+            fastest = min(rivals, key=lambda each: median(each.prefill_s))
+            for peer in (stock, fastest):
+                yield _compared("prefill, time", mine, peer, _prefill_groups(mine, peer))
+
+
+def _compared(what: str, mine: Results, theirs: Results, groups: list[tuple[float, ...]]) -> Row:
+    over = estimate(ratio, groups)
+    return {
+        "what": what,
+        "ours": mine.contender.name,
+        "over": theirs.contender.name,
+        "ratio": over.value,
+        "ratio_interval": (over.low, over.high),
+    }
+
+
+def _decoding_groups(mine: Results, theirs: Results) -> list[tuple[float, ...]]:
+    ours, others = decoding_by_group(mine.samples), decoding_by_group(theirs.samples)
+    return [(ours[i].tokens, ours[i].seconds, others[i].tokens, others[i].seconds) for i in ours]
+
+
+def _prefill_groups(mine: Results, theirs: Results) -> list[tuple[float, ...]]:
+    return [(ours, 1.0, others, 1.0) for ours, others in zip(mine.prefill_s, theirs.prefill_s, strict=True)]
+
+
+def peers_report(options: PeersOptions, found: Sequence[Results], provenance: Provenance) -> Report:
+    """Figures, tables and a plot of what was measured."""
+    stock = next(each for each in found if each.contender.name == STOCK)
+    rows, compared = [peer_row(each, stock) for each in found], list(comparisons(found))
+    num_rows = stock.samples[0].prompt_tokens
+    return Report(
+        bench="peers",
+        baseline=f"ik_llama.cpp and transformers on the same weights, {num_cores()} threads, in the same run",
+        provenance=provenance,
+        hardware=hardware(),
+        subject=f"the bundled pair; {options.num_prompts} captions after {num_rows} rows",
+        facts={"prompts": f"{options.num_prompts} captions of test clips, {num_rows} rows each, greedy"},
+        figures={"prompts": options.num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
+        body=list(_body(rows, compared, options.num_prompts)),
+        pictures={"plot": Picture(size=(9, 4.5), draw=lambda figure: draw_rates(figure, rows))},
+    )
+
+
+def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Iterator[RenderableType]:
+    columns = {
+        "": column("name"),
+        "tokens/s": _with_interval("tokens_per_s", "{:.0f}"),
+        "prefill ms": column("prefill_s", "{:.0f}", 1000),
+        "alpha": lambda row: number(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
+        "as transformers": lambda row: f"{row['as_transformers']} of {num_prompts}",
+    }
+    yield table("Decoding and prefill on the same weights", columns, rows)
+    ratios = {
+        "": column("what"),
+        "ours": column("ours"),
+        "over": column("over"),
+        "ratio": _with_interval("ratio", "{:.2f}x"),
+    }
+    yield table("Ours over theirs", ratios, compared)
+    yield "prefill: the language model alone, of a prompt's embeddings; medians. Peers have no server around them"
+    yield "alpha: acceptance rate; as transformers: the ids are those of `generate` in float32; () 95 % intervals"
+
+
+def _with_interval(key: str, form: str) -> Callable[[Row], str]:
+    def shown(row: Row) -> str:
+        low, high = row[f"{key}_interval"]
+        return f"{form.format(row[key])} ({form.format(low)}..{form.format(high)})"
+
+    return shown
+
+
+def draw_rates(figure: Any, rows: Sequence[Row]) -> None:
+    """A bar for each contender, ours in another colour, with the interval over prompts."""
+    axes = figure.add_subplot()
+    for place, row in enumerate(reversed(rows)):
+        low, high = row["tokens_per_s_interval"]
+        value = row["tokens_per_s"]
+        colour = "#e08e45" if row["name"].startswith(_OURS) else "#1f5f8b"
+        errors = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
+        axes.barh(place, value, xerr=errors, color=colour, capsize=3, height=0.7)
+        axes.annotate(f"{value:.0f}", (max(value, high), place), (4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)], fontsize=8)
+    axes.set_xlabel("tokens per second after the first")
+    axes.margins(x=0.1)

@@ -1,0 +1,221 @@
+"""The run: every prompt goes through all contenders before the next one does, in an order that rotates.
+
+Beside each answer the language model's prefill is timed alone, ours and transformers', as peers that are given a
+prompt's embeddings have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from vidspec_models.bundled.scene import TEST_SEEDS
+from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
+from vidspec_service.bench.common.options import count, number, option
+from vidspec_service.bench.common.report import Tell
+from vidspec_service.bench.common.samples import Sample, ask_engine
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.peers.llama import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, LlamaPair, PeerAnswer
+from vidspec_service.bench.peers.worker import OwnModel, StockModel
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.types import SpeculationStats
+from vidspec_service.errors import ConfigError
+from vidspec_service.telemetry import Metrics
+
+T = TypeVar("T")
+
+STOCK = "transformers"
+_WARM_UP_PROMPTS = 1
+_BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
+_THEIR_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4}
+_PACKAGES = ("gguf", "ik_llama_cpp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersOptions:
+    """Captions of test clips, greedy."""
+
+    num_prompts: int = number(12, "--prompts", "test clips")
+    max_tokens: int = number(160, "--max-tokens", "per answer")
+    dtypes: Sequence[str] = option(
+        ("float32", "int8"), "--dtypes", "ours (default float32 int8)", nargs="+", choices=list(_BITS)
+    )
+    weights: Sequence[str] = option(
+        ("bf16", "q8_0"), "--weights", "theirs (default bf16 q8_0)", nargs="+", choices=list(_THEIR_BITS)
+    )
+    draft_tokens: Sequence[int] = option(
+        (8, 12), "--draft-tokens", "of their speculation, a verification (default 8 12)",
+        nargs="+", type=count, metavar="N",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A question about a clip, and what both models' prompts are made of."""
+
+    index: int  # negative: to warm up with
+    request: GenerationRequest
+    target: Embeddings
+    draft: Embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """Answers prompts in one way."""
+
+    name: str
+    bits: int  # of its weights
+    speculates: bool
+    ask: Callable[[Prompt], Awaitable[tuple[Sample, float]]]  # and the seconds of the language model's prefill
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """Of one contender, a sample and a prefill for each prompt."""
+
+    contender: Contender
+    samples: list[Sample] = field(default_factory=list)
+    prefill_s: list[float] = field(default_factory=list)
+
+
+def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Results]:
+    """Raises ConfigError and EngineError."""
+    if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
+        raise ConfigError("peers are compared on the bundled pair, whose language models can be handed to them")
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]'")
+    if max(options.draft_tokens) > MOST_DRAFT_TOKENS:
+        raise ConfigError(f"--draft-tokens may be {MOST_DRAFT_TOKENS} at most, not {max(options.draft_tokens)}")
+    return asyncio.run(_measure(options, pair, tell))
+
+
+async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Results]:
+    async with AsyncExitStack() as stack:
+        tell("making the prompts", 0, 0)
+        prompts, end_id = await asyncio.to_thread(_prompts, options, pair)
+        most = CONTEXT - max(len(prompt.target) for prompt in prompts) - max(options.draft_tokens)
+        if options.max_tokens > most:
+            raise ConfigError(f"--max-tokens may be {most} at most behind these prompts, not {options.max_tokens}")
+        contenders = [await _stock(stack, pair, tell)]
+        for dtype in options.dtypes:
+            contenders += await _ours(stack, pair, dtype, tell)
+        for weights in options.weights:
+            contenders += await _theirs(stack, options, weights, end_id, tell)
+        results = [Results(contender=each) for each in contenders]
+        for number_, prompt in enumerate(prompts):
+            by = number_ % len(results)
+            for each in [*results[by:], *results[:by]]:
+                tell(each.contender.name, max(prompt.index, 0), options.num_prompts)
+                sample, prefill_s = await each.contender.ask(prompt)
+                if prompt.index >= 0:
+                    each.samples.append(replace(sample, mode=each.contender.name, group=prompt.index))
+                    each.prefill_s.append(prefill_s)
+        return results
+
+
+def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], int]:
+    """Made by our own models in float32, in processes that end before anything is timed; and the end token."""
+    assert pair.draft is not None
+    requests = {
+        index: GenerationRequest(
+            request_id=f"prompt-{index}",
+            turns=about_video(CAPTION_PROMPT),
+            videos=(scene_video(TEST_SEEDS[index]),),
+            max_tokens=options.max_tokens,
+        )
+        for index in range(-_WARM_UP_PROMPTS, options.num_prompts)
+    }
+    found = []
+    for worker, role in ((pair.target, "target"), (pair.draft, "draft")):
+        spec = replace(spec_of(worker, role), dtype="float32", device="cpu")
+        with Child(OwnModel, spec, num_cores()) as child:
+            found.append({i: child.ask(OwnModel.embeddings, request) for i, request in requests.items()})
+            end_id = child.ask(OwnModel.end_id)
+    target, draft = found
+    return [
+        Prompt(index=i, request=request, target=target[i], draft=draft[i]) for i, request in requests.items()
+    ], end_id
+
+
+async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Contender:
+    tell("loading stock transformers", 0, 0)
+    spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
+    child = await _opened(stack, StockModel, spec, num_cores())
+
+    async def ask(prompt: Prompt) -> tuple[Sample, float]:
+        request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
+        began = asyncio.get_running_loop().time()
+        found = await asyncio.to_thread(child.ask, StockModel.answer, request)
+        prefill_s = await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.target)
+        sample = Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=began, times=found.token_times)
+        return sample, prefill_s
+
+    return Contender(name=STOCK, bits=32, speculates=False, ask=ask)
+
+
+async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tell) -> list[Contender]:
+    assert pair.draft is not None
+    typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
+    child = await _opened(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
+    found = []
+    for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
+        name = f"vidspec {dtype}, {mode}"
+        tell(f"loading {name}", 0, 0)
+        engine = await stack.enter_async_context(LocalEngine(config, Metrics(CollectorRegistry())))
+
+        async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> tuple[Sample, float]:
+            request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
+            sample = await ask_engine(engine, request)
+            prefill_s = await asyncio.to_thread(child.ask, OwnModel.prefill_s, prompt.request, pair.prefill_chunk)
+            return sample, prefill_s
+
+        speculates = mode is SpeculationMode.PARALLEL
+        asked = partial(ask, engine=engine, name=name, mode=mode)
+        found.append(Contender(name=name, bits=_BITS[dtype], speculates=speculates, ask=asked))
+    return found
+
+
+async def _theirs(
+    stack: AsyncExitStack, options: PeersOptions, weights: str, end_id: int, tell: Tell
+) -> list[Contender]:
+    tell(f"loading ik_llama.cpp in {weights}", 0, 0)
+    child = await _opened(stack, LlamaPair, weights, num_cores(), end_id)
+
+    async def ask(prompt: Prompt, num_draft_tokens: int) -> tuple[Sample, float]:
+        answer = await asyncio.to_thread(
+            child.ask, LlamaPair.answer, prompt.target, prompt.draft, options.max_tokens, num_draft_tokens
+        )
+        return _sample(answer, len(prompt.target)), answer.prefilled - answer.began
+
+    return [
+        Contender(
+            name=f"ik_llama.cpp {weights}" + (f", {num_draft_tokens} ahead" if num_draft_tokens else ""),
+            bits=_THEIR_BITS[weights],
+            speculates=num_draft_tokens > 0,
+            ask=partial(ask, num_draft_tokens=num_draft_tokens),
+        )
+        for num_draft_tokens in (0, *options.draft_tokens)
+    ]
+
+
+def _sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
+    stats = SpeculationStats(num_draft_tokens=answer.num_judged, num_accepted_tokens=answer.num_accepted)
+    return Sample(
+        ids=answer.ids, prompt_tokens=prompt_tokens, submitted=answer.began, times=answer.times, speculation=stats
+    )
+
+
+async def _opened(stack: AsyncExitStack, make: Callable[..., T], *given: object) -> Child[T]:
+    child = await asyncio.to_thread(Child, make, *given)
+    stack.push_async_callback(asyncio.to_thread, child.close)
+    return child

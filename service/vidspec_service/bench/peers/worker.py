@@ -1,0 +1,75 @@
+"""What runs in child processes of `bench peers` besides the peers: our own prompts and prefill, stock transformers."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import GenerationRequest
+
+if TYPE_CHECKING:
+    from vidspec_models.inputs import Prompt
+    from vidspec_models.reference.stock import StockAnswer
+
+
+class OwnModel:
+    """A model as a worker has it, for what is timed without its tower: the prefill of a prompt that is there."""
+
+    def __init__(self, spec: ModelSpec, threads: int) -> None:
+        import torch
+
+        from vidspec_models.loading.load_model import load_model
+
+        torch.set_num_threads(threads)
+        self._model = load_model(spec)
+        self._prompts: dict[str, Prompt] = {}
+
+    def end_id(self) -> int:
+        """The token that ends an answer."""
+        return min(self._model.stop_ids)
+
+    def embeddings(self, request: GenerationRequest) -> NDArray[np.float32]:
+        """[P, hidden size] of its prompt, features merged in."""
+        found: NDArray[np.float32] = self._prompt(request).embeddings.float().numpy()
+        return found
+
+    def prefill_s(self, request: GenerationRequest, chunk: int) -> float:
+        """Of its prompt, the second time: before, threads of the tower's products still wait for more of them."""
+        from vidspec_models.decoder.kv_cache import KVCache
+
+        prompt, began = self._prompt(request), 0.0
+        for _ in range(2):
+            cache, began = KVCache(self._model.decoder.geometry, prompt.num_tokens), time.monotonic()
+            while self._model.prefill(prompt, cache, chunk) is None:
+                pass
+        return time.monotonic() - began
+
+    def _prompt(self, request: GenerationRequest) -> Prompt:
+        if (prompt := self._prompts.get(request.request_id)) is None:
+            prompt = self._prompts[request.request_id] = self._model.prepare(request.turns, request.videos)
+        return prompt
+
+
+class StockModel:
+    """Stock transformers on the target."""
+
+    def __init__(self, spec: ModelSpec, threads: int) -> None:
+        import torch
+
+        from vidspec_models.reference.stock import load_stock
+
+        torch.set_num_threads(threads)
+        self._generator = load_stock(spec)
+
+    def answer(self, request: GenerationRequest) -> StockAnswer:
+        """One generation."""
+        assert request.max_tokens is not None
+        return self._generator.answer(request.turns, request.videos, request.max_tokens)
+
+    def prefill_s(self, embeddings: NDArray[np.float32]) -> float:
+        """Of a prompt's embeddings [P, hidden size]."""
+        return self._generator.prefill_s(embeddings)

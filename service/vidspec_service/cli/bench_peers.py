@@ -1,0 +1,35 @@
+"""Compare with other engines on the bundled pair's own weights, on the same prompts in the same run.
+
+ik_llama.cpp, alone and with a loop of speculation, and stock transformers. Needs the packages of 'vidspec[peers]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.peers.report import peers_report
+from vidspec_service.bench.peers.run import PeersOptions, measure_peers
+from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
+from vidspec_service.cli.settings_flags import add_settings_flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, what to write, and the settings of the engine."""
+    add_options(parser, PeersOptions)
+    add_output_flags(parser, "draw the speeds")
+    add_settings_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, write."""
+    options, pair = options_of(PeersOptions, args), pair_of(args)
+
+    def report(command: str, tell: Tell) -> Report:
+        provenance = Provenance.now(command)
+        return peers_report(options, measure_peers(options, pair, tell), provenance)
+
+    run_bench(args, report)
+    return 0

@@ -1,0 +1,99 @@
+"""Other engines on the bundled pair's weights, with real processes: the texts are transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vidspec_models.bundled import BUNDLED_DRAFT
+from vidspec_models.bundled.scene import TEST_SEEDS
+from vidspec_models.loading.spec import BUNDLED, ModelSpec
+from vidspec_models.request import GenerationRequest
+from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.peers.gguf_file import write_gguf
+from vidspec_service.bench.peers.llama import LlamaPair
+from vidspec_service.bench.peers.report import peers_report
+from vidspec_service.bench.peers.run import PeersOptions, measure_peers
+from vidspec_service.bench.peers.worker import OwnModel, StockModel
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+
+NUM_TOKENS = 30
+PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
+
+
+def test_a_file_holds_the_checkpoints_own_numbers(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    from safetensors.torch import load_file
+
+    write_gguf(BUNDLED_DRAFT, "bf16", tmp_path / "draft.gguf")
+    reader = gguf.GGUFReader(tmp_path / "draft.gguf")
+    stored = load_file(BUNDLED_DRAFT / "model.safetensors")
+    name = next(name for name in stored if name.endswith("layers.0.mlp.down_proj.weight"))
+    found = next(tensor for tensor in reader.tensors if tensor.name == "blk.0.ffn_down.weight")
+    numbers = gguf.dequantize(found.data, found.tensor_type)
+    assert np.array_equal(numbers, stored[name].float().numpy())
+    num_language = sum("language_model" in name for name in stored)
+    assert len(reader.tensors) == num_language > 0
+
+
+@pytest.fixture(scope="module")
+def request_() -> GenerationRequest:
+    video = scene_video(TEST_SEEDS[0])
+    return GenerationRequest(
+        request_id="one", turns=about_video(CAPTION_PROMPT), videos=(video,), max_tokens=NUM_TOKENS
+    )
+
+
+@pytest.fixture(scope="module")
+def target(request_: GenerationRequest) -> Iterator[Child[OwnModel]]:
+    with Child(OwnModel, ModelSpec(path=BUNDLED, role="target", device="cpu", dtype="float32"), 2) as child:
+        yield child
+
+
+@pytest.mark.slow
+def test_a_peer_says_what_transformers_says_alone_and_with_a_draft(
+    target: Child[OwnModel], request_: GenerationRequest
+) -> None:
+    pytest.importorskip("ik_llama_cpp")
+    end_id = target.ask(OwnModel.end_id)
+    rows = target.ask(OwnModel.embeddings, request_)
+    with Child(OwnModel, ModelSpec(path=BUNDLED, role="draft", device="cpu", dtype="float32"), 2) as child:
+        draft_rows = child.ask(OwnModel.embeddings, request_)
+    with Child(StockModel, ModelSpec(path=BUNDLED, role="target", device="cpu", dtype="float32"), 2) as child:
+        expected = child.ask(StockModel.answer, request_)
+        assert child.ask(StockModel.prefill_s, rows) > 0
+    with Child(LlamaPair, "bf16", 2, end_id) as child:
+        for num_draft_tokens in (0, 5):
+            found = child.ask(LlamaPair.answer, rows, draft_rows, NUM_TOKENS, num_draft_tokens)
+            assert found.ids == expected.ids
+            assert found.began < found.prefilled <= found.times[0] < found.times[-1]
+            assert found.num_accepted <= found.num_judged
+            assert (found.num_accepted > NUM_TOKENS // 2) is (num_draft_tokens > 0)
+
+
+def test_our_prefill_is_timed_alone(target: Child[OwnModel], request_: GenerationRequest) -> None:
+    assert 0 < target.ask(OwnModel.prefill_s, request_, 512) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_whole_comparison() -> None:
+    pytest.importorskip("ik_llama_cpp")
+    options = PeersOptions(num_prompts=2, max_tokens=20, dtypes=("float32",), weights=("bf16",), draft_tokens=(4,))
+    found = measure_peers(options, PAIR, lambda *_: None)
+    provenance = Provenance.now("test")
+    figures = peers_report(options, found, provenance).figures
+    assert [row["name"] for row in figures["results"]] == [
+        "transformers",
+        "vidspec float32, off",
+        "vidspec float32, parallel",
+        "ik_llama.cpp bf16",
+        "ik_llama.cpp bf16, 4 ahead",
+    ]
+    assert all(row["as_transformers"] == 2 for row in figures["results"])
+    assert all(row["tokens_per_s"] > 0 and row["prefill_s"] > 0 for row in figures["results"])
