@@ -16,7 +16,7 @@ from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.integer_weights import INT8
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import LayerSpan, has_narrow_vectors
+from vidspec_models.decoder.placement import LayerSpan
 from vidspec_models.decoder.weights import fused_weights
 from vidspec_models.step_path import (
     CAPTURED,
@@ -32,9 +32,9 @@ from vidspec_models.step_path import (
 if TYPE_CHECKING:
     from vidspec_models.backends.cuda.step import CudaStep
 
-# Of a layer. In float32 prompts took four fifths of torch's time with 2.2 million, and five fourths with 14.9 million,
-# where the time is all in products, at which MKL is better.
-_FEW_WEIGHTS = 4_000_000
+# Of a layer. In float32 prompts took four fifths of torch's time with 2.2 million. With 14.9 million, where the time is
+# all in products, they took five fourths of it on AVX2, nine tenths on AVX-512; larger ones were not measured.
+_FEW_WEIGHTS, _FEW_WEIGHTS_OF_AVX512 = 4_000_000, 15_000_000
 
 StepLogits = Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]  # as `Decoder.step`
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def make_cpu_step(
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk)
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
         step = CpuStep(language_model, lm_head, decoder, are_integers=are_integers)
-        if has_narrow_vectors() and (are_integers or num_layer_weights(language_model) <= _FEW_WEIGHTS):
+        if gains_by_prompt_kernels(language_model, lm_head, are_integers=are_integers):
             decoder.prefill = CpuPrompt(step)
     except (ImportError, OSError, RuntimeError) as error:  # no numba, or nowhere to keep what it compiles
         logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
@@ -109,9 +109,13 @@ def make_cpu_step(
     return decoder, step
 
 
-def num_layer_weights(language_model: Any) -> int:
-    """Numbers of one layer's products."""
-    return sum(weight.numel() for weight in fused_weights(language_model.layers[0]))
+def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: bool) -> bool:
+    """Whether prompts are measured to be faster through the step's kernels than through torch's products."""
+    if lm_head.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
+        return False
+    num_weights = sum(weight.numel() for weight in fused_weights(language_model.layers[0]))
+    few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS
+    return are_integers or num_weights <= few
 
 
 def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:

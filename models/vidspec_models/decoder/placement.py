@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,10 +71,8 @@ class Precision:
 def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = False) -> Precision:
     """What a dtype's name stands for. Raises ModelLoadError.
 
-    "auto" is bfloat16 where the device multiplies it: measured on a CPU without the instruction, products in bfloat16
-    are emulated and several times slower than in float32; on one with it prompts take two thirds of the time and nine
-    rows of a step as well. Else it is float32, but int8 for a checkpoint that is known to answer as well with it
-    (`keeps_in_int8`), where integers are known to be faster.
+    "auto" is bfloat16 where the device is faster in it (see `is_faster_in_bfloat16`). Else it is float32, but int8 for
+    a checkpoint that is known to answer as well with it (`keeps_in_int8`), where the processor has instructions for it.
     """
     if name == INT8:
         if device.type != "cpu":
@@ -83,20 +83,32 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8")
         return Precision(dtype)
-    if device.type == "cuda" or multiplies_bfloat16():
+    if device.type == "cuda" or is_faster_in_bfloat16():
         return Precision(torch.bfloat16)
-    return Precision(torch.float32, are_integers=keeps_in_int8 and device.type == "cpu" and has_narrow_vectors())
+    has_integers = device.type == "cpu" and bool(torch.cpu._is_avx2_supported())
+    return Precision(torch.float32, are_integers=keeps_in_int8 and has_integers)
 
 
-def has_narrow_vectors() -> bool:
-    """Whether the processor has AVX2 and nothing wider: there our kernels are measured to be ahead of torch's products
-    for prompts, and integers ahead of float32. Nothing is known of others.
+def is_faster_in_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 at a higher pace than float32.
+
+    Measured (docs/benchmark-log.md): on Zen 4 prompts take two thirds of the time and nine rows of a step as well. On
+    Intel's Emerald Rapids whose AMX a virtual machine hides, the instruction is there and torch's products take 1.8
+    times as long with it. Without the instruction they are emulated, and several times slower.
     """
-    return bool(torch.cpu._is_avx2_supported() and not torch.cpu._is_avx512_supported())
+    return multiplies_bfloat16() and (bool(torch.cpu._is_amx_tile_supported()) or _is_from_amd())
+
+
+@cache
+def _is_from_amd() -> bool:
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return False
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has AVX512_BF16: torch's products need it to be fast in bfloat16, and ours to exist."""
+    """Whether the processor has AVX512_BF16, without which there are no kernels of ours in bfloat16."""
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import LlavaOnevisionForConditionalGeneration
 
 from vidspec_models.bundled.scene import CELL_SIDE
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import is_faster_in_bfloat16
 from vidspec_models.training.architecture import NUM_VISUAL, VIDEO_TOKENS
 from vidspec_models.training.examples import IGNORE, STORY_HEADS, TEXT_ONLY, PackedText
 
@@ -199,7 +199,7 @@ class PackedForward:
 
 def in_bfloat16(device: torch.device) -> torch.autocast:
     """Products in bfloat16 where that is fast, as such a machine serves the pair; weights stay as they are."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" or multiplies_bfloat16())
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" or is_faster_in_bfloat16())
 
 
 def answer_loss(logits: torch.Tensor, text: PackedText) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import is_faster_in_bfloat16
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -104,7 +104,7 @@ class Muon(torch.optim.Optimizer):
 def _orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    if x.device.type == "cpu" and multiplies_bfloat16():  # half the time, and no rougher than four steps are
+    if x.device.type == "cpu" and is_faster_in_bfloat16():  # half the time, and no rougher than four steps are
         x = x.bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
     for a, b, c in _COEFFICIENTS:

@@ -24,7 +24,9 @@ from vidspec_models.decoder.integer_weights import BLOCK
 _PAIRS = BLOCK // 2  # of rows of a block, multiplied and added at once
 _PAIR_BYTES = 2 * STRIP
 _LARGEST = 32767.0
-_HAS_AVX2 = bool(torch.cpu._is_avx2_supported())
+_HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
+_HAS_VNNI = _HAS_AVX512 and bool(torch.cpu._is_vnni_supported())
+_MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # that one instruction multiplies
 
 
 @compiled
@@ -121,7 +123,13 @@ def integer_tile(
 
 def _block_sums(emitter: Emitter, record: Any, lines: list[Any], columns: tuple[int, int], lanes: int) -> list[Any]:
     """Sums of one block, in integers: for each line the vector of the first columns, then that of the second."""
-    multiplied = emitter.multiply_pairs_avx2 if _HAS_AVX2 else emitter.multiply_pairs
+
+    def added(factor: Any, weights: Any, before: Any) -> Any:
+        if _HAS_VNNI:
+            return emitter.add_pairs(factor, weights, before)
+        if _MOST_LANES:
+            return emitter.builder.add(before, emitter.multiply_pairs_x86(factor, weights, _MOST_LANES))
+        return emitter.builder.add(before, emitter.multiply_pairs(factor, weights))
 
     def body(pair: Any, sums: list[Any]) -> list[Any]:
         row = emitter.address(record, pair, index(_PAIR_BYTES), 1)
@@ -129,7 +137,7 @@ def _block_sums(emitter: Emitter, record: Any, lines: list[Any], columns: tuple[
             prefetch_ahead(emitter, row)
         both = [emitter.load_bytes(emitter.beyond(row, 2 * column), 2 * lanes) for column in columns]
         factors = [emitter.load_spread_pair(emitter.address(line, pair, index(2), 2), lanes) for line in lines]
-        products = [multiplied(factor, weights) for factor in factors for weights in both]
-        return [emitter.builder.add(before, product) for before, product in zip(sums, products, strict=True)]
+        pairs = [(factor, weights) for factor in factors for weights in both]
+        return [added(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
 
     return emitter.loop(index(_PAIRS), [splat_int(0, lanes) for _ in range(2 * len(lines))], body)

@@ -158,20 +158,21 @@ def test_the_prompts_own_rows_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_avx512", "few_weights", "dtype", "expected"),
+    ("flags", "few_weights", "dtype", "expected"),
     [
-        (False, 10**9, "float32", True),
-        (False, 1, "float32", False),
-        (False, 1, "int8", True),
-        (True, 10**9, "float32", False),
-        (True, 10**9, "int8", False),
+        ({"avx2"}, 10**9, "float32", True),
+        ({"avx2"}, 1, "float32", False),
+        ({"avx2"}, 1, "int8", True),
+        ({"avx2", "avx512"}, 1, "float32", True),
+        ({"avx2", "avx512"}, 1, "int8", True),
+        (set(), 10**9, "int8", False),
     ],
 )
 def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
-    has_avx512: bool, few_weights: int, dtype: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+    flags: set[str], few_weights: int, dtype: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: True)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: has_avx512)
+    for flag in ("avx2", "avx512"):
+        monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda has=flag in flags: has)
     monkeypatch.setattr(select, "_FEW_WEIGHTS", few_weights)
     model = build("qwen2")
     if dtype == "int8":
@@ -179,3 +180,8 @@ def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
     found = make_cpu_step(model.model, model.lm_head, 512, are_integers=dtype == "int8")
     assert isinstance(found, tuple)
     assert isinstance(found[0].prefill, CpuPrompt) is expected
+
+
+def test_prompts_in_bfloat16_stay_with_torch() -> None:
+    model = build("qwen2").bfloat16()
+    assert not select.gains_by_prompt_kernels(model.model, model.lm_head, are_integers=False)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from vidspec_models.decoder import placement
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.placement import (
     LayerSpan,
@@ -153,16 +154,21 @@ def test_stock_transformers_says_that_it_takes_one_device() -> None:
     [
         ({"avx2"}, True, "int8"),
         ({"avx2"}, False, "float32"),
-        ({"avx2", "avx512"}, True, "float32"),
-        ({"avx2", "avx512", "avx512_bf16"}, True, "bfloat16"),
+        ({"avx2", "avx512"}, True, "int8"),
+        ({"avx2", "avx512", "avx512_bf16"}, True, "int8"),
+        ({"avx2", "avx512", "avx512_bf16"}, False, "float32"),
+        ({"avx2", "avx512", "avx512_bf16", "amx_tile"}, True, "bfloat16"),
+        ({"avx2", "avx512", "avx512_bf16", "amd"}, True, "bfloat16"),
+        ({"avx2", "amd"}, True, "int8"),
         (set(), True, "float32"),
     ],
 )
 def test_auto_is_what_the_processor_is_known_to_be_fast_in(
     flags: set[str], keeps_in_int8: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for flag in ("avx2", "avx512", "avx512_bf16"):
+    for flag in ("avx2", "avx512", "avx512_bf16", "amx_tile"):
         monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda has=flag in flags: has)
+    monkeypatch.setattr(placement, "_is_from_amd", lambda: "amd" in flags)
     found = resolve_precision("auto", torch.device("cpu"), keeps_in_int8=keeps_in_int8)
     assert found.name == expected
     assert found.dtype is (torch.bfloat16 if expected == "bfloat16" else torch.float32)
