@@ -2,7 +2,7 @@
 
 Everything a row's values depend on is computed by the same chain of operations however many rows share the step.
 A step of few rows reads every weight once, so its time is the weights' bytes; more rows are bound by arithmetic, and a
-processor that multiplies bfloat16 does so at twice the pace. A prompt's rows take the same way where that is known to
+processor that multiplies bfloat16 may do so at twice the pace. A prompt's rows take the same way where that is known to
 be faster than torch (see `prompt`).
 
 Three arithmetics, told apart by the arrays' types when a kernel is compiled. In *float32* all operands are float32. In
