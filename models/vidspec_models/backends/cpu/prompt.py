@@ -1,7 +1,8 @@
 """CpuPrompt: a prompt's rows through all layers in compiled kernels, blocks of them beside each other on threads.
 
 The kernels are those of a step, so a row's bits do not depend on how a prompt is cut into chunks and blocks. Measured
-on Zen 3 (docs/benchmark-log.md) they save what torch does between its products, and in int8 nearly half of these.
+with AVX2 and AVX-512 (docs/benchmark-log.md) they save what torch does between its products, and in int8 nearly half of
+these.
 """
 
 from __future__ import annotations
