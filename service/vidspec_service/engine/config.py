@@ -47,6 +47,7 @@ class EngineConfig:
     default_max_tokens: int = 256  # of requests that name no limit
     max_cached_feature_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
     prefill_chunk: int = 512  # prompt rows per forward between two decoding steps
+    stream_interval_s: float = 0.004  # how long the target may keep tokens back, to wake the API less often
     preservation: Preservation = Preservation.HIPPO  # both workers must know: the target measures for it
     dycoke: DyCoke = field(default_factory=DyCoke)  # of requests that ask for it
     prune_ratio: float = 0.9  # share of the video's tokens that the draft does not see, in [0, 0.99]

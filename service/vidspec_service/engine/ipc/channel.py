@@ -129,6 +129,12 @@ class PeerLink:
         self.disconnect()
 
 
+class Sender(Protocol):
+    """Whatever takes messages for the other side."""
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None: ...
+
+
 class Readable(Protocol):
     """Whatever can be polled; a negative number is passed over."""
 

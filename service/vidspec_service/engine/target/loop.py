@@ -37,6 +37,7 @@ from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import Teller
+from vidspec_service.engine.worker.outbox import Outbox
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -58,7 +59,8 @@ class TargetLoop(WorkerLoop):
         self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S
-        self._teller = Teller(api, "target")
+        self._outbox = Outbox(api, self._config.stream_interval_s)
+        self._teller = Teller(self._outbox, "target")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._acceptance = 0.85  # of requests so far; where a new request starts from
 
@@ -75,7 +77,10 @@ class TargetLoop(WorkerLoop):
         self._await_proposals()
         with self._meter:
             self._verify()
-        return self._scheduler.can_compute or self._scheduler.can_admit
+        has_work = self._scheduler.can_compute or self._scheduler.can_admit
+        if not has_work:
+            self._outbox.flush()
+        return has_work
 
     def _receive(self) -> None:
         while (received := self._api.receive()) is not None:
@@ -144,7 +149,7 @@ class TargetLoop(WorkerLoop):
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
         self._teller.prepared(item, prompt.num_tokens)
-        self._api.send(
+        self._outbox.send(
             Accepted(
                 request_id=item.request_id,
                 prompt_tokens=prompt.num_tokens,
@@ -174,7 +179,7 @@ class TargetLoop(WorkerLoop):
                     torch.ones((), device=device).item()
             self._forget(request_id)
             message = str(error) if isinstance(error, ContextOverflow | ValueError) else type(error).__name__
-            self._api.send(Rejected(request_id=request_id, is_too_long=is_too_long, message=message))
+            self._outbox.send(Rejected(request_id=request_id, is_too_long=is_too_long, message=message))
 
     def _prefill(self) -> None:
         """One chunk of the prompt whose turn it is; the last chunk yields the first token."""
@@ -187,6 +192,7 @@ class TargetLoop(WorkerLoop):
         num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
         if not self._scheduler.allocate(request, num_rows):
             return
+        self._outbox.flush()
         self._meter.rows(num_rows)
         started = time.monotonic()
         with self._confined_to(request.request_id):
@@ -245,6 +251,7 @@ class TargetLoop(WorkerLoop):
         num_awaited = max(request.speculation.plan.min_draft_tokens for request in short)
         deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S
         while (left := deadline - time.monotonic()) > 0:
+            self._outbox.flush()
             wait_readable(self._wakers, left)
             self._receive()
             if all(request.has_enough for request in scheduler.decoding.values()):
@@ -299,7 +306,7 @@ class TargetLoop(WorkerLoop):
         if request.work:
             tokens = replace(tokens, work=tuple(request.work))
             request.work.clear()
-        self._api.send(tokens)
+        self._outbox.send(tokens)
         if request.finish_reason is not None:
             self._end(request)
 
@@ -309,7 +316,7 @@ class TargetLoop(WorkerLoop):
         if self._ngrams is not None:
             self._ngrams.end(request)
         self._acceptance = 0.8 * self._acceptance + 0.2 * request.speculation.acceptance
-        self._api.send(request.ended())
+        self._outbox.send(request.ended())
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""

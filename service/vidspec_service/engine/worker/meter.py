@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from vidspec_models.request import Include
-from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.channel import Sender
 from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.engine.types import Activity, Phase
 from vidspec_service.engine.worker.input_processor import Input
@@ -37,7 +37,7 @@ class WorkMeter:
         """A forward over so many rows belongs to the present block."""
         self._num_rows += num_rows
 
-    def beat(self, api: Channel, cache_usage: float) -> None:
+    def beat(self, api: Sender, cache_usage: float) -> None:
         """Send a heartbeat if one is due."""
         now = time.monotonic()
         if now - self._since < HEARTBEAT_S and len(self._forwards) < _MOST_FORWARDS:
@@ -62,7 +62,7 @@ class Teller:
     that are sent anyway: a message for each would wake the API process as often again.
     """
 
-    def __init__(self, api: Channel, worker: str) -> None:
+    def __init__(self, api: Sender, worker: str) -> None:
         self._api = api
         self._worker = worker
 

@@ -1,0 +1,75 @@
+"""What the target tells the API: all of it, in order, tokens at most a little later than they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import Ended, Message, Tokens
+from vidspec_service.engine.worker.outbox import Outbox
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = Channel.pair()
+    with closing(ours), closing(theirs):
+        yield ours, theirs
+
+
+def heard(channel: Channel) -> list[Message]:
+    found = []
+    while (received := channel.receive()) is not None:
+        found.append(received[0])
+    return found
+
+
+def tokens(number: int) -> Tokens:
+    return Tokens(request_id="a", ids=(number,))
+
+
+def ended() -> Ended:
+    return Ended(request_id="a", finish_reason="stop", num_rollbacks=0, num_wasted=0)
+
+
+def test_the_first_tokens_are_sent_at_once_and_those_soon_after_are_held(ends: tuple[Channel, Channel]) -> None:
+    outbox = Outbox(ends[0], LONG_S)
+    for number in range(3):
+        outbox.send(tokens(number))
+    assert heard(ends[1]) == [tokens(0)]
+
+
+def test_whatever_else_is_told_takes_the_held_tokens_along_before_it(ends: tuple[Channel, Channel]) -> None:
+    outbox = Outbox(ends[0], LONG_S)
+    for number in range(3):
+        outbox.send(tokens(number))
+    outbox.send(ended())
+    assert heard(ends[1]) == [tokens(0), tokens(1), tokens(2), ended()]
+
+
+def test_a_flush_sends_each_held_message_once(ends: tuple[Channel, Channel]) -> None:
+    outbox = Outbox(ends[0], LONG_S)
+    for number in range(2):
+        outbox.send(tokens(number))
+    outbox.flush()
+    outbox.flush()
+    assert heard(ends[1]) == [tokens(0), tokens(1)]
+
+
+def test_tokens_that_come_after_the_interval_take_the_held_ones_along(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter((100.0, 100.0, 101.0, 160.5, 160.5, 160.5))
+    clock = SimpleNamespace(monotonic=lambda: next(moments))
+    monkeypatch.setattr("vidspec_service.engine.worker.outbox.time", clock)
+    outbox = Outbox(ends[0], LONG_S)
+    for number in range(2):
+        outbox.send(tokens(number))
+    assert heard(ends[1]) == [tokens(0)]
+    outbox.send(tokens(2))
+    assert heard(ends[1]) == [tokens(1), tokens(2)]
