@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from tokenizers import Tokenizer
 
@@ -39,6 +40,7 @@ from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished
 from vidspec_service.errors import EngineDead, EngineError
 from vidspec_service.telemetry import EngineMetrics
 
+Heard = RequestMessage | EngineError
 OnHeartbeat = Callable[[str, Heartbeat], None]  # role, what its worker did
 OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
 
@@ -146,7 +148,7 @@ class EngineClient:
             request = await asyncio.to_thread(with_token_ids, request, self._tokenizer)
         payload = await payload_of(request)
         request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice
-        messages: asyncio.Queue[RequestMessage | EngineError] = asyncio.Queue()
+        messages: asyncio.Queue[Heard] = asyncio.Queue()
         states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
         running = {each.request_id: OutputProcessor(self._tokenizer, each.request, each.choice) for each in states}
         with self._table.registered(*states):
@@ -155,16 +157,15 @@ class EngineClient:
                     self._give_draft(state)  # first, so that it knows a request when the target's first verdict comes
                 self._hand_over()
                 while running:
-                    message = await messages.get()
-                    if isinstance(message, EngineError):
-                        raise message
-                    if (output := running.get(message.request_id)) is None:
-                        continue  # a stop string came before this
-                    for event in output.process(message):
-                        yield event
-                        if isinstance(event, Finished):
-                            del running[message.request_id]
-                            self._forget(message.request_id)
+                    for group in together(await all_of(messages)):
+                        request_id = group[0].request_id
+                        if (output := running.get(request_id)) is None:
+                            continue  # a stop string came before this
+                        for event in output.process(group):
+                            yield event
+                            if isinstance(event, Finished):
+                                del running[request_id]
+                                self._forget(request_id)
             finally:
                 for state in states:
                     self._forget(state.request_id)
@@ -216,6 +217,28 @@ class EngineClient:
         if "draft" not in self._workers and not self._config.has_ngram_draft:
             return SpeculationMode.OFF
         return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation
+
+
+async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
+    """Everything that has come; waits for the first."""
+    come = [await messages.get()]
+    while not messages.empty():
+        come.append(messages.get_nowait())
+    return come
+
+
+def together(come: Sequence[Heard]) -> Iterator[list[RequestMessage]]:
+    """Tokens of one answer that follow each other in one group, since an event costs the same whatever it tells.
+
+    Raises an error that has come, after all that came before it.
+    """
+    for _, group in groupby(come, lambda each: each.request_id if isinstance(each, Tokens) else id(each)):
+        told: list[RequestMessage] = []
+        for each in group:
+            if isinstance(each, EngineError):
+                raise each
+            told.append(each)
+        yield told
 
 
 def count_verified(metrics: EngineMetrics, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:

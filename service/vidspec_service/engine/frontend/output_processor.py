@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
+from vidspec_service.engine.frontend.request_table import RequestMessage
 from vidspec_service.engine.frontend.token_details import TokenDetailer
 from vidspec_service.engine.frontend.token_logprobs import TokenSpeller
 from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
@@ -102,9 +103,12 @@ class OutputProcessor:
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # what each of them committed
 
-    def process(self, message: Accepted | Rejected | Tokens | Ended | Telling) -> list[GenerationEvent]:
-        """What the caller is told; raises what the target refused it with. Finished comes last."""
-        match message:
+    def process(self, messages: Sequence[RequestMessage]) -> list[GenerationEvent]:
+        """What the caller is told of one message, or of several Tokens that have come together; Finished comes last.
+
+        Raises what the target refused the request with.
+        """
+        match message := messages[0]:
             case Accepted():
                 self._accepted, self._accepted_at = message, time.monotonic()
                 return [message, *self._early]
@@ -116,7 +120,7 @@ class OutputProcessor:
             case Rejected():
                 raise (ContextLengthExceeded if message.is_too_long else GenerationFailed)(message.message)
             case Tokens():
-                return self._tokens(message)
+                return self._tokens([each for each in messages if isinstance(each, Tokens)])
             case Ended():
                 rest = self._text.finish()
                 # The rest may hold a stop string that only the last tokens completed.
@@ -124,10 +128,21 @@ class OutputProcessor:
                 last = [TextDelta(text=rest, num_tokens=0, choice=self._choice)] if rest else []
                 return [*last, self._finished(reason)]
 
-    def _tokens(self, message: Tokens) -> list[GenerationEvent]:
+    def _tokens(self, messages: Sequence[Tokens]) -> list[GenerationEvent]:
         if not self._forwards:  # the first ends the prefill
             prepare_s = self._accepted.prepare_s if self._accepted else 0.0
             self._prefill_s = prepare_s + time.monotonic() - self._accepted_at
+        work: list[GenerationEvent] = []
+        deltas: list[TextDelta] = []
+        for message in messages:
+            work += message.work
+            deltas.append(self._delta(message))
+            if self._text.is_stopped:
+                break
+        ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
+        return [*work, joined(deltas), *ended]
+
+    def _delta(self, message: Tokens) -> TextDelta:
         self._forwards.append(message)
         before = self._text.num_tokens
         text = self._text.push(message.ids)
@@ -135,11 +150,9 @@ class OutputProcessor:
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
         details = self._detailer.details(ids, message) if self._detailer is not None else ()
-        delta = TextDelta(
+        return TextDelta(
             text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
         )
-        ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
-        return [*message.work, delta, *ended]
 
     def _finished(self, reason: FinishReason) -> Finished:
         # What was actually done: `auto` is a way to choose, not a way to decode.
@@ -160,3 +173,15 @@ class OutputProcessor:
             queue_s=self._accepted.queue_s if self._accepted else 0.0,
             prefill_s=self._prefill_s,
         )
+
+
+def joined(deltas: Sequence[TextDelta]) -> TextDelta:
+    """One for all of an answer's that follow each other."""
+    return TextDelta(
+        text="".join(delta.text for delta in deltas),
+        num_tokens=sum(delta.num_tokens for delta in deltas),
+        choice=deltas[0].choice,
+        ids=tuple(token for delta in deltas for token in delta.ids),
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
+        details=tuple(one for delta in deltas for one in delta.details),
+    )

@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
+from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Generate, Rejected, Tokens
 from vidspec_service.engine.types import Accepted, Activity, DraftView
 from vidspec_service.errors import EngineError
 
-PAST_SUSPICION = 33  # tokens: no forward verifies more draft tokens than 32, so none reaches further than that
+# Tokens: beyond what it had told, a target may hold some, and a forward gives at most 33.
+PAST_SUSPICION = MOST_HELD_TOKENS + 33
 _MOST_LOST_TARGETS = 2  # that had the request; beyond them it is tried to its end
 _MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without one, which costs its speed only
 

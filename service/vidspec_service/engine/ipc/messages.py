@@ -131,6 +131,9 @@ class Rejected(Struct, frozen=True, kw_only=True):
     message: str
 
 
+MOST_HELD_TOKENS = 16  # that a target may have committed and not told yet
+
+
 class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one forward committed, in order, and how many draft tokens it judged and accepted."""
 

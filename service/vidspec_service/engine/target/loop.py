@@ -282,7 +282,6 @@ class TargetLoop(WorkerLoop):
             ]
         )
         num_rows = sum(len(tokens) for tokens in chosen)
-        self._costs.observe(num_rows, time.monotonic() - started)
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._confined_to(request.request_id):
@@ -290,6 +289,7 @@ class TargetLoop(WorkerLoop):
                     request.request_id, request.include, Phase.VERIFY, started, len(tokens)
                 )
                 self._publish(request, request.judge(pending, tokens), rows)
+        self._costs.observe(num_rows, time.monotonic() - started)  # with the messages, which every forward costs, too
 
     def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
         is_there = request.request_id in self._scheduler.decoding  # or preempted for an older one a moment ago

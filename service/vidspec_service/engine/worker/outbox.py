@@ -11,22 +11,27 @@ import time
 from collections.abc import Sequence
 
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Message, Tokens
+from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Message, Tokens
 
 
 class Outbox:
-    """Sends what it is given at once, but for tokens that come within `interval_s` of the last time that it sent."""
+    """Sends what it is given at once, but for a few tokens that come within `interval_s` of the last time it sent.
+
+    They are few because the API must know, of a request that has killed its target, about how far that came.
+    """
 
     def __init__(self, channel: Channel, interval_s: float) -> None:
         self._channel = channel
         self._interval_s = interval_s
         self._sent_at = 0.0
         self._held: list[Tokens] = []
+        self._num_held = 0  # tokens
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Raises what `Channel.send` does, also for a message that was held back."""
-        if isinstance(message, Tokens) and time.monotonic() - self._sent_at < self._interval_s:
+        if isinstance(message, Tokens) and self._may_wait(message):
             self._held.append(message)
+            self._num_held += len(message.ids)
             return
         self.flush()
         self._channel.send(message, fds)
@@ -35,7 +40,11 @@ class Outbox:
     def flush(self) -> None:
         """Send what was held back: whoever is about to wait, or to compute for long, calls this."""
         if self._held:
-            held, self._held = self._held, []
+            held, self._held, self._num_held = self._held, [], 0
             for message in held:
                 self._channel.send(message)
             self._sent_at = time.monotonic()
+
+    def _may_wait(self, tokens: Tokens) -> bool:
+        has_room = self._num_held + len(tokens.ids) <= MOST_HELD_TOKENS
+        return has_room and time.monotonic() - self._sent_at < self._interval_s

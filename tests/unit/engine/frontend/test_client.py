@@ -495,6 +495,29 @@ async def test_acceptance_is_counted_and_reported(engine_of: Start) -> None:
             assert engine.registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == value
 
 
+async def test_tokens_that_have_come_together_are_told_in_one_event(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        engine.target.commits("a", 1, 2)
+        engine.target.commits("a", 3, num_judged=1, num_accepted=0)
+        engine.target.commits("a", 4)
+        engine.target.ends("a")
+        assert await stream.ended() == [1, 2, 3, 4]
+        (told,) = [event for event in stream.events if isinstance(event, TextDelta)]
+        assert (told.text.split(), told.num_tokens) == (["w1", "w2", "w3", "w4"], 4)
+        assert stream.finished.speculation.num_verifications == 2
+
+
+async def test_what_came_before_a_failure_is_told_before_it(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = await engine.begin("a")
+        engine.target.commits("a", 1, 2)
+        engine.target.say(Rejected(request_id="a", message="why"))
+        with pytest.raises(GenerationFailed, match="why"):
+            await stream.ended()
+        assert stream.ids == [1, 2]
+
+
 async def test_shutting_down_fails_what_is_in_flight(engine_of: Start) -> None:
     async with engine_of() as engine:
         stream = await engine.begin("a")

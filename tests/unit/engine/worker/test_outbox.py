@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Ended, Message, Tokens
+from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Message, Tokens
 from vidspec_service.engine.worker.outbox import Outbox
 
 LONG_S = 60.0
@@ -59,6 +59,17 @@ def test_a_flush_sends_each_held_message_once(ends: tuple[Channel, Channel]) -> 
     outbox.flush()
     outbox.flush()
     assert heard(ends[1]) == [tokens(0), tokens(1)]
+
+
+def test_no_more_tokens_are_held_than_a_trial_reckons_with(ends: tuple[Channel, Channel]) -> None:
+    outbox = Outbox(ends[0], LONG_S)
+    num_sent = 0
+    for number in range(200):
+        outbox.send(Tokens(request_id="a", ids=(number,) * (number % 7 + 1)))
+        num_sent += number % 7 + 1
+        num_heard = sum(len(each.ids) for each in heard(ends[1]) if isinstance(each, Tokens))
+        num_sent -= num_heard
+        assert num_sent <= MOST_HELD_TOKENS
 
 
 def test_tokens_that_come_after_the_interval_take_the_held_ones_along(
