@@ -74,9 +74,11 @@ class TargetLoop(WorkerLoop):
         with self._meter:
             self._admit()
             self._prefill()
+            self._outbox.flush_if_due()
         self._await_proposals()
         with self._meter:
             self._verify()
+            self._outbox.flush_if_due()
         has_work = self._scheduler.can_compute or self._scheduler.can_admit
         if not has_work:
             self._outbox.flush()

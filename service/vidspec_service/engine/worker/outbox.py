@@ -15,7 +15,7 @@ from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Message, Token
 
 
 class Outbox:
-    """Sends what it is given at once, but for a few tokens that come within `interval_s` of the last time it sent.
+    """Sends what it is given at once, but for tokens, which wait for a flush: few, and not for long.
 
     They are few because the API must know, of a request that has killed its target, about how far that came.
     """
@@ -29,7 +29,7 @@ class Outbox:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Raises what `Channel.send` does, also for a message that was held back."""
-        if isinstance(message, Tokens) and self._may_wait(message):
+        if isinstance(message, Tokens) and self._num_held + len(message.ids) <= MOST_HELD_TOKENS:
             self._held.append(message)
             self._num_held += len(message.ids)
             return
@@ -38,13 +38,14 @@ class Outbox:
         self._sent_at = time.monotonic()
 
     def flush(self) -> None:
-        """Send what was held back: whoever is about to wait, or to compute for long, calls this."""
+        """Send what is held back: before whatever takes time."""
         if self._held:
             held, self._held, self._num_held = self._held, [], 0
             for message in held:
                 self._channel.send(message)
             self._sent_at = time.monotonic()
 
-    def _may_wait(self, tokens: Tokens) -> bool:
-        has_room = self._num_held + len(tokens.ids) <= MOST_HELD_TOKENS
-        return has_room and time.monotonic() - self._sent_at < self._interval_s
+    def flush_if_due(self) -> None:
+        """The same where nothing was sent for `interval_s`: when all of a forward's tokens are here."""
+        if self._held and time.monotonic() - self._sent_at >= self._interval_s:
+            self.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +21,15 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         yield ours, theirs
 
 
+class Clock:
+    """Stands still until it is moved."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 def heard(channel: Channel) -> list[Message]:
     found = []
     while (received := channel.receive()) is not None:
@@ -37,11 +45,14 @@ def ended() -> Ended:
     return Ended(request_id="a", finish_reason="stop", num_rollbacks=0, num_wasted=0)
 
 
-def test_the_first_tokens_are_sent_at_once_and_those_soon_after_are_held(ends: tuple[Channel, Channel]) -> None:
+def test_tokens_wait_for_a_flush_which_sends_each_once(ends: tuple[Channel, Channel]) -> None:
     outbox = Outbox(ends[0], LONG_S)
     for number in range(3):
         outbox.send(tokens(number))
-    assert heard(ends[1]) == [tokens(0)]
+    assert heard(ends[1]) == []
+    outbox.flush()
+    outbox.flush()
+    assert heard(ends[1]) == [tokens(0), tokens(1), tokens(2)]
 
 
 def test_whatever_else_is_told_takes_the_held_tokens_along_before_it(ends: tuple[Channel, Channel]) -> None:
@@ -52,35 +63,30 @@ def test_whatever_else_is_told_takes_the_held_tokens_along_before_it(ends: tuple
     assert heard(ends[1]) == [tokens(0), tokens(1), tokens(2), ended()]
 
 
-def test_a_flush_sends_each_held_message_once(ends: tuple[Channel, Channel]) -> None:
-    outbox = Outbox(ends[0], LONG_S)
-    for number in range(2):
-        outbox.send(tokens(number))
-    outbox.flush()
-    outbox.flush()
-    assert heard(ends[1]) == [tokens(0), tokens(1)]
-
-
 def test_no_more_tokens_are_held_than_a_trial_reckons_with(ends: tuple[Channel, Channel]) -> None:
     outbox = Outbox(ends[0], LONG_S)
     num_sent = 0
     for number in range(200):
         outbox.send(Tokens(request_id="a", ids=(number,) * (number % 7 + 1)))
         num_sent += number % 7 + 1
-        num_heard = sum(len(each.ids) for each in heard(ends[1]) if isinstance(each, Tokens))
-        num_sent -= num_heard
+        num_sent -= sum(len(each.ids) for each in heard(ends[1]) if isinstance(each, Tokens))
         assert num_sent <= MOST_HELD_TOKENS
 
 
-def test_tokens_that_come_after_the_interval_take_the_held_ones_along(
+def test_a_flush_is_due_when_nothing_was_sent_for_the_interval(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moments = iter((100.0, 100.0, 101.0, 160.5, 160.5, 160.5))
-    clock = SimpleNamespace(monotonic=lambda: next(moments))
+    clock = Clock()
     monkeypatch.setattr("vidspec_service.engine.worker.outbox.time", clock)
-    outbox = Outbox(ends[0], LONG_S)
-    for number in range(2):
-        outbox.send(tokens(number))
-    assert heard(ends[1]) == [tokens(0)]
+    outbox = Outbox(ends[0], 0.004)
+    outbox.send(tokens(0))
+    outbox.flush_if_due()
+    assert heard(ends[1]) == [tokens(0)], "the first tokens do not wait"
+    outbox.send(tokens(1))
+    clock.now += 0.003
     outbox.send(tokens(2))
+    outbox.flush_if_due()
+    assert heard(ends[1]) == []
+    clock.now += 0.002
+    outbox.flush_if_due()
     assert heard(ends[1]) == [tokens(1), tokens(2)]
