@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
@@ -119,7 +120,7 @@ def roundings_of(config: EngineConfig, info: EngineInfo, status: EngineStatus) -
         config.target.model,
         config.target.revision,
         config.dycoke,
-        config.prefill_chunk,
+        config.prefill_chunk or ("chunks by cores", config.target.threads or len(os.sched_getaffinity(0))),
     ]
     parts += [info.devices["target"], sorted(info.versions.items()), status.step_paths["target"].how, _processor()]
     if "target" in info.memory:  # which tells one kind of GPU from another

@@ -146,7 +146,10 @@ class Settings(BaseSettings):
     gpu_memory_utilization: Share = Field(
         default=0.9, description="Share of a GPU's memory for weights, activations and KV cache of all workers on it."
     )
-    prefill_chunk: Count = Field(default=512, description="Prompt tokens prefilled in one step.")
+    prefill_chunk: Count | None = Field(
+        default=None,
+        description="Prompt tokens prefilled between two decoding steps; unset: 512, on a CPU 64 a core, 128 at least.",
+    )
 
     # Admission and time
     max_running_requests: Count = Field(default=16, description="Requests generated at the same time.")

@@ -47,14 +47,14 @@ class Engines:
     def _events(self, request: GenerationRequest) -> list[GenerationEvent]:
         output = OutputProcessor(TOKENIZER, request)
         ids = TOKENIZER.encode(self.text).ids[len(request.committed) :]
-        told = output.process(Accepted(request_id=request.request_id, prompt_tokens=5, video_tokens=0))
+        told = output.process([Accepted(request_id=request.request_id, prompt_tokens=5, video_tokens=0)])
         while ids and not any(isinstance(event, Finished) for event in told):
             size = self.rng.randint(1, 4)
-            told += output.process(Tokens(request_id=request.request_id, ids=tuple(ids[:size])))
+            told += output.process([Tokens(request_id=request.request_id, ids=tuple(ids[:size]))])
             ids = ids[size:]
         if not any(isinstance(event, Finished) for event in told):
             ended = Ended(request_id=request.request_id, finish_reason="length", num_rollbacks=0, num_wasted=0)
-            told += output.process(ended)
+            told += output.process([ended])
         return told
 
 

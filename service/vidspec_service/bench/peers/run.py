@@ -26,7 +26,7 @@ from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.peers.llama import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, LlamaPair, PeerAnswer
 from vidspec_service.bench.peers.worker import OwnModel, StockModel
-from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.config import EngineConfig, prefill_rows
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
@@ -167,7 +167,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
     child = await _opened(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
-    found = []
+    chunk, found = prefill_rows(pair, "cpu", num_cores()), []
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
         tell(f"loading {name}", 0, 0)
@@ -176,7 +176,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
         async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> tuple[Sample, float]:
             request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
             sample = await ask_engine(engine, request)
-            prefill_s = await asyncio.to_thread(child.ask, OwnModel.prefill_s, prompt.request, pair.prefill_chunk)
+            prefill_s = await asyncio.to_thread(child.ask, OwnModel.prefill_s, prompt.request, chunk)
             return sample, prefill_s
 
         speculates = mode is SpeculationMode.PARALLEL

@@ -25,7 +25,7 @@ from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningOptions, Setting, Task
-from vidspec_service.engine.config import EngineConfig, Preservation
+from vidspec_service.engine.config import EngineConfig, Preservation, prefill_rows
 from vidspec_service.errors import ConfigError
 
 _ENCODED_BYTES = 2**24
@@ -65,7 +65,7 @@ class LoadedPair:
         self.target = load_model(spec_of(pair.target, "target"))
         self.draft = load_model(spec_of(pair.draft, "draft"))
         self.threads = threads_of(pair)
-        self.chunk = pair.prefill_chunk
+        self.chunk = prefill_rows(pair, self.target.decoder.geometry.device.type, self.threads["target"])
         self._encoded = {role: EncoderCache(_ENCODED_BYTES) for role in ("target", "draft")}
 
     def run_as(self, role: str) -> VideoLM:

@@ -178,7 +178,7 @@ class DraftLoop(WorkerLoop):
         if others:  # answers to the same prompt
             self._borrow_prompt(request, others[0])
             return True
-        num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
+        num_rows = min(self._prefill_rows, request.prompt.num_tokens - request.cache.length)
         if self._allocate(request, num_rows):
             self._tell_view(request)
             self._meter.rows(num_rows)

@@ -53,7 +53,7 @@ class TargetLoop(WorkerLoop):
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft, partial(compressed, config.engine.dycoke))
         self._costs = costs
-        self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._config.prefill_chunk)
+        self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._prefill_rows)
         self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)
         self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
@@ -191,7 +191,7 @@ class TargetLoop(WorkerLoop):
         if (lender := self._scheduler.lender(request)) is not None:
             self._borrow_prompt(request, lender)
             return
-        num_rows = min(self._config.prefill_chunk, request.prompt.num_tokens - request.cache.length)
+        num_rows = min(self._prefill_rows, request.prompt.num_tokens - request.cache.length)
         if not self._scheduler.allocate(request, num_rows):
             return
         self._outbox.flush()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS
+from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Configure
 from vidspec_service.engine.worker.input_processor import Compress, InputProcessor
@@ -22,6 +22,7 @@ class WorkerLoop(ABC):
         self._model = model
         self._api = api
         self._config = config.engine
+        self._prefill_rows = prefill_rows(config.engine, model.decoder.geometry.device.type, config.prompt_threads)
         self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens or CPU_KV_CACHE_TOKENS)
         self._inputs = InputProcessor(model, self._config.max_cached_feature_bytes, compress)
         self._meter = WorkMeter()

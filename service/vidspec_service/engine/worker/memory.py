@@ -20,7 +20,7 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Video
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.config import EngineConfig, prefill_rows
 from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
 
 _PROBE_SIDE = 448  # pixels of the measured video's frames
@@ -34,6 +34,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
     geometry = model.decoder.geometry
     if geometry.device.type != "cuda":
         return None
+    num_rows = prefill_rows(config, "cuda", 1)
     devices = list(dict.fromkeys(span.device for span in geometry.spans))
     try:
         _settle(devices)
@@ -44,11 +45,11 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
             config.kv_cache_tokens or model.context_length,
         )
         encoded, tower = _tower(model, devices, context)
-        chunk = _peaks(devices, lambda: _compute(model, config.prefill_chunk))
+        chunk = _peaks(devices, lambda: _compute(model, num_rows))
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(devices[0])
         raise ModelLoadError(
-            f"the model is loaded, and there is no room to compute a chunk of {config.prefill_chunk} tokens: "
+            f"the model is loaded, and there is no room to compute a chunk of {num_rows} tokens: "
             f"{free / 2**30:.2f} GiB free of {total / 2**30:.2f} on {devices[0]}; free it, or choose a lower "
             "--prefill-chunk, a smaller model, or a device for each (--draft-device)"
         ) from error
@@ -112,10 +113,10 @@ def _video(num_frames: int) -> Video:
     )
 
 
-def _compute(model: VideoLM, prefill_chunk: int) -> None:
+def _compute(model: VideoLM, chunk: int) -> None:
     """The second chunk of a prompt, which attends to the first, and a step after it; their cache counts, too."""
     decoder = model.decoder
-    num_rows = min(2 * prefill_chunk, model.context_length - _STEP_ROWS)
+    num_rows = min(2 * chunk, model.context_length - _STEP_ROWS)
     prompt = Prompt(
         ids=(0,) * num_rows,
         embeddings=decoder.embedding[:1].expand(num_rows, -1).contiguous(),
@@ -125,7 +126,7 @@ def _compute(model: VideoLM, prefill_chunk: int) -> None:
     )
     cache = KVCache(decoder.geometry, num_rows + _STEP_ROWS)
     while cache.length < num_rows:
-        model.prefill(prompt, cache, prefill_chunk)
+        model.prefill(prompt, cache, chunk)
     model.step([StepRows(cache=cache, ids=[0] * _STEP_ROWS, position=num_rows)])
 
 
