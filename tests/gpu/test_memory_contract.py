@@ -14,7 +14,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import Turn
 from vidspec_models.synthetic.recipe import Recipe, prompt_text
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig, prefill_rows
 from vidspec_service.engine.kv_budget import kv_budgets
 from vidspec_service.engine.worker.memory import measure_memory
 
@@ -45,7 +45,7 @@ def test_the_whole_budget_can_be_held_and_work_goes_on_within_the_share(draft: V
     prompt = draft.prepare([Turn(role="user", parts=(prompt_text(0),))], [])
     cache = kept[-1]
     while cache.length < prompt.num_tokens:
-        draft.prefill(prompt, cache, CONFIG.prefill_chunk)
+        draft.prefill(prompt, cache, prefill_rows(CONFIG, "cuda", 1))
     draft.step([StepRows(cache=cache, ids=[1] * 16, position=prompt.num_tokens)])
     torch.cuda.synchronize()
     (mine,) = memory.devices

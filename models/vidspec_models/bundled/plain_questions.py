@@ -121,12 +121,12 @@ def _by_motion(thing: Thing) -> str:
     return f"moves {thing.direction}"
 
 
-def _its_motion(thing: Thing) -> str:
-    return f"It {_by_motion(thing)}"
+def _direction(thing: Thing) -> str:
+    return thing.direction
 
 
-def _its_colours(thing: Thing) -> str:
-    return f"It {_by_colour(thing)}"
+def _at_last(thing: Thing) -> str:
+    return "unchanged" if thing.new_colour is None else f"{thing.new_colour} at last"
 
 
 def _by_window(scene: Scene) -> str:
@@ -265,16 +265,16 @@ _ABOUT: dict[str, _Ask] = {
     "size": _of_thing(lambda thing: thing.size),
     "start": _of_named_thing(lambda thing: REGIONS[thing.start]),
     "end": _of_named_thing(lambda thing: REGIONS[thing.end]),
-    "motion": _of_named_thing(lambda thing: thing.direction),
+    "motion": _of_named_thing(_direction),
     "visible": _of_named_thing(lambda thing: thing.timing),
     "count": _of_scene(lambda scene: NUMBERS[len(scene.things)]),
     "count_of": _count_of,
     "letter_count": _of_scene(lambda scene: NUMBERS[len(scene.signs)], lambda scene: f"Seen: {_by_window(scene)}"),
     "letters": _letters,
     "presence": _presence,
-    "moves": _of_named_thing(lambda thing: _yes(thing.start != thing.end), _its_motion),
-    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end), _its_motion),
-    "changes": _of_named_thing(lambda thing: _yes(thing.new_colour is not None), _its_colours),
+    "moves": _of_named_thing(lambda thing: _yes(thing.start != thing.end), _direction),
+    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end), _direction),
+    "changes": _of_named_thing(lambda thing: _yes(thing.new_colour is not None), _at_last),
     "is_size": _is_size,
     "is_colour": _is_colour,
     "has_letter": _has_letter,
