@@ -69,6 +69,11 @@ class VideoLM:
         return self.decoder.context_length
 
     @property
+    def is_chunk_invariant(self) -> bool:
+        """Whether a prompt's rows have the same bits however it is cut into chunks."""
+        return getattr(self.decoder.prefill, "is_chunk_invariant", False)
+
+    @property
     def default_sampling(self) -> dict[str, float]:
         """Fields of SamplingParams that the checkpoint wants where a request does not say."""
         return sampling_defaults(getattr(self._model, "generation_config", None))

@@ -10,7 +10,7 @@ from vidspec_models.request import Preservation as Preservation
 from vidspec_models.request import SpeculationMode
 
 CPU_KV_CACHE_TOKENS = 65536  # of a worker whose device does not say how much it has left
-_MOST_PREFILL_ROWS, _LEAST_PREFILL_ROWS = 512, 128
+MOST_PREFILL_ROWS, _LEAST_PREFILL_ROWS = 512, 128
 _ROWS_PER_THREAD = 64  # of which a thread of a CPU makes a block
 _BUNDLED_NAME = "vidspec-bundled"
 NGRAM = "ngram"  # a draft that is no model and has no worker
@@ -78,5 +78,5 @@ def prefill_rows(config: EngineConfig, device: str, threads: int) -> int:
     if config.prefill_chunk is not None:
         return config.prefill_chunk
     if device != "cpu":
-        return _MOST_PREFILL_ROWS
-    return max(_LEAST_PREFILL_ROWS, min(_ROWS_PER_THREAD * threads, _MOST_PREFILL_ROWS))
+        return MOST_PREFILL_ROWS
+    return max(_LEAST_PREFILL_ROWS, min(_ROWS_PER_THREAD * threads, MOST_PREFILL_ROWS))

@@ -35,6 +35,7 @@ class CountingModel:
     default_num_frames = 4
     stop_ids: frozenset[int] = frozenset()
     has_kernels = False
+    is_chunk_invariant = False
 
     class decoder:
         geometry = CacheGeometry(

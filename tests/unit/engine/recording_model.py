@@ -65,6 +65,7 @@ class RecordingModel(CountingModel):
     def __init__(self, *, vocabulary: int = 32, agreement: int = 10, salt: int = 0) -> None:
         self.vocabulary, self.agreement, self._salt = vocabulary, agreement, salt
         self.gates = {name: Gate() for name in ("prepare", "prefill", "step")}
+        self.chunks: list[int] = []  # rows of every prefill
         self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
@@ -77,6 +78,7 @@ class RecordingModel(CountingModel):
 
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
         self.gates["prefill"].enter()
+        self.chunks.append(num_rows)
         self._put(cache, prompt_rows(prompt)[cache.length : cache.length + num_rows])
         return self._scores(_folded(0, rows_of(cache))) if cache.length == prompt.num_tokens else None
 

@@ -42,6 +42,8 @@ class _Block(NamedTuple):
 class CpuPrompt:
     """On as many threads as torch may use when it is called: other cores are another worker's."""
 
+    is_chunk_invariant = True
+
     def __init__(self, step: CpuStep) -> None:
         """With the weights of `step`."""
         self._step = step

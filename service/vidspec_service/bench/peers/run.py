@@ -26,7 +26,7 @@ from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.peers.llama import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, LlamaPair, PeerAnswer
 from vidspec_service.bench.peers.worker import OwnModel, StockModel
-from vidspec_service.engine.config import EngineConfig, prefill_rows
+from vidspec_service.engine.config import MOST_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
@@ -167,7 +167,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
     child = await _opened(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
-    chunk, found = prefill_rows(pair, "cpu", num_cores()), []
+    chunk, found = pair.prefill_chunk or MOST_PREFILL_ROWS, []  # as a prompt that is alone
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
         tell(f"loading {name}", 0, 0)

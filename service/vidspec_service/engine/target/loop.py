@@ -24,6 +24,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.request import Include, SpeculationMode
 from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.config import MOST_PREFILL_ROWS
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Proposal, Rejected, Tokens
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
@@ -191,7 +192,7 @@ class TargetLoop(WorkerLoop):
         if (lender := self._scheduler.lender(request)) is not None:
             self._borrow_prompt(request, lender)
             return
-        num_rows = min(self._prefill_rows, request.prompt.num_tokens - request.cache.length)
+        num_rows = min(self._num_prefill_rows(), request.prompt.num_tokens - request.cache.length)
         if not self._scheduler.allocate(request, num_rows):
             return
         self._outbox.flush()
@@ -205,6 +206,12 @@ class TargetLoop(WorkerLoop):
                 return
             self._begin_decoding(request, logits)
             self._relevance.measure(request)
+
+    def _num_prefill_rows(self) -> int:
+        """Where nobody's stream would wait, and bits do not hang on it, as many as cost least."""
+        if self._scheduler.decoding or self._config.prefill_chunk is not None or not self._model.is_chunk_invariant:
+            return self._prefill_rows
+        return MOST_PREFILL_ROWS
 
     def _borrow_prompt(self, request: TargetRequest, lender: TargetRequest) -> None:
         """Another answer to the very same prompt has prefilled it: a copy of its rows has the bits of a prefill."""

@@ -264,6 +264,28 @@ def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: Ex
     assert target.said_of("a") == text
 
 
+@pytest.mark.parametrize("is_chunk_invariant", [True, False])
+def test_a_prompt_is_cut_where_a_stream_would_wait_for_it_or_bits_hang_on_it(
+    stack: ExitStack, *, is_chunk_invariant: bool
+) -> None:
+    model = RecordingModel()
+    model.is_chunk_invariant = is_chunk_invariant
+    target = Target(stack, model)
+    target.hold()
+    target.submit(request("stream-1", max_tokens=200))
+    model.gates["step"].wait_reached()
+    whole, cut = [sum(model.chunks)], [128, sum(model.chunks) - 128]
+    assert model.chunks == (whole if is_chunk_invariant else cut)
+    model.chunks.clear()
+    target.submit(request("stream-2", max_tokens=2))
+    target.forward_until(lambda _: "stream-2" in [accepted.request_id for accepted in target.api.of(Accepted)])
+    target.go_on()
+    target.end_of("stream-2")
+    assert model.chunks == cut
+    target.end_of("stream-1")
+    assert target.said_of("stream-1") == text_of("stream-1", 200)
+
+
 @pytest.mark.parametrize("state", ["waiting", "prepare", "prefill", "step", "paused"])
 def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitStack, state: str) -> None:
     """There is room in the cache for one prompt, and a place for two: what is not given back is missed."""
