@@ -23,7 +23,7 @@ class Outbox:
     def __init__(self, channel: Channel, interval_s: float) -> None:
         self._channel = channel
         self._interval_s = interval_s
-        self._sent_at = 0.0
+        self._flushed_at = 0.0
         self._held: list[Tokens] = []
         self._num_held = 0  # tokens
 
@@ -35,7 +35,6 @@ class Outbox:
             return
         self.flush()
         self._channel.send(message, fds)
-        self._sent_at = time.monotonic()
 
     def flush(self) -> None:
         """Send what is held back: before whatever takes time."""
@@ -43,9 +42,13 @@ class Outbox:
             held, self._held, self._num_held = self._held, [], 0
             for message in held:
                 self._channel.send(message)
-            self._sent_at = time.monotonic()
 
     def flush_if_due(self) -> None:
-        """The same where nothing was sent for `interval_s`: when all of a forward's tokens are here."""
-        if self._held and time.monotonic() - self._sent_at >= self._interval_s:
+        """The same `interval_s` after the last time, when all of a forward's tokens are here.
+
+        What else was sent meanwhile does not count: where another answer ends, a slow model's tokens would wait for the
+        next forward.
+        """
+        if self._held and (now := time.monotonic()) - self._flushed_at >= self._interval_s:
+            self._flushed_at = now
             self.flush()

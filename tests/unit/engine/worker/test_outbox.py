@@ -90,3 +90,18 @@ def test_a_flush_is_due_when_nothing_was_sent_for_the_interval(
     clock.now += 0.002
     outbox.flush_if_due()
     assert heard(ends[1]) == [tokens(1), tokens(2)]
+
+
+def test_another_answers_end_does_not_keep_tokens_back(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("vidspec_service.engine.worker.outbox.time", clock)
+    outbox = Outbox(ends[0], 0.004)
+    outbox.send(tokens(0))
+    outbox.flush_if_due()
+    clock.now += 0.03
+    outbox.send(ended())
+    outbox.send(tokens(1))
+    outbox.flush_if_due()
+    assert heard(ends[1]) == [tokens(0), ended(), tokens(1)]
