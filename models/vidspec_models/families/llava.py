@@ -14,6 +14,8 @@ from vidspec_models.families.base import Family, cells, processed
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import Video
 
+_FRAMES_AT_ONCE = 8  # through the processor and the tower
+
 
 class SquareFrames(Family):
     """What they share with InternVL: the processor brings frames to one size, the tower takes them one by one."""
@@ -31,14 +33,26 @@ class SquareFrames(Family):
         return len(video.frames) * self.side(model, processor) ** 2
 
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        outputs, side = processed(processor, video, self.video_arguments(processor)), self.side(model, processor)
-        pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
+        """A few frames at a time: pixels and the tower's memory do not grow with the video."""
+        side, arguments = self.side(model, processor), self.video_arguments(processor)
+        features = []
+        for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
+            outputs = processed(processor, _frames_from(video, first), arguments)
+            pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
+            features.append(self.features(model, pixels).flatten(0, 1))
+        # Of all of its pixels only the shape counts for what stands for the video in the text.
+        all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
         return EncodedVideo(
-            words=processor.replace_video_token(outputs, video_idx=0),
-            features=self.features(model, pixels).flatten(0, 1),
-            grid=cells(pixels.shape[1], side, side),
+            words=processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0),
+            features=torch.cat(features),
+            grid=cells(len(video.frames), side, side),
             key=video.key,
         )
+
+
+def _frames_from(video: Video, first: int) -> Video:
+    chosen = slice(first, first + _FRAMES_AT_ONCE)
+    return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
 
 
 class LlavaOnevision(SquareFrames):
@@ -54,9 +68,16 @@ class LlavaOnevision(SquareFrames):
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return super().num_video_tokens(model, processor, video) + 1
 
+    def features(self, model: Any, pixels: Tensor) -> Tensor:
+        return super().features(model, pixels)[:, :-1]  # without the newline
+
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
         encoded = super().encode(model, processor, video)
-        return replace(encoded, grid=torch.cat((encoded.grid, torch.full((1, 3), NO_CELL))))
+        return replace(
+            encoded,
+            features=torch.cat((encoded.features, model.model.image_newline[None].to(encoded.features.dtype))),
+            grid=torch.cat((encoded.grid, torch.full((1, 3), NO_CELL))),
+        )
 
 
 class LlavaNextVideo(SquareFrames):

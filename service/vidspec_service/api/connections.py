@@ -19,6 +19,7 @@ from vidspec_service.settings import Settings
 
 BACKLOG = 128  # connections that are accepted in one go, before any of them can be closed
 _PER_REQUEST = 4  # a video's file, a payload, a decode child's socket and its frames
+_PER_CLIP = 2  # its frames' memory as it is mapped here, and to be given to the workers
 _OWN = 128  # channels, logs, libraries
 _LOG_PAUSE_S = 60.0
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -32,7 +33,9 @@ def connections_allowed(settings: Settings) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     num_requests = settings.max_running_requests + settings.max_queued_requests
     num_clips = settings.max_cached_frame_bytes // LEAST_BYTES
-    reserved = _OWN + BACKLOG + num_requests * (_PER_REQUEST + settings.max_videos_per_request) + num_clips
+    # A payload has the memory of its clips once more.
+    per_request = _PER_REQUEST + settings.max_videos_per_request * (_PER_CLIP + 1)
+    reserved = _OWN + BACKLOG + num_requests * per_request + num_clips * _PER_CLIP
     return max(most - reserved, most // 4)
 
 

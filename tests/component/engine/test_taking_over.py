@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 
@@ -15,7 +14,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Tokens
-from vidspec_service.engine.ipc.payload import write_request
+from vidspec_service.engine.ipc.payload import close, write_request
 from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
 from vidspec_service.engine.types import Accepted
@@ -29,8 +28,8 @@ def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Mess
     request = ask("taken over", "Describe the video.", [scene_video(3)], max_tokens=max_tokens, speculation=off)
     generate = Generate(request_id=request.request_id, committed=committed)
     payload = write_request(request)
-    api.send(generate, (payload,))
-    os.close(payload)
+    api.send(generate, payload)
+    close(payload)
     found: list[Message] = []
     while not (found and isinstance(found[-1], Ended)):
         wait_readable([api], 60)

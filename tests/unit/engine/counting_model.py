@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
 from vidspec_service.engine.ipc.messages import Configure, Generate
-from vidspec_service.engine.ipc.payload import write_request
+from vidspec_service.engine.ipc.payload import close, write_request
 from vidspec_service.engine.target.loop import TargetLoop
 
 VOCABULARY = 256
@@ -84,8 +83,8 @@ def submit(api: Channel, request: GenerationRequest) -> None:
     payload = write_request(request)
     for index in range(request.n):
         name = request.choice(index).request_id
-        api.send(Generate(request_id=name, choice=index, committed=request.committed), (payload,))
-    os.close(payload)
+        api.send(Generate(request_id=name, choice=index, committed=request.committed), payload)
+    close(payload)
 
 
 class Running:

@@ -15,7 +15,7 @@ from vidspec_service.decoding.clip import Clip, FrameRequest, FrameSequence
 from vidspec_service.errors import CapacityError
 from vidspec_service.telemetry import Metrics
 
-# What a small clip counts for: its memory came from a decoder and holds a file descriptor as long as it is here.
+# What a small clip counts for: its memory came from a decoder and holds file descriptors as long as it is here.
 LEAST_BYTES = 1024 * 1024
 
 Decode = Callable[[Path, FrameRequest, int], Awaitable[Clip]]

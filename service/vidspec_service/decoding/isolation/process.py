@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
-import mmap
 import os
 import select
 import signal
@@ -19,7 +17,6 @@ from io import FileIO
 from time import monotonic
 
 import msgspec
-import numpy as np
 
 from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, Decoded
@@ -35,6 +32,7 @@ from vidspec_service.errors import (
     VideoUnsupported,
 )
 from vidspec_service.forking import ForkServer
+from vidspec_service.shared_frames import SharedFrames
 
 _TOLD_WITHIN_S = 10.0  # by the fork server, of a process that has ended; only a machine that stands still needs it
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -42,8 +40,6 @@ _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
 }
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-# Nobody, not even a descendant that slipped out of the group, can now change what the mapping shows.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of ours: nothing is wrong with the video
 
@@ -238,13 +234,9 @@ def _mapped(answer: Decoded, descriptor: int) -> Clip:
     shape = len(answer.timestamps_s), answer.height, answer.width, 3
     if len(answer.source_indices) != shape[0] or min(shape) < 1:
         raise ValueError("there are no such frames")
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    if os.fstat(descriptor).st_size != answer.num_bytes:
-        raise ValueError("the frames are not of the stated shape")
-    # Private, since kernels before 6.7 refuse shared mappings of sealed memory; nothing is copied.
-    mapping = mmap.mmap(descriptor, answer.num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     video = Video(
-        frames=np.frombuffer(mapping, np.uint8).reshape(shape),
+        # Sealed: nobody, not even a descendant that slipped out of its group, can now change them.
+        frames=SharedFrames.sealed(descriptor, shape),
         source_indices=answer.source_indices,
         source_fps=answer.source_fps,
         source_num_frames=answer.source_num_frames,

@@ -72,7 +72,7 @@ class DraftLoop(WorkerLoop):
             message, fds = received
             if isinstance(message, Generate):
                 self._early[message.request_id] = []
-                self._offered[message.request_id] = Input.of(message, fds[0])
+                self._offered[message.request_id] = Input.of(message, fds)
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):

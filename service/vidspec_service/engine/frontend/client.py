@@ -147,7 +147,7 @@ class EngineClient:
         if request.names_tokens:
             request = await asyncio.to_thread(with_token_ids, request, self._tokenizer)
         payload = await payload_of(request)
-        request = replace(request, videos=())  # the frames are in shared memory now; do not hold them twice
+        request = replace(request, videos=())  # the frames are in shared memory
         messages: asyncio.Queue[Heard] = asyncio.Queue()
         states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
         running = {each.request_id: OutputProcessor(self._tokenizer, each.request, each.choice) for each in states}
@@ -196,12 +196,12 @@ class EngineClient:
 
     def _give_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:
-            self._workers["draft"].send(state.message(), (state.payload,))
+            self._workers["draft"].send(state.message(), state.payload)
 
     def _hand_over(self) -> None:
         """Give the target all that it may have now; what it cannot take waits for it, or for the next one."""
         send = self._workers["target"].send
-        while (state := self._table.next_due()) is not None and send(state.message(), (state.payload,)):
+        while (state := self._table.next_due()) is not None and send(state.message(), state.payload):
             self._table.mark_given(state)
 
     def _observe(self, message: RequestMessage) -> None:

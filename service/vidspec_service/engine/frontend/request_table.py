@@ -11,13 +11,13 @@ several targets have died with is on trial to its end, which means that it is al
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Generate, Rejected, Tokens
+from vidspec_service.engine.ipc.payload import Payload, close
 from vidspec_service.engine.types import Accepted, Activity, DraftView
 from vidspec_service.errors import EngineError
 
@@ -34,7 +34,7 @@ class RequestState:
     """One answer. Its message queue is bounded by its own max_tokens; its payload stays open until its end."""
 
     request: GenerationRequest  # without its frames, which lie in the payload
-    payload: int  # of all answers to one prompt, as their queue is
+    payload: Payload  # of all answers to one prompt, as their queue is
     choice: int = 0  # which of them this is
     messages: asyncio.Queue[RequestMessage | EngineError] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
@@ -80,7 +80,7 @@ class RequestTable:
                 self.add(state)
             yield
         finally:
-            os.close(states[0].payload)
+            close(states[0].payload)
 
     def add(self, state: RequestState) -> None:
         """It is given after those that are held, and at once where none is; raises ValueError for an id in use."""

@@ -22,7 +22,7 @@ _KINDS = {kind: index for index, kind in enumerate(_TYPES)}
 _DECODERS = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
 _ENCODER = msgspec.msgpack.Encoder()
 _MAX_MESSAGE_BYTES = 128 * 1024
-_MAX_FDS = 2
+MAX_FDS = 16  # of a message
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Channel:
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its file descriptors, or None if there is none now; raises ChannelClosed."""
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE_BYTES, _MAX_FDS)
+            data, fds, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE_BYTES, MAX_FDS)
         except BlockingIOError:
             return None
         except OSError as error:

@@ -1,13 +1,11 @@
-"""Payload: a request, frames included, or an array in anonymous shared memory, handed over as one file descriptor.
-
-Anonymous (memfd) memory has no name: it vanishes with its last holder, however that process ends.
-"""
+"""Payload: a request, frames included, or an array in anonymous shared memory, handed over as file descriptors."""
 
 from __future__ import annotations
 
 import asyncio
 import mmap
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,27 +14,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_models.request import GenerationRequest
+from vidspec_service.engine.ipc.channel import MAX_FDS
 from vidspec_service.engine.ipc.messages import Relevance
 from vidspec_service.errors import CapacityError
+from vidspec_service.shared_frames import SharedFrames, mapped
 
 _LENGTH_BYTES = 8  # of the encoded request's length, which comes first
+_MAX_SHARED = MAX_FDS - 1  # clips of a request; the frames of any more are copied
+
+Payload = tuple[int, ...]  # descriptors: of the request, then of frames that are not in it
 
 
-def write_request(request: GenerationRequest) -> int:
-    """Into a new memfd: the request, its arrays' shapes in their places, then the arrays. The caller closes it."""
-    arrays: list[NDArray[Any]] = []
+def write_request(request: GenerationRequest) -> Payload:
+    """Into a new memfd: the request, in the places of its arrays what they are, then those that have no memory of
+    their own to be shared. The caller closes all.
+    """
+    copied: list[NDArray[Any]] = []
+    shared: list[int] = []
 
     def set_aside(array: object) -> object:
         assert isinstance(array, np.ndarray)
-        arrays.append(array)
-        return array.shape
+        if isinstance(array, SharedFrames) and array.descriptor is not None and len(shared) < _MAX_SHARED:
+            shared.append(os.dup(array.descriptor))
+            return len(shared), array.shape
+        copied.append(array)
+        return 0, array.shape
 
-    encoded = msgspec.msgpack.Encoder(enc_hook=set_aside).encode(request)
-    return _memfd("vidspec-request", len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *arrays)
+    try:
+        encoded = msgspec.msgpack.Encoder(enc_hook=set_aside).encode(request)
+        return _memfd("vidspec-request", len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *copied), *shared
+    except BaseException:
+        close(shared)
+        raise
 
 
-async def payload_of(request: GenerationRequest) -> int:
-    """`write_request` off the event loop: it copies megabytes. Cancelled or not, no descriptor is lost.
+async def payload_of(request: GenerationRequest) -> Payload:
+    """`write_request` off the event loop: it may copy megabytes. Cancelled or not, no descriptor is lost.
 
     Raises CapacityError where the machine has no descriptor or memory for it.
     """
@@ -46,23 +59,34 @@ async def payload_of(request: GenerationRequest) -> int:
     except OSError as error:
         raise CapacityError("The server has no room for the request at the moment; try again.") from error
     except asyncio.CancelledError:
-        writing.add_done_callback(lambda done: None if done.cancelled() else os.close(done.result()))
+        writing.add_done_callback(lambda done: None if done.cancelled() else close(done.result()))
         raise
 
 
-def read_request(fd: int) -> GenerationRequest:
-    """Map a request; its frames are views that keep the mapping alive. Closes `fd`."""
-    with os.fdopen(fd, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
+def close(payload: Iterable[int]) -> None:
+    """On the side that wrote it, once it has been sent for the last time."""
+    for fd in payload:
+        os.close(fd)
 
-    def view(_: type, shape: list[int]) -> NDArray[np.uint8]:
-        nonlocal offset
-        frames = np.frombuffer(memory, np.uint8, int(np.prod(shape)), offset).reshape(shape)
-        offset += frames.nbytes
-        return frames
 
-    return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=GenerationRequest, dec_hook=view)
+def read_request(payload: Sequence[int]) -> GenerationRequest:
+    """Map a request; its frames are views that keep the mappings alive. Closes all descriptors."""
+    try:
+        memory = mmap.mmap(payload[0], 0, access=mmap.ACCESS_COPY)
+        offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
+
+        def frames(_: type, told: tuple[int, list[int]]) -> NDArray[np.uint8]:
+            nonlocal offset
+            number, shape = told
+            if number:
+                return mapped(payload[number], tuple(shape))
+            copied = np.frombuffer(memory, np.uint8, int(np.prod(shape)), offset).reshape(shape)
+            offset += copied.nbytes
+            return copied
+
+        return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=GenerationRequest, dec_hook=frames)
+    finally:
+        close(payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

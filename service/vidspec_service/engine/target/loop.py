@@ -89,7 +89,7 @@ class TargetLoop(WorkerLoop):
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
-                self._scheduler.waiting.append(Input.of(message, fds[0]))
+                self._scheduler.waiting.append(Input.of(message, fds))
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
@@ -43,9 +43,9 @@ class Input:
     prepare_s: float = 0.0
 
     @classmethod
-    def of(cls, message: Generate, fd: int) -> Input:
-        """As the API sent it; closes `fd`."""
-        return cls(replace(read_request(fd).choice(message.choice), committed=message.committed))
+    def of(cls, message: Generate, payload: Sequence[int]) -> Input:
+        """As the API sent it; closes the payload."""
+        return cls(replace(read_request(payload).choice(message.choice), committed=message.committed))
 
     @property
     def request_id(self) -> str:

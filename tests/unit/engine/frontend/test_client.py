@@ -107,7 +107,7 @@ class FakeWorker:
         self._inbox.put_nowait(message)
         self.last_fds = [os.dup(fd) for fd in fds]
         if isinstance(message, Generate):
-            self.asked.append(read_request(self.last_fds[0]))  # which closes it
+            self.asked.append(read_request(self.last_fds))  # which closes it
         return True
 
     async def stop(self) -> None:

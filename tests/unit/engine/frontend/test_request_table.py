@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 
 def state(name: str, mode: SpeculationMode = SpeculationMode.AUTO) -> RequestState:
-    return RequestState(request_of(name, mode), os.memfd_create("payload"))
+    return RequestState(request_of(name, mode), (os.memfd_create("payload"), os.memfd_create("frames")))
 
 
 def due(table: RequestTable) -> list[str]:
@@ -77,5 +77,6 @@ def test_where_nothing_can_go_on_nothing_is_due() -> None:
         assert table.next_due() is None
         assert isinstance(each.messages.get_nowait(), EngineDead)
         assert len(table) == 0
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(each.payload)
+    for fd in each.payload:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

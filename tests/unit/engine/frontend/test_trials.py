@@ -26,7 +26,7 @@ class Handover:
         self._states: dict[str, RequestState] = {}
 
     def add(self, name: str) -> None:
-        self._states[name] = RequestState(request_of(name), payload=-1)
+        self._states[name] = RequestState(request_of(name), payload=())
         self._table.add(self._states[name])
 
     def remove(self, name: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of
 from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
+from vidspec_service.engine.ipc.channel import MAX_FDS
 from vidspec_service.engine.ipc.payload import payload_of, read_request, write_request
 from vidspec_service.errors import CapacityError
+from vidspec_service.shared_frames import SharedFrames
 
 
 def video(seed: int, shape: tuple[int, int, int, int]) -> Video:
@@ -63,10 +65,54 @@ def test_frames_of_several_videos_arrive_unchanged_contiguous_or_not() -> None:
         assert [getattr(got, name) for name in others] == [getattr(sent, name) for name in others]
 
 
-def test_reading_closes_the_descriptor() -> None:
+def shared(video: Video) -> Video:
+    """As a decoder hands it over."""
+    fd = os.memfd_create("frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(fd, video.frames.tobytes())
+        return replace(video, frames=SharedFrames.sealed(fd, video.frames.shape))
+    finally:
+        os.close(fd)
+
+
+def test_decoded_frames_are_handed_over_without_a_copy() -> None:
+    videos = [video(number, (2, 4, 6, 3)) for number in range(4)]
+    sent = (shared(videos[0]), videos[1], shared(videos[2]), replace(shared(videos[3]), frames=videos[3].frames[1:]))
+    payload = write_request(GenerationRequest(request_id="r", turns=(), videos=sent))
+    assert len(payload) == 3  # the request with two copies, and both that are shared
+    num_bytes = [os.fstat(fd).st_size for fd in payload]
+    assert num_bytes[1:] == [videos[0].frames.nbytes, videos[2].frames.nbytes]
+    found = read_request(payload).videos
+    del sent  # the frames outlive the one who sent them
+    for got, video_ in zip(found[:3], videos, strict=False):
+        np.testing.assert_array_equal(got.frames, video_.frames)
+    np.testing.assert_array_equal(found[3].frames, videos[3].frames[1:])
+
+
+def test_what_one_worker_does_to_frames_no_other_sees() -> None:
+    original = video(0, (2, 4, 6, 3))
+    clip = shared(original)
+    request = GenerationRequest(request_id="r", turns=(), videos=(clip,))
+    one, other = (read_request(write_request(request)).videos[0].frames for _ in range(2))
+    one[:] = 0
+    np.testing.assert_array_equal(other, original.frames)
+    np.testing.assert_array_equal(clip.frames, original.frames)
+
+
+def test_more_clips_than_a_message_takes_descriptors_are_copied() -> None:
+    clips = tuple(shared(video(number, (1, 2, 2, 3))) for number in range(MAX_FDS + 3))
+    payload = write_request(GenerationRequest(request_id="r", turns=(), videos=clips))
+    assert len(payload) == MAX_FDS
+    for got, sent in zip(read_request(payload).videos, clips, strict=True):
+        np.testing.assert_array_equal(got.frames, sent.frames)
+
+
+def test_reading_closes_the_descriptors_and_the_frames_take_theirs_along() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        read_request(write_request(GenerationRequest(request_id="r", turns=())))
+        read_request(
+            write_request(GenerationRequest(request_id="r", turns=(), videos=(shared(video(0, (1, 2, 2, 3))),)))
+        )
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -113,6 +113,14 @@ def test_greedy_ids_equal_generate(world: World) -> None:
     assert len({token for answer in answers for token in answer.ids}) > 20, "the random model is too monotonous"
 
 
+def test_a_clip_whose_frames_go_through_the_tower_in_several_parts_has_the_same_answer(world: World) -> None:
+    turns, videos = [Turn(role="user", parts=(VIDEO, QUESTIONS[1]))], [clip(21, 19)]
+    wanted = world.stock.answer(turns, videos, ANSWER)
+    prompt = world.model.prepare(turns, videos)
+    assert prompt.num_tokens == wanted.prompt_tokens
+    assert decode(world.model, Greedy(world.model, prompt, 4096)) == wanted.ids
+
+
 def test_ragged_batches_with_joins_and_leaves_equal_generate(world: World) -> None:
     model, waiting = world.model, list(reversed(conversations()))
     wanted: dict[int, tuple[int, ...]] = {}

@@ -1,0 +1,50 @@
+"""SharedFrames: a clip's frames in memory that other processes are given as a descriptor, so that nobody copies them.
+
+The memory is anonymous (memfd): it vanishes with its last holder, however that process ends. It is sealed: nobody can
+change what anybody else sees.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+Frames = NDArray[np.uint8]
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class SharedFrames(np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]):
+    """Frames [T, H, W, 3]. What is made of them, a part for instance, is an ordinary array."""
+
+    descriptor: int | None  # open for as long as the array is there
+
+    def __array_finalize__(self, made_of: object) -> None:
+        self.descriptor = None
+
+    @classmethod
+    def sealed(cls, memory: int, shape: tuple[int, int, int, int]) -> SharedFrames:
+        """What lies in the memory of this descriptor, which stays the caller's; read-only.
+
+        Raises ValueError if the memory is not of that size, OSError if it cannot be mapped or sealed.
+        """
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        if os.fstat(memory).st_size != np.prod(shape):
+            raise ValueError("the memory is not of the stated shape")
+        frames = mapped(memory, shape, mmap.PROT_READ).view(cls)
+        frames.descriptor = os.dup(memory)
+        weakref.finalize(frames, os.close, frames.descriptor)
+        return frames
+
+
+def mapped(memory: int, shape: tuple[int, ...], protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Frames:
+    """Sealed memory as an array, freed with it; what is written stays here. Raises OSError or ValueError.
+
+    A private mapping, since kernels before 6.7 refuse shared ones of sealed memory; nothing is copied.
+    """
+    mapping = mmap.mmap(memory, int(np.prod(shape)), flags=mmap.MAP_PRIVATE, prot=protection)
+    return np.frombuffer(mapping, np.uint8).reshape(shape)
