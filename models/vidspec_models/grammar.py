@@ -59,13 +59,15 @@ class GrammarMask:
             logits[:num_rows].masked_fill_(torch.from_numpy(excluded).to(logits.device), float("-inf"))
         return logits
 
-    def allows(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> bool:
+    def num_allowed(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> int:
         """See `Constraint`. It reads the masks themselves: llguidance's `validate_tokens` takes more than they let
         through, "t" and "hing" where only "thing" is written so.
         """
         num_rows = self._find(prefix, pending[: len(chosen) - 1])
-        places = zip(self._bits[:num_rows], chosen, strict=False)
-        return num_rows > 0 and all(bits[token // _WORD] >> token % _WORD & 1 for bits, token in places)
+        if num_rows == 0:
+            return 0
+        places = enumerate(zip(self._bits[:num_rows], chosen, strict=False))
+        return next((at for at, (bits, token) in places if not bits[token // _WORD] >> token % _WORD & 1), len(chosen))
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar leaves no choice about after `prefix`, written as the tokenizer would."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from vidspec_models.drawing import LEAST_TEMPERATURE, NOISE_ROWS, Noise, restricted_log_probabilities
 from vidspec_models.request import SamplingParams
 
+_ROUNDING = 1e-3  # beyond that no order of the same sums changes which is the largest
 _MOST_MARGIN = 30.0  # so that the confidence stays below 1: only what a grammar says is certain
 
 
@@ -41,8 +42,11 @@ class LogitsProcessor(Protocol):
 class Constraint(LogitsProcessor, Protocol):
     """A logits processor that does nothing but exclude tokens, and tells of a single one faster than of all."""
 
-    def allows(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> bool:
-        """Whether token i of `chosen` is let through in row i, for every row that matters; may say no to what is."""
+    def num_allowed(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> int:
+        """How many of `chosen` are let through, token i in row i, before the first that is not; may be fewer.
+
+        In rows that do not matter, after a token that is forbidden or the end, everything is.
+        """
         ...
 
 
@@ -73,7 +77,7 @@ class CoupledSampler:
         # What a model chooses freely is mostly allowed, and then it is what it chooses of all that is allowed.
         scores = self._free_scores(logits, prefix, pending)
         chosen = scores.argmax(-1)
-        if self._constraint.allows(chosen.tolist(), prefix, pending):
+        if self._constraint.num_allowed(chosen.tolist(), prefix, pending) == len(chosen):
             return chosen
         return self._constrained(scores, prefix, pending).argmax(-1)
 
@@ -109,7 +113,24 @@ class CoupledSampler:
     @property
     def is_plain(self) -> bool:
         """All tokens are treated alike: scores are `sharpness` times the logits, and `noise`, but for a constant."""
-        return not self._processors and self._constraint is None and self._takes_all
+        return self._constraint is None and self.is_free
+
+    @property
+    def is_free(self) -> bool:
+        """The same as long as what is chosen so is allowed."""
+        return not self._processors and self._takes_all
+
+    def confirmed(self, tokens: Sequence[int], margins: Sequence[float], prefix: Sequence[int]) -> list[int]:
+        """The first of these tokens, up to one that `choose` might not choose after `prefix` and those before it.
+
+        Each has the largest of `sharpness` times its logit plus `noise`, and the next one is so far behind.
+        """
+        least = 0.0 if self._noise is None else _ROUNDING * max(self.sharpness, 1.0)
+        num_clear = next((at for at, margin in enumerate(margins) if margin < least), len(tokens))
+        clear = list(tokens[:num_clear])
+        if self._constraint is None or not clear:
+            return clear
+        return clear[: self._constraint.num_allowed(clear, prefix, clear[:-1])]
 
     @property
     def _takes_all(self) -> bool:

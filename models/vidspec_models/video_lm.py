@@ -24,8 +24,6 @@ from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, T
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
 
-RunAhead = Callable[[Sequence[int], int, Segment, Tensor, float], tuple[list[int], list[float]]]  # as `CpuStep`'s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
@@ -55,7 +53,7 @@ class VideoLM:
         self._family = family
         self.decoder = decoder
         self._step = step or decoder.step
-        self._run_ahead: RunAhead | None = getattr(step, "run_ahead", None)
+        self._run_ahead: Callable[..., tuple[list[int], list[float]]] | None = getattr(step, "run_ahead", None)
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.
@@ -183,12 +181,35 @@ class VideoLM:
         one go. The cache then holds all rows but that of the last token.
         """
         if len(batch) == 1 and self._run_ahead is not None and batch[0][1].is_plain:
-            ((rows, sampler, prefix),) = batch
-            noise = sampler.noise(len(prefix), most, self.decoder.embedding[: self._num_tokens, 0])
-            segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
-            found = self._run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness)
-            rows.cache.length += len(rows.ids) + most - 1
-            return [[Guess.of(token, margin) for token, margin in zip(*found, strict=True)]]
+            ahead = self._ahead(*batch[0], most)
+            return [[Guess.of(token, margin) for token, margin in zip(*ahead, strict=True)]]
         logits = self.step([rows for rows, _, _ in batch])
         last = [(sampler, scores[-1:], prefix) for (_, sampler, prefix), scores in zip(batch, logits, strict=True)]
         return [[each] for each in guess_all(last)]
+
+    @torch.inference_mode()
+    def decode(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int) -> list[int]:
+        """The next tokens of the only sequence there is, each after the one before: those of `step` and `choose`.
+
+        Up to `most`, in one go; fewer where the sampler would have to be asked again after one of them. None, and
+        nothing is changed, where a model or a sampler cannot do that. The cache then holds all rows but the last
+        token's.
+        """
+        if self._run_ahead is None or not sampler.is_free or rows.pruner is not None:
+            return []
+        before = rows.cache.length
+        tokens, margins = self._ahead(rows, sampler, prefix, most, is_alone=True)
+        confirmed = sampler.confirmed(tokens, margins, prefix)
+        rows.cache.truncate(before + (len(rows.ids) - 1 + len(confirmed) if confirmed else 0))
+        return confirmed
+
+    def _ahead(
+        self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int, *, is_alone: bool = False
+    ) -> tuple[list[int], list[float]]:
+        """So many tokens, and how far each one's runner-up is behind; only where the model can."""
+        assert self._run_ahead is not None
+        noise = sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
+        segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
+        found = self._run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness, is_alone=is_alone)
+        rows.cache.length += len(rows.ids) + count - 1
+        return found

@@ -54,7 +54,9 @@ def decode_all(contents: Sequence[bytes], folder: Path, request: FrameRequest = 
     assert children() == []
     num_clips = sum(isinstance(outcome, Clip) for outcome in found)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before + 2 * num_clips  # as mapped and to be shared; both go with the clip
+    assert (
+        len(os.listdir("/proc/self/fd")) <= before + 2 * num_clips
+    )  # as mapped and to be shared; both go with the clip
     return found
 
 

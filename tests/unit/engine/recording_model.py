@@ -67,6 +67,8 @@ class RecordingModel(CountingModel):
         self.gates = {name: Gate() for name in ("prepare", "prefill", "step")}
         self.chunks: list[int] = []  # rows of every prefill
         self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
+        self.strides: list[int] = []  # tokens asked for in one go
+        self.most_kept = 1000  # of these
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         self.gates["prepare"].enter()
@@ -86,6 +88,16 @@ class RecordingModel(CountingModel):
         self.gates["step"].enter()
         self.steps.append([tuple(rows.ids) for rows in batch])
         return [self._append(rows.cache, answer_rows(rows.ids, rows.position)) for rows in batch]
+
+    def decode(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int) -> list[int]:
+        self.strides.append(most)
+        before, found = rows.cache.length, list[int]()
+        for number in range(most):
+            scores = self._append(rows.cache, answer_rows(found[-1:] or rows.ids, rows.position + number))
+            found += sampler.choose(scores, [*prefix, *found])
+        kept = min(most, self.most_kept)
+        rows.cache.truncate(before + kept)
+        return found[:kept]
 
     def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
         """The tokens go into the cache but for the last, as `VideoLM.guess` has it."""

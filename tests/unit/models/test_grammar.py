@@ -99,10 +99,10 @@ def test_what_was_prepared_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -
     used.prepare(ids, ids_of(',"words"'))
     monkeypatch.setattr(GrammarMask, "_align", None)
     for num_rows in (1, 3):
-        assert not used.allows([5] * num_rows, ids, ids_of(',"words"')[: num_rows - 1])
+        assert used.num_allowed([5] * num_rows, ids, ids_of(',"words"')[: num_rows - 1]) == 0
         used(some_logits(num_rows), ids, ids_of(',"words"')[: num_rows - 1])
     with pytest.raises(TypeError):
-        used.allows([5], ids[:-1], [])
+        used.num_allowed([5], ids[:-1], [])
 
 
 def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
@@ -121,8 +121,10 @@ def test_a_single_token_is_allowed_exactly_if_the_mask_lets_it_through(text: str
     """In the middle of a forced word, too, where llguidance lets through only what the tokenizer would write."""
     used, ids = mask(), ids_of(text)
     let_through = allowed(mask(), ids)[0]
-    assert [token for token in range(len(tokenizer())) if used.allows([token], ids, [])] == let_through
-    assert [token for token in let_through if used.allows([5, token], [], [5])] == []  # nor in a row after a wrong one
+    assert [token for token in range(len(tokenizer())) if used.num_allowed([token], ids, [])] == let_through
+    assert [
+        token for token in let_through if used.num_allowed([5, token], [], [5])
+    ] == []  # nor in a row after a wrong one
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -140,7 +142,7 @@ def test_what_is_chosen_without_a_mask_is_what_would_be_chosen_with_it(temperatu
         sampler = CoupledSampler(law, constraint=mask())
         with_mask = sampler.scores(rows, ids[:start], pending).argmax(-1).tolist()
         assert sampler.choose(rows, ids[:start], pending) == with_mask
-        num_free += masked.allows(with_mask, ids[:start], pending)
+        num_free += masked.num_allowed(with_mask, ids[:start], pending) == num_rows
     assert num_free == len(ids) - num_rows
 
 
@@ -218,3 +220,14 @@ def test_an_answer_that_is_not_of_the_grammar_is_an_error() -> None:
         used.check()
     allowed(used, [])
     used.check()
+
+
+def test_of_tokens_chosen_freely_those_before_the_first_forbidden_one_are_confirmed() -> None:
+    ids = ids_of('{"shape":"square","words":["red"]}')
+    sampler, margins = CoupledSampler(SamplingParams(), constraint=mask()), [1.0] * len(ids)
+    assert sampler.is_free
+    assert not sampler.is_plain
+    assert sampler.confirmed(ids, margins, []) == ids
+    for wrong in (0, 1, 5):
+        assert sampler.confirmed([*ids[:wrong], 5, *ids[wrong + 1 :]], margins, []) == ids[:wrong]
+    assert sampler.confirmed(ids[4:], margins[4:], ids[:4]) == ids[4:]

@@ -122,3 +122,23 @@ def test_a_plain_laws_scores_are_the_logits_sharpened_and_its_noise(temperature:
     assert sampler.is_plain
     difference = sampler.scores(logits, [0] * 5) - (sampler.sharpness * logits + sampler.noise(5, 3, logits[0]))
     assert torch.allclose(difference, difference[:, :1].expand_as(difference), atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 0.7, 2.0])
+def test_tokens_are_confirmed_up_to_the_first_that_rounding_might_change(temperature: float) -> None:
+    """A tie within rounding is for `choose` to decide; without noise nothing is rounded."""
+    law = SamplingParams(temperature=temperature, seed=9)
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(4))
+    sampler = CoupledSampler(law)
+    for is_close in (False, True):
+        if is_close:  # row 3: its best two are as good as equal, noise included
+            scores = sampler.sharpness * logits[3] + sampler.noise(3, 1, logits[0])[0]
+            best, second = scores.topk(2).indices
+            logits[3, second] += (scores[best] - scores[second]) / sampler.sharpness - 1e-6
+        scores = sampler.sharpness * logits + sampler.noise(0, 6, logits[0])
+        best_two = scores.topk(2)
+        tokens = best_two.indices[:, 0].tolist()
+        margins = (best_two.values[:, 0] - best_two.values[:, 1]).tolist()
+        confirmed = sampler.confirmed(tokens, margins, [])
+        assert confirmed == sampler.choose(logits, [])[: len(confirmed)]
+        assert len(confirmed) == (3 if is_close and temperature else 6)

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Barrier, BrokenBarrierError
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ from vidspec_models.backends.cpu.packing import (
     step_weights,
 )
 from vidspec_models.backends.cpu.segments import COLUMNS, KEPT, NUM_ROWS, START, described, note_columns
-from vidspec_models.backends.cpu.team import Member, share
+from vidspec_models.backends.cpu.team import Member, meet, share
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
@@ -46,6 +45,13 @@ _LINE = 8  # int64 of a cache line
 _TIMED_ROWS, _TIMED_STEPS = 4, 12
 _LONG_STEP_S = 0.05
 _WORTH = 0.8  # of a step's time: with 0.7 an answer took three quarters as long, with 0.78 nearly as long as before
+
+
+class Room(NamedTuple):
+    """What the rows of a step are computed in."""
+
+    rows: Rows
+    logits: Array  # [n, V padded]
 
 
 class CpuStep:
@@ -70,7 +76,8 @@ class CpuStep:
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
         self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
-        self.use_threads(self._best_team(torch.get_num_threads()))
+        most = torch.get_num_threads()
+        self.use_threads(self._best_team(self._step_s, most), self._best_team(self._ahead_s, most))
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.
@@ -83,41 +90,47 @@ class CpuStep:
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
     def run_ahead(
-        self, ids: Sequence[int], position: int, segment: Segment, noise: Tensor, sharpness: float
+        self,
+        ids: Sequence[int],
+        position: int,
+        segment: Segment,
+        noise: Tensor,
+        sharpness: float,
+        *,
+        is_alone: bool = False,
     ) -> tuple[list[int], list[float]]:
         """As many tokens as `noise` float32 [count, V] has rows, each after the one before, the first after `ids`.
 
         A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
-        is behind. Writes keys and values of all but the last token.
+        is behind. Writes keys and values of all but the last token. `is_alone`: no other model wants the cores.
         """
         count, table = len(noise), described([segment])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
-        run_ahead(
-            self._embedding[list(ids)],
-            position,
-            self._embedding,
-            self._tables,
-            table,
-            *self.constants,
-            self.scratch(),
-            sharpness,
-            noise.numpy(),
-            tokens,
-            margins,
-        )
+        first, following = self._room(self._embedding[list(ids)]), self._room(self._embedding[:1].copy())
+        _, num_kv_heads, eps, scale, weights = self.constants
+        self._together(
+            self.num_threads_alone if is_alone else self.num_threads,
+            lambda member: run_ahead(
+                member, first, following, position, self._embedding, self._tables, table, num_kv_heads, eps, scale,
+                weights, self.scratch(), sharpness, noise.numpy(), tokens, margins,
+            ),
+        )  # fmt: skip
         note_columns([segment], table)
         return tokens.tolist(), margins.tolist()
 
-    def use_threads(self, count: int) -> None:
-        """Step with so many from now on. All are started here: one that could not be would leave the others waiting.
+    def use_threads(self, count: int, count_alone: int | None = None) -> None:
+        """Step with so many from now on, and run ahead alone with as many or `count_alone`. All are started here: one
+        that could not be would leave the others waiting.
 
         Raises RuntimeError where the system has no more threads.
         """
-        self.num_threads, ready = count, Barrier(count)
+        self.num_threads, self.num_threads_alone = count, count_alone or count
+        most = max(self.num_threads, self.num_threads_alone)
+        ready = Barrier(most)
         # No more than these, so that every member has one of its own.
-        self._team = ThreadPoolExecutor(max(count - 1, 1), thread_name_prefix="step")
+        self._team = ThreadPoolExecutor(max(most - 1, 1), thread_name_prefix="step")
         try:
-            for _ in range(count - 1):
+            for _ in range(most - 1):
                 self._team.submit(ready.wait)
             ready.wait(_START_TIMEOUT_S)
         except (RuntimeError, BrokenBarrierError):
@@ -126,44 +139,61 @@ class CpuStep:
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
         """Logits [n, V padded] of rows hidden [n, E], by the whole team."""
-        num_heads, num_kv_heads, eps, scale, weights = self.constants
-        rows = rows_of(hidden, num_heads, num_kv_heads, tables.shape[2], weights)
-        logits = np.empty((len(hidden), weights.head.shape[0] * STRIP), np.float32)
-        meeting = np.zeros(_LINE, np.int64)  # so that nothing else lies near it
+        _, num_kv_heads, eps, scale, weights = self.constants
+        room = self._room(hidden)
+        self._together(
+            self.num_threads,
+            lambda member: decode(
+                member, room.rows, tables, segments, num_kv_heads, eps, scale, weights, self.scratch(), room.logits
+            ),
+        )
+        return room.logits
 
-        parts = [
-            partial(
-                decode, Member(number, self.num_threads, meeting.ctypes.data), rows, tables, segments, num_kv_heads,
-                eps, scale, weights, self.scratch(), logits,
-            )
-            for number in range(self.num_threads)
-        ]  # fmt: skip
-        others = [self._team.submit(part) for part in parts[1:]]
-        parts[0]()
+    def _room(self, hidden: Array) -> Room:
+        num_heads, num_kv_heads, _, _, weights = self.constants
+        rows = rows_of(hidden, num_heads, num_kv_heads, self._tables.shape[2], weights)
+        return Room(rows, np.empty((len(hidden), weights.head.shape[0] * STRIP), np.float32))
+
+    def _together(self, count: int, work: Callable[[Member], None]) -> None:
+        """By so many of the team, the calling thread among them."""
+        meeting = np.zeros(_LINE, np.int64)  # so that nothing else lies near it
+        members = [Member(number, count, meeting.ctypes.data) for number in range(count)]
+        others = [self._team.submit(work, member) for member in members[1:]]
+        work(members[0])
         for other in others:
             other.result()
-        return logits
 
-    def _best_team(self, most: int) -> int:
-        """How many threads to step with, up to `most`: twice as many as long as that pays, for who has a thread leaves
+    def _best_team(self, seconds_of: Callable[[int], float], most: int) -> int:
+        """How many threads to take, up to `most`: twice as many as long as that pays, for who has a thread leaves
         less to prompts and to other processes. They may be chosen by the clock, since bits do not depend on them.
         """
-        found, best_s = 1, self._step_s(1)
+        found, best_s = 1, seconds_of(1)
         if best_s > _LONG_STEP_S:
             return most  # such a step is all memory, which more cores read faster
         while found < most:
             count = min(2 * found, most)
-            if (seconds := self._step_s(count)) > _WORTH * best_s:
+            if (seconds := seconds_of(count)) > _WORTH * best_s:
                 break
             found, best_s = count, seconds
         return found
 
     def _step_s(self, num_threads: int) -> float:
+        """Of a step of a few rows."""
+        segment = Segment(KVCache(self.decoder.geometry, _TIMED_ROWS), 0, _TIMED_ROWS)
+        return self._best_s(num_threads, lambda: self([0] * _TIMED_ROWS, range(_TIMED_ROWS), [segment]))
+
+    def _ahead_s(self, num_threads: int) -> float:
+        """Of a few steps of one row."""
+        segment, noise = Segment(KVCache(self.decoder.geometry, _TIMED_ROWS), 0, 1), torch.zeros(1, self._vocabulary)
+        noise = noise.expand(_TIMED_ROWS, -1).contiguous()
+        return self._best_s(num_threads, lambda: self.run_ahead([0], 0, segment, noise, 1.0, is_alone=True))
+
+    def _best_s(self, num_threads: int, work: Callable[[], object]) -> float:
         self.use_threads(num_threads)
-        cache, times = KVCache(self.decoder.geometry, _TIMED_ROWS), list[float]()
+        times: list[float] = []
         while len(times) < _TIMED_STEPS and sum(times) < _LONG_STEP_S * _TIMED_STEPS:
             began = time.perf_counter()
-            self([0] * _TIMED_ROWS, range(_TIMED_ROWS), [Segment(cache, 0, _TIMED_ROWS)])
+            work()
             times.append(time.perf_counter() - began)
         return min(times)
 
@@ -200,34 +230,41 @@ def decode(
 
 @compiled
 def run_ahead(
-    hidden: Array, position: int, embedding: Array, tables: Array, segment: Array, num_heads: int, num_kv_heads: int,
-    eps: float, scale: float, weights: StepWeights, queries: Array, sharpness: float, noise: Array,
+    member: Member, first: Room, following: Room, position: int, embedding: Array, tables: Array, segment: Array,
+    num_kv_heads: int, eps: float, scale: float, weights: StepWeights, queries: Array, sharpness: float, noise: Array,
     tokens: Array, margins: Array,
 ) -> None:  # fmt: skip
     """Several steps in one call, since a small model's step takes less time than the interpreter takes to start it.
 
-    Fills tokens [count] and margins [count] after rows hidden [n, E], of which the first is at `position`.
+    Fills tokens [count] and margins [count] after the rows in `first`, which begin at `position`; one after the other
+    the tokens' rows go through `following`.
 
     A token has the largest of `sharpness` times its logit plus its noise [count, V]; its margin is how far the second
     largest is behind. segment, one row of `described`, is changed.
     """
-    vocabulary, alone = noise.shape[1], Member(0, 1, 0)
     for i in range(len(tokens)):
-        num_rows = hidden.shape[0]
+        room = first if i == 0 else following
+        num_rows = room.logits.shape[0]
         rotary = tables[position : position + num_rows]
-        rows = rows_of(hidden, num_heads, num_kv_heads, tables.shape[2], weights)
-        all_logits = np.empty((num_rows, weights.head.shape[0] * STRIP), np.float32)
-        decode(alone, rows, rotary, segment, num_kv_heads, eps, scale, weights, queries, all_logits)
-        logits = all_logits[num_rows - 1]
-        best, second, chosen = -math.inf, -math.inf, 0
-        for token in range(vocabulary):
-            score = sharpness * logits[token] + noise[i, token]
-            if score > best:
-                best, second, chosen = score, best, token
-            elif score > second:
-                second = score
-        tokens[i], margins[i] = chosen, best - second
+        decode(member, room.rows, rotary, segment, num_kv_heads, eps, scale, weights, queries, room.logits)
+        meet(member)
+        if member.number == 0:
+            tokens[i], margins[i] = choose(room.logits[num_rows - 1], sharpness, noise[i])
+            segment[0, START] += num_rows
+            segment[0, NUM_ROWS] = 1
+            following.rows.hidden[0] = embedding[tokens[i]]
         position += num_rows
-        segment[0, START] += num_rows
-        segment[0, NUM_ROWS] = 1
-        hidden = np.copy(embedding[chosen : chosen + 1])
+        meet(member)
+
+
+@compiled
+def choose(logits: Array, sharpness: float, noise: Array) -> tuple[int, float]:
+    """The token, and how far the second is behind."""
+    best, second, chosen = -math.inf, -math.inf, 0
+    for token in range(len(noise)):
+        score = sharpness * logits[token] + noise[token]
+        if score > best:
+            best, second, chosen = score, best, token
+        elif score > second:
+            second = score
+    return chosen, best - second

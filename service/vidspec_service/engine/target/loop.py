@@ -26,7 +26,16 @@ from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import MOST_PREFILL_ROWS
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
-from vidspec_service.engine.ipc.messages import Cancel, Configure, Generate, Peer, Proposal, Rejected, Tokens
+from vidspec_service.engine.ipc.messages import (
+    MOST_HELD_TOKENS,
+    Cancel,
+    Configure,
+    Generate,
+    Peer,
+    Proposal,
+    Rejected,
+    Tokens,
+)
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.forced_tokens import with_forced
@@ -43,6 +52,8 @@ from vidspec_service.engine.worker.outbox import Outbox
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
 _SLACK_S = 0.005
+_LEAST_AT_ONCE = 2  # tokens
+_RELUCTANCE = 12  # forwards from one that had tokens too many: a model may never want what a grammar does
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +285,7 @@ class TargetLoop(WorkerLoop):
         batch = [item for item in batch if self._has_room(*item)]
         # Room for one request may have preempted another one of this very batch.
         batch = [(request, pending) for request, pending in batch if request.request_id in self._scheduler.decoding]
-        if not batch:
+        if not batch or (len(batch) == 1 and self._decode_alone(*batch[0])):
             return
         started = time.monotonic()
         early = [  # a mask hangs on tokens alone, and a forward leaves other threads running
@@ -298,17 +309,47 @@ class TargetLoop(WorkerLoop):
                     request.request_id, request.include, Phase.VERIFY, started, len(tokens)
                 )
                 self._publish(request, request.judge(pending, tokens), rows)
+                request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
         self._costs.observe(num_rows, time.monotonic() - started)  # with the messages, which every forward costs, too
+
+    def _decode_alone(self, request: TargetRequest, pending: list[int]) -> bool:
+        """As many tokens in one go as would be told together anyway; False where that cannot be, or not now.
+
+        For a request that nobody proposes anything for and that nobody else waits for. A small model's step takes
+        hardly longer than all that stands between two of them.
+        """
+        if pending or request.speculation.is_followed or self._scheduler.prefilling:
+            return False
+        num_told = int(self._config.stream_interval_s / self._costs.costs(1).verification_s(1))
+        most = min(request.num_at_once, request.num_left, num_told, MOST_HELD_TOKENS)
+        if most < _LEAST_AT_ONCE or request.num_top_logprobs is not None or not self._scheduler.allocate(request, most):
+            return False
+        started = time.monotonic()
+        with self._confined_to(request.request_id):
+            tokens = self._model.decode(request.rows([]), request.sampler, request.committed, most)
+            request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE
+            if tokens:
+                self._meter.rows(len(tokens))
+                request.work += self._teller.worked(
+                    request.request_id, request.include, Phase.VERIFY, started, len(tokens)
+                )
+                self._publish(request, request.judge(tokens[:-1], tokens))
+                self._costs.observe(1, (time.monotonic() - started) / len(tokens))
+            return bool(tokens)
+        return True
 
     def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
         is_there = request.request_id in self._scheduler.decoding  # or preempted for an older one a moment ago
         return is_there and self._scheduler.allocate(request, 1 + len(pending))
 
-    def _publish(self, request: TargetRequest, tokens: Tokens, logits: Tensor) -> None:
-        """Tell the draft first, which is waiting, then the API; row i of `logits` [n, V] has chosen token i."""
+    def _publish(self, request: TargetRequest, tokens: Tokens, logits: Tensor | None = None) -> None:
+        """Tell the draft first, which is waiting, then the API; row i of `logits` [n, V] has chosen token i.
+
+        They may be missing for requests that do not ask for log probabilities.
+        """
         if request.finish_reason is None:
             self._plan(request)
-        if request.num_top_logprobs is not None:
+        if request.num_top_logprobs is not None and logits is not None:
             tokens = with_logprobs(tokens, logits, request.num_top_logprobs)
         if request.grammar is not None and Include.TOKEN_DETAILS in request.include:
             tokens = with_forced(tokens, request.grammar, request.committed)

@@ -39,6 +39,7 @@ class TargetRequest:
     speculation: Speculation
     stop_ids: frozenset[int]
     max_tokens: int
+    num_at_once: int = 2  # tokens to decode in one go; doubled as long as all of them can be kept
     num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
     include: frozenset[Include] = frozenset()
     work: list[Activity] = field(default_factory=list)  # to be told with the next tokens, if it asks for that

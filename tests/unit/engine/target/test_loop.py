@@ -264,6 +264,63 @@ def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: Ex
     assert target.said_of("a") == text
 
 
+def test_a_request_that_nobody_waits_beside_is_decoded_in_growing_strides(stack: ExitStack) -> None:
+    target = Target(stack, stream_interval_s=0.2)
+    target.submit(request("a", max_tokens=60, speculation=SpeculationMode.OFF))
+    target.end_of("a")
+    assert target.said_of("a") == text_of("a", 60)
+    assert target.model.strides == [2, 4, 8, 16, 16, 13]  # after the first token
+    assert target.model.steps == []
+
+
+def test_strides_are_no_longer_than_tokens_are_kept_back(stack: ExitStack) -> None:
+    target = Target(stack, stream_interval_s=0.035)  # a forward takes 0.01
+    target.submit(request("a", speculation=SpeculationMode.OFF))
+    target.end_of("a")
+    assert max(target.model.strides) == 3
+
+
+@pytest.mark.parametrize("most_kept", [0, 1])
+def test_a_model_that_mostly_wants_what_is_not_allowed_is_seldom_asked_for_more(
+    stack: ExitStack, most_kept: int
+) -> None:
+    target = Target(stack, stream_interval_s=0.2)
+    target.model.most_kept = most_kept
+    target.submit(request("a", max_tokens=60, speculation=SpeculationMode.OFF))
+    target.end_of("a")
+    assert target.said_of("a") == text_of("a", 60)
+    assert len(target.model.steps) == 59 - most_kept * len(target.model.strides)
+    assert set(target.model.strides) == {2}
+    assert len(target.model.strides) == -(-len(target.model.steps) // 14)
+
+
+def test_two_requests_share_forwards_and_neither_is_decoded_in_strides(stack: ExitStack) -> None:
+    target = Target(stack, stream_interval_s=0.2)
+    target.hold()
+    off = SpeculationMode.OFF
+    target.submit(request("a", max_tokens=40, speculation=off, logprobs=0))  # whose rows are asked for, one by one
+    target.submit(request("b", speculation=off))
+    target.model.gates["step"].wait_reached()
+    target.forward_until(lambda step: len(step) == 2)
+    target.go_on()
+    for _ in range(2):
+        target.api.next(Ended)
+    assert (target.said_of("a"), target.said_of("b")) == (text_of("a", 40), text_of("b", 24))
+    assert target.model.strides == []
+
+
+def test_what_a_draft_is_told_of_a_stride_is_all_of_it(stack: ExitStack) -> None:
+    target = Target(stack, stream_interval_s=0.2)
+    draft, text = target.draft(), text_of("a", 24)
+    target.submit(request("a"))
+    target.end_of("a")
+    draft.poll()
+    told = [token for verdict in draft.of(Verdict) for token in verdict.ids]
+    assert target.said_of("a") == text
+    assert told == text[: len(told)]
+    assert len(told) > 8
+
+
 @pytest.mark.parametrize("is_chunk_invariant", [True, False])
 def test_a_prompt_is_cut_where_a_stream_would_wait_for_it_or_bits_hang_on_it(
     stack: ExitStack, *, is_chunk_invariant: bool

@@ -239,7 +239,8 @@ def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_noisy", [False, True])
-def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: str, is_noisy: bool) -> None:
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: str, is_noisy: bool, num_threads: int) -> None:
     """Tokens, margins and cache are those of single steps, after one row as after several."""
     stepper = Stepper(build("qwen2"), dtype)
     start, count, sharpness = [3, 1, 4, 1, 5], 6, 0.5
@@ -252,7 +253,8 @@ def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: str, is_n
         margins.append(float(best.values[0] - best.values[1]))
         given = tokens[-1:]
     cache = stepper.cache()
-    found = stepper.step.run_ahead(start, 0, Segment(cache, 0, len(start)), noise, sharpness)
+    stepper.step.use_threads(1, num_threads)
+    found = stepper.step.run_ahead(start, 0, Segment(cache, 0, len(start)), noise, sharpness, is_alone=True)
     assert found[0] == tokens
     assert found[1] == pytest.approx(margins, abs=1e-5)
     assert torch.equal(cache.keys[..., : alone.length, :], alone.keys[..., : alone.length, :])

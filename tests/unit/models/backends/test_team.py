@@ -109,8 +109,7 @@ def test_a_teams_bits_are_those_of_one_thread(family: str, dtype: str) -> None:
     ],
 )
 def test_threads_are_doubled_as_long_as_steps_are_much_shorter(
-    seconds: dict[int, float], most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    seconds: dict[int, float], most: int, expected: int
 ) -> None:
     step = Stepper(build("qwen2")).step
-    monkeypatch.setattr(step, "_step_s", seconds.__getitem__)
-    assert step._best_team(most) == expected
+    assert step._best_team(seconds.__getitem__, most) == expected
