@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,24 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
+
+
+@runtime_checkable
+class RunsAhead(Protocol):
+    """A way to compute steps that can make several in one go; see `CpuStep`."""
+
+    def run_ahead(
+        self,
+        ids: Sequence[int],
+        position: int,
+        segment: Segment,
+        noise: Tensor,
+        sharpness: float,
+        *,
+        is_alone: bool = False,
+    ) -> tuple[list[int], list[float]]: ...
+
+    def use_when_alone(self, most: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +71,7 @@ class VideoLM:
         self._family = family
         self.decoder = decoder
         self._step = step or decoder.step
-        self._run_ahead: Callable[..., tuple[list[int], list[float]]] | None = getattr(step, "run_ahead", None)
+        self._runner = step if isinstance(step, RunsAhead) else None
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.
@@ -180,12 +198,17 @@ class VideoLM:
         One token each; up to `most`, each after the one before, of a single sequence where the model can do that in
         one go. The cache then holds all rows but that of the last token.
         """
-        if len(batch) == 1 and self._run_ahead is not None and batch[0][1].is_plain:
+        if len(batch) == 1 and self._runner is not None and batch[0][1].is_plain:
             ahead = self._ahead(*batch[0], most)
             return [[Guess.of(token, margin) for token, margin in zip(*ahead, strict=True)]]
         logits = self.step([rows for rows, _, _ in batch])
         last = [(sampler, scores[-1:], prefix) for (_, sampler, prefix), scores in zip(batch, logits, strict=True)]
         return [[each] for each in guess_all(last)]
+
+    def use_when_alone(self, most_threads: int) -> None:
+        """`decode` may have up to so many threads: as many as pay, which is measured."""
+        if self._runner is not None:
+            self._runner.use_when_alone(most_threads)
 
     @torch.inference_mode()
     def decode(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int) -> list[int]:
@@ -195,7 +218,7 @@ class VideoLM:
         nothing is changed, where a model or a sampler cannot do that. The cache then holds all rows but the last
         token's.
         """
-        if self._run_ahead is None or not sampler.is_free or rows.pruner is not None:
+        if self._runner is None or not sampler.is_free or rows.pruner is not None:
             return []
         before = rows.cache.length
         tokens, margins = self._ahead(rows, sampler, prefix, most, is_alone=True)
@@ -207,9 +230,9 @@ class VideoLM:
         self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int, *, is_alone: bool = False
     ) -> tuple[list[int], list[float]]:
         """So many tokens, and how far each one's runner-up is behind; only where the model can."""
-        assert self._run_ahead is not None
+        assert self._runner is not None
         noise = sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
-        found = self._run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness, is_alone=is_alone)
+        found = self._runner.run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness, is_alone=is_alone)
         rows.cache.length += len(rows.ids) + count - 1
         return found

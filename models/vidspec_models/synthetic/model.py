@@ -143,7 +143,7 @@ class OracleDraft(VideoLM):
         self, model: Any, family: Family, decoder: Decoder, recipe: Recipe, oracle: Oracle, step: StepLogits | None
     ) -> None:
         super().__init__(model, None, family, decoder, frozenset(), step)
-        self._run_ahead = None  # the oracle has its say after every step
+        self._runner = None  # the oracle has its say after every step
         self._oracle = oracle
         self._recipe = recipe
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index

@@ -104,6 +104,7 @@ def _serve(channel: Channel, config: Configure) -> int:
         config = _within_budget(channel, config, memory)
     if model.has_kernels:
         torch.set_num_threads(config.prompt_threads)
+        model.use_when_alone(config.prompt_threads)
     geometry = model.decoder.geometry
     loop: TargetLoop | DraftLoop
     if config.role == "target":

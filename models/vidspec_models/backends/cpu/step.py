@@ -76,8 +76,7 @@ class CpuStep:
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
         self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
-        most = torch.get_num_threads()
-        self.use_threads(self._best_team(self._step_s, most), self._best_team(self._ahead_s, most))
+        self.use_threads(self._best_team(self._step_s, torch.get_num_threads()))
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.
@@ -117,6 +116,11 @@ class CpuStep:
         )  # fmt: skip
         note_columns([segment], table)
         return tokens.tolist(), margins.tolist()
+
+    def use_when_alone(self, most: int) -> None:
+        """Run ahead alone with up to so many threads, as many as pay; steps keep theirs."""
+        count = self.num_threads
+        self.use_threads(count, self._best_team(self._ahead_s, most))
 
     def use_threads(self, count: int, count_alone: int | None = None) -> None:
         """Step with so many from now on, and run ahead alone with as many or `count_alone`. All are started here: one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from statistics import fmean
 
@@ -113,7 +113,7 @@ def predict(mode: Mode, acceptance: float, costs: ProbedCosts, latency_s: float)
     """The policy's plan at this acceptance, and its speed over `off`; None for modes that do not speculate."""
     if not mode.needs_draft or costs.draft is None:
         return None
-    step = step_costs(costs.target, costs.draft.seconds[1], latency_s)
+    step = replace(step_costs(costs.target, costs.draft.seconds[1], latency_s), stride_s=costs.alone.stride_s)
     least_gain = _LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
     plan = best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)
-    return plan, plan.speedup * costs.alone.seconds[1] / step.verification_s(1)
+    return plan, plan.speedup * costs.alone.token_s / step.alone_s

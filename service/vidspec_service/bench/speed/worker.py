@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vidspec_models.reference.stock import StockAnswer
 
 _REPEATS = 60
+_ROOM = 4  # rows behind the context: a stride
 _PATIENCE_S = 60.0
 
 
@@ -45,6 +46,12 @@ class Forwards(Placement):
 
     threads: int
     seconds: dict[int, float]
+    stride_s: float | None = None  # a token of several that are made in one go, where the model does that
+
+    @property
+    def token_s(self) -> float:
+        """What a token takes where nobody proposes any."""
+        return self.seconds[1] if self.stride_s is None else self.stride_s
 
 
 def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> Forwards:
@@ -53,14 +60,19 @@ def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, 
 
     from vidspec_models.decoder.kv_cache import KVCache
     from vidspec_models.loading.load_model import load_model
-    from vidspec_models.reference.measure import time_steps
+    from vidspec_models.reference.measure import time_steps, time_strides
 
     torch.set_num_threads(threads)
     model = load_model(spec)
-    context = min(context, model.context_length - max(rows))
-    cache = KVCache(model.decoder.geometry, context + max(rows))
-    medians = time_steps(model, cache, context, rows, _REPEATS)
-    return Forwards(threads=threads, seconds=medians, **dataclasses.asdict(Placement.of(model)))
+    model.use_when_alone(threads)
+    context = min(context, model.context_length - max(*rows, _ROOM))
+    cache = KVCache(model.decoder.geometry, context + max(*rows, _ROOM))
+    return Forwards(
+        threads=threads,
+        seconds=time_steps(model, cache, context, rows, _REPEATS),
+        stride_s=time_strides(model, cache, context, _REPEATS),
+        **dataclasses.asdict(Placement.of(model)),
+    )
 
 
 def time_model(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> tuple[Forwards, float]:

@@ -40,6 +40,12 @@ class StepCosts:
     row_s: float
     draft_s: float  # one draft token of this request
     latency_s: float = 0.0002  # verdict out and first proposal back
+    stride_s: float | None = None  # a token of the target alone, where that makes several in one go
+
+    @property
+    def alone_s(self) -> float:
+        """A token without speculation."""
+        return self.verification_s(1) if self.stride_s is None else self.stride_s
 
     def verification_s(self, num_rows: float) -> float:
         return self.base_s + self.row_s * num_rows
@@ -103,7 +109,7 @@ def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain:
     )
     rates = {plan: tokens_per_second(acceptance, costs, *plan, overlap=overlap) for plan in candidates}
     least, most = max(candidates, key=rates.__getitem__)
-    speedup = rates[least, most] * costs.verification_s(1)
+    speedup = rates[least, most] * costs.alone_s
     if speedup <= least_gain:
         return OFF
     lead = int(costs.verification_s(most + 1) / costs.draft_s) + 1 if overlap else 0
@@ -157,7 +163,7 @@ class Speculation:
         overlap = self.mode is not SpeculationMode.SERIAL
         self.plan = best_plan(self.acceptance, costs, overlap=overlap, least_gain=least)
         # A row that comes true saves what a token takes otherwise, by this plan; a row of the forward is its price.
-        self.least_likely = min(costs.row_s * self.plan.speedup / costs.verification_s(1), _MOST_DEMANDED)
+        self.least_likely = min(costs.row_s * self.plan.speedup / costs.alone_s, _MOST_DEMANDED)
 
     def num_worth(self) -> int:
         """Proposals that are worth a row of the next forward each."""
@@ -182,12 +188,13 @@ class Speculation:
 
 
 class CostMeter:
-    """Running estimate of a linear forward time, base + row * rows, and of the draft's pace."""
+    """Running estimate of a linear forward time, base + row * rows, of a token alone, and of the draft's pace."""
 
-    def __init__(self, *, base_s: float, row_s: float, draft_s: float) -> None:
+    def __init__(self, *, base_s: float, row_s: float, draft_s: float, stride_s: float | None = None) -> None:
         self.base_s = base_s
         self.row_s = row_s
         self.draft_s = draft_s
+        self.stride_s = stride_s
         self._sums = [0.0] * 5  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
 
     def observe(self, num_rows: int, seconds: float) -> None:
@@ -201,6 +208,11 @@ class CostMeter:
             self.row_s = min(max(slope, 0.0), time_s / rows)
         self.base_s = max(time_s / n - self.row_s * rows / n, 1e-6)
 
-    def costs(self, num_requests: int) -> StepCosts:
-        """As one of `num_requests` sharing each forward sees them."""
-        return StepCosts(base_s=self.base_s, row_s=self.row_s * num_requests, draft_s=self.draft_s)
+    def observe_stride(self, seconds: float) -> None:
+        """Of a token of several that were made in one go."""
+        self.stride_s = seconds if self.stride_s is None else _DECAY * self.stride_s + (1 - _DECAY) * seconds
+
+    def costs(self, num_requests: int, *, in_strides: bool = False) -> StepCosts:
+        """As one of `num_requests` sharing each forward sees them; `in_strides` if it is one that could have those."""
+        stride_s = self.stride_s if in_strides and num_requests == 1 else None
+        return StepCosts(base_s=self.base_s, row_s=self.row_s * num_requests, draft_s=self.draft_s, stride_s=stride_s)

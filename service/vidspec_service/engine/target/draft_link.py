@@ -68,7 +68,7 @@ class DraftGate:
 
         Returns whether it follows.
         """
-        token_s = costs.verification_s(1)
+        token_s = costs.alone_s
         is_asked = request.request_id in self._asked
         if not is_asked and not self._pays(request, token_s, num_sharing):
             return False  # not even proposals that take no time would pay: no plan need be searched

@@ -320,9 +320,9 @@ class TargetLoop(WorkerLoop):
         """
         if pending or request.speculation.is_followed or self._scheduler.prefilling:
             return False
-        num_told = int(self._config.stream_interval_s / self._costs.costs(1).verification_s(1))
+        num_told = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
         most = min(request.num_at_once, request.num_left, num_told, MOST_HELD_TOKENS)
-        if most < _LEAST_AT_ONCE or request.num_top_logprobs is not None or not self._scheduler.allocate(request, most):
+        if most < _LEAST_AT_ONCE or not request.is_free or not self._scheduler.allocate(request, most):
             return False
         started = time.monotonic()
         with self._confined_to(request.request_id):
@@ -334,7 +334,7 @@ class TargetLoop(WorkerLoop):
                     request.request_id, request.include, Phase.VERIFY, started, len(tokens)
                 )
                 self._publish(request, request.judge(tokens[:-1], tokens))
-                self._costs.observe(1, (time.monotonic() - started) / len(tokens))
+                self._costs.observe_stride((time.monotonic() - started) / len(tokens))
             return bool(tokens)
         return True
 
@@ -370,7 +370,7 @@ class TargetLoop(WorkerLoop):
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""
-        costs = self._costs.costs(len(self._scheduler.decoding))
+        costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.is_free)
         if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
             request.speculation.replan(costs)
             self._ngrams.propose(request)

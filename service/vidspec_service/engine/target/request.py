@@ -82,6 +82,11 @@ class TargetRequest:
         return is_whole and self.first_logits is not None
 
     @property
+    def is_free(self) -> bool:
+        """Nothing has to be asked or told of each token before the next: several may be decoded in one go."""
+        return self.sampler.is_free and self.pruner is None and self.num_top_logprobs is None
+
+    @property
     def has_enough(self) -> bool:
         """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
         if not self.speculation.is_followed:

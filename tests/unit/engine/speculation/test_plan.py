@@ -1,10 +1,12 @@
 """The speed model against the design's table, and the plans it leads to."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vidspec_service.engine.speculation.plan import StepCosts, best_plan, tokens_per_second
+from vidspec_service.engine.speculation.plan import CostMeter, StepCosts, best_plan, tokens_per_second
 
 
 def ideal(ratio: float) -> StepCosts:
@@ -76,3 +78,21 @@ def test_the_rate_is_that_of_all_rounds_of_a_cycle_added_up(
         lead = max(0.0, verification / draft - 1.0) if overlap else 0.0
     rate = tokens_per_second(acceptance, costs, least, most, overlap=overlap)
     assert rate == pytest.approx(tokens / seconds, rel=1e-6)
+
+
+def test_where_the_target_is_faster_alone_than_in_single_steps_speculation_is_worth_less() -> None:
+    costs = StepCosts(base_s=1.0, row_s=0.05, draft_s=0.1)
+    strides = replace(costs, stride_s=0.5)
+    slow, fast = (best_plan(0.8, each, overlap=True, least_gain=0.0) for each in (costs, strides))
+    assert fast.speedup == pytest.approx(slow.speedup * 0.5 / 1.05)
+    assert best_plan(0.8, replace(costs, stride_s=0.2), overlap=True, least_gain=1.05).is_off
+
+
+def test_only_one_that_has_the_target_to_itself_is_reckoned_to_be_decoded_in_strides() -> None:
+    meter = CostMeter(base_s=1.0, row_s=0.1, draft_s=0.1, stride_s=0.4)
+    assert meter.costs(1, in_strides=True).alone_s == 0.4
+    assert meter.costs(1).alone_s == pytest.approx(1.1)
+    assert meter.costs(2, in_strides=True).alone_s == pytest.approx(1.2)
+    for _ in range(200):
+        meter.observe_stride(0.8)
+    assert meter.costs(1, in_strides=True).alone_s == pytest.approx(0.8, rel=0.02)

@@ -51,6 +51,9 @@ class FixedCosts(CostMeter):
     def observe(self, num_rows: int, seconds: float) -> None:
         """Nothing is learned."""
 
+    def observe_stride(self, seconds: float) -> None:
+        """Nor of several tokens in one go."""
+
 
 class Target:
     """A loop at work in a thread, and the far ends of its channels."""
