@@ -152,6 +152,11 @@ class Speculation:
     least_likely: float = 0.0  # a row is verified if what it stands on holds with this probability
     _num_served: int = 0  # forwards since the first plan
 
+    @property
+    def is_alone(self) -> bool:
+        """The target need not reckon with proposals."""
+        return self.plan.is_off or not self.is_followed
+
     def replan(self, costs: StepCosts) -> None:
         """Choose a plan for the next forwards; called before each, mostly the last choice stands."""
         if self.mode is SpeculationMode.OFF:

@@ -318,7 +318,7 @@ class TargetLoop(WorkerLoop):
         For a request that nobody proposes anything for and that nobody else waits for. A small model's step takes
         hardly longer than all that stands between two of them.
         """
-        if pending or request.speculation.is_followed or self._scheduler.prefilling:
+        if pending or not request.speculation.is_alone or self._scheduler.prefilling:
             return False
         num_told = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
         most = min(request.num_at_once, request.num_left, num_told, MOST_HELD_TOKENS)

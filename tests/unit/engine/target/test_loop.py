@@ -118,10 +118,10 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def propose(draft: Far, name: str, start: int, ids: list[int], *, epoch: int = 1) -> None:
+def propose(draft: Far, name: str, start: int, ids: list[int], *, epoch: int = 1, step_s: float = 1e-4) -> None:
     draft.channel.send(
         Proposal(
-            request_id=name, epoch=epoch, start=start, ids=tuple(ids), confidences=(1.0,) * len(ids), step_s=1e-4,
+            request_id=name, epoch=epoch, start=start, ids=tuple(ids), confidences=(1.0,) * len(ids), step_s=step_s,
             video_tokens=16,
         )
     )  # fmt: skip
@@ -310,6 +310,22 @@ def test_two_requests_share_forwards_and_neither_is_decoded_in_strides(stack: Ex
         target.api.next(Ended)
     assert (target.said_of("a"), target.said_of("b")) == (text_of("a", 40), text_of("b", 24))
     assert target.model.strides == []
+
+
+def test_a_request_whose_draft_is_too_slow_to_pay_goes_on_in_strides(stack: ExitStack) -> None:
+    target = Target(stack, stream_interval_s=0.2)
+    draft = target.draft()
+    text = begin(target, draft, max_tokens=60, speculation=SpeculationMode.AUTO, logprobs=0)
+    propose(draft, "a", 1, text[1:3], step_s=0.05)
+    target.forward_until(lambda _: len(target.model.steps) > 12)
+    (request_,) = target.loop._scheduler.decoding.values()
+    assert request_.speculation.plan.is_off
+    request_.speculation.is_followed = True  # as of a draft that nobody had to wait for
+    request_.num_top_logprobs = None  # so far they kept it from strides
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text
+    assert len(target.model.strides) > 3
 
 
 def test_what_a_draft_is_told_of_a_stride_is_all_of_it(stack: ExitStack) -> None:
