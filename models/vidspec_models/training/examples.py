@@ -80,6 +80,10 @@ class PackedText:
     labels: torch.Tensor  # IGNORE where no answer is
     weights: torch.Tensor
     is_caption: torch.Tensor
+    # What a reason says of what was asked; `LookupLoss` is drawn from it.
+    likeness: torch.Tensor  # column of the same word in what was asked, else of its first; IGNORE where no fact is
+    is_ground: torch.Tensor  # words that were asked for as well; where there is none, what was asked's first
+    concludes: torch.Tensor  # the positions before a conclusion's words
 
     def to(self, device: torch.device | str) -> PackedText:
         return PackedText(*(getattr(self, field.name).to(device) for field in fields(self)))
@@ -95,7 +99,7 @@ class ExamplePacker:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, long_share: float = 1.0) -> None:
         """`long_share` of the clips have a caption or a description; the others more questions instead."""
         self._tokenizer = tokenizer
-        self._long_share = long_share
+        self.long_share = long_share
         self._start = tokenizer.convert_tokens_to_ids(START)
         self._end = tokenizer.convert_tokens_to_ids(END)
         self.prefix = [self._start, *self._encode("user ")]
@@ -104,6 +108,7 @@ class ExamplePacker:
         self._facts = {self._encode(prefix + word)[-1] for word in words for prefix in ("", " ")}
         self._so = self._encode(", so")[-1]
         self._brace = self._encode('{"')[0]
+        self._question_mark = self._encode("?")[0]
         self._unknown = [*self._encode(UNKNOWN), self._end]
 
     def prompt_ids(self, prompt: str) -> list[int]:
@@ -117,7 +122,7 @@ class ExamplePacker:
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
         """A caption or a description, or none; then as many weighted random questions as fit."""
         told = self._of_turn(long_turn(scene, rng, greedy_text=greedy_text))
-        first = [told] if len(told) <= length and rng.random() < self._long_share else []
+        first = [told] if len(told) <= length and rng.random() < self.long_share else []
         return first + self._fill(lambda: short_turn(scene, rng), length - sum(map(len, first)))
 
     def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
@@ -154,6 +159,9 @@ class ExamplePacker:
             labels=torch.full(shape, IGNORE),
             weights=torch.zeros(shape),
             is_caption=torch.zeros(shape, dtype=torch.bool),
+            likeness=torch.full(shape, IGNORE),
+            is_ground=torch.zeros(shape, dtype=torch.bool),
+            concludes=torch.zeros(shape, dtype=torch.bool),
         )
         for row, examples in enumerate(clips):
             at = 0
@@ -167,8 +175,25 @@ class ExamplePacker:
                 packed.labels[row, answering] = torch.tensor(example.answer)
                 packed.is_caption[row, answering] = example.is_caption
                 packed.weights[row, answering] = torch.tensor(self._weights(example))
+                self._mark_lookups(packed, row, at + len(example.prompt), example.answer)
                 at = end
         return packed
+
+    def _mark_lookups(self, packed: PackedText, row: int, start: int, answer: list[int]) -> None:
+        """Of an answer that repeats what was asked, with a fact in it: "Is it red? It is blue, so no."."""
+        if self._question_mark not in answer or self._so not in answer:
+            return
+        asked = answer[: answer.index(self._question_mark)]
+        if self._facts.isdisjoint(asked):
+            return
+        concludes_at = _last(answer, self._so)
+        grounds = []
+        for at in range(len(asked), concludes_at):
+            if (word := answer[at]) in self._facts:
+                packed.likeness[row, start + at] = start + (asked.index(word) if word in asked else 0)
+                grounds += [start + at] if word in asked else []
+        packed.is_ground[row, grounds or [start]] = True
+        packed.concludes[row, start + concludes_at : start + len(answer) - 3] = True  # up to its last word
 
     def _weights(self, example: Example) -> list[float]:
         if example.is_caption:
@@ -181,7 +206,7 @@ class ExamplePacker:
 
     def _weights_of_reasoned(self, answer: list[int]) -> list[float]:
         """Hardest to learn is what follows from the reason; then what kind of reason is asked for; then its facts."""
-        concludes_at = len(answer) - answer[::-1].index(self._so)
+        concludes_at = _last(answer, self._so) + 1
         weights = [_ANSWER_WEIGHT if at < _OPENING or token in self._facts else 2.0 for at, token in enumerate(answer)]
         for at in range(concludes_at, len(answer) - 2):  # up to the full stop
             weights[at] = _CONCLUSION_WEIGHT
@@ -190,6 +215,10 @@ class ExamplePacker:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+def _last(ids: list[int], token: int) -> int:
+    return len(ids) - 1 - ids[::-1].index(token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,24 @@ import torch
 
 from vidspec_models.training.architecture import NUM_VISUAL
 from vidspec_models.training.examples import ExamplePacker, choose_tokens, make_clip_batch
-from vidspec_models.training.forward import answer_accuracy, answer_loss, in_bfloat16
+from vidspec_models.training.forward import answer_accuracy, answer_loss, in_bfloat16, make_layout
 from vidspec_models.training.language_stage import LanguageStage, Phase
+from vidspec_models.training.lookups import LookupLoss
 from vidspec_models.training.options import TrainOptions
 
 
 class WidenStage(LanguageStage):
-    """Cross-entropy on all answers; some units also show two clips at once."""
+    """Cross-entropy on all answers, and on where two heads look; some units also show two clips at once."""
 
     name = "widen"
     phases = (Phase(0.0, 12, 104, 384), Phase(0.93, 12, NUM_VISUAL, 256))
     first_clip = 20_000_000
     learning_rates = (9e-4, 6e-4)
     decay_from = 0.25
-    _LONG_SHARE = 0.65  # of the clips; to know what is asked takes more examples than to see it
+    # Of the clips; to know what is asked takes more examples than to see it, and captions are lost and found again.
+    _LONG_SHARE, _LONG_SHARE_LATER, _LATER = 0.65, 0.9, 0.4
     _PAIR_WEIGHT = 0.5
+    _LOOKUP_WEIGHT = 0.05  # answers are nearly all right, so that their loss is as small
     _PAIR_TOKENS = 104  # of each of the two clips
 
     def __init__(self, options: TrainOptions) -> None:
@@ -35,16 +38,25 @@ class WidenStage(LanguageStage):
         self.target.story_head.requires_grad_(False)
         self.trained = {"target": self.target}
 
+    def begin_step(self, phase: Phase, progress: float) -> None:
+        super().begin_step(phase, progress)
+        self.packer.long_share = self._LONG_SHARE if progress < self._LATER else self._LONG_SHARE_LATER
+
     def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
         batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len).to(self.device)
         pairs = self.pair_text(clips, generator)
         keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(self.device)
         with in_bfloat16(self.device):
             features = self.tower(batch.frames, generator)
-            logits, _ = self.forward(self.target, features, keep, batch.text)
+            layout = make_layout(self.forward.prefix, keep, NUM_VISUAL, batch.text)
+            lookups = LookupLoss(layout, batch.text)
+            visual = self.target.project(features, keep)
+            logits, _ = self.forward.run(self.target, layout, visual, next_mask=lookups.next_mask)
         logits = logits.float()
         loss = answer_loss(logits, batch.text)
-        figures = {"loss": float(loss.detach()), **answer_accuracy(logits, batch.text)}
+        figures = {"loss": float(loss.detach()), "lookups": float(lookups.value.detach())}
+        figures |= answer_accuracy(logits, batch.text)
+        loss = loss + self._LOOKUP_WEIGHT * lookups.value
         if pairs is not None:
             few = choose_tokens(batch.content.cpu(), self._PAIR_TOKENS, generator).to(self.device)
             with in_bfloat16(self.device):

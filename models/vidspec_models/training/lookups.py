@@ -1,0 +1,68 @@
+"""Lookups: attention that is told where to look, so that what is seen gets compared with what was asked.
+
+"Is there T? Seen: T near the start, F near the middle, none near the end, so yes.": left to itself, the target never
+learned to tell that two letters are the same; one head told to look from each word to its like learns it within
+minutes. A second head, some layers on, is told to look from the conclusion to the words that were found so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
+
+from vidspec_models.training.examples import IGNORE, PackedText
+from vidspec_models.training.forward import Layout, Rotary
+
+_LIKENESS_LAYER, _GROUNDS_LAYER = 3, 6  # of the target's eight, from 1
+
+
+class LookupLoss:
+    """How far two heads of a forward, of which this is `next_mask`, are from looking where they should."""
+
+    def __init__(self, layout: Layout, text: PackedText) -> None:
+        self._start = layout.text.start
+        self._text = text
+        self._losses: list[torch.Tensor] = []
+
+    @property
+    def value(self) -> torch.Tensor:
+        """Mean cross-entropy of each head, added up; after the forward."""
+        return torch.stack(self._losses).sum()
+
+    def next_mask(
+        self, number: int, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary
+    ) -> torch.Tensor:
+        """Only looks on: the mask stays as it is."""
+        if number == _LIKENESS_LAYER:
+            rows = self._text.likeness != IGNORE
+            paid = _log_attention(layer, hidden, mask, rotary)[:, self._start :][rows]
+            wanted = paid.gather(1, self._text.likeness[rows][:, None] + self._start)
+            self._losses.append(-wanted.sum() / max(len(wanted), 1))
+        elif number == _GROUNDS_LAYER:
+            rows, segments = self._text.concludes, self._text.segments
+            paid = _log_attention(layer, hidden, mask, rotary)[:, self._start :, self._start :][rows]
+            clips = rows.nonzero()[:, 0]
+            is_ground = self._text.is_ground[clips] & (segments[clips] == segments[rows][:, None])
+            wanted = paid.masked_fill(~is_ground, -torch.inf).logsumexp(-1)
+            self._losses.append(-wanted.sum() / max(len(wanted), 1))
+        return mask
+
+
+def _log_attention(layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """What every row pays to every other in the first head, [C, S, S]."""
+    attend = layer.self_attn
+    normed = layer.input_layernorm(hidden)
+    queries, keys = (_first_head(each, normed, attend.head_dim) for each in (attend.q_proj, attend.k_proj))
+    queries, keys = apply_rotary_pos_emb(queries, keys, *rotary)
+    scores = (queries @ keys.transpose(2, 3)).float() * attend.scaling + mask.float()
+    log_attention: torch.Tensor = scores[:, 0].log_softmax(-1)
+    return log_attention
+
+
+def _first_head(projection: nn.Linear, normed: torch.Tensor, size: int) -> torch.Tensor:
+    """[C, 1, S, D]"""
+    return F.linear(normed, projection.weight[:size], projection.bias[:size])[:, None]
