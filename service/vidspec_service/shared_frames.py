@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import weakref
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ class SharedFrames(np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]):
 
     def __array_finalize__(self, made_of: object) -> None:
         self.descriptor = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """As an ordinary array, which a pickler need not copy; of another kind it would."""
+        return np.asarray(self).__reduce_ex__(protocol)
 
     @classmethod
     def sealed(cls, memory: int, shape: tuple[int, int, int, int]) -> SharedFrames:

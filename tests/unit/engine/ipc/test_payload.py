@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import pickle
 from dataclasses import fields, replace
 
 import numpy as np
@@ -97,6 +98,13 @@ def test_what_one_worker_does_to_frames_no_other_sees() -> None:
     one[:] = 0
     np.testing.assert_array_equal(other, original.frames)
     np.testing.assert_array_equal(clip.frames, original.frames)
+
+
+def test_a_pickler_that_takes_buffers_as_they_are_copies_no_frames() -> None:
+    clip, buffers = shared(video(0, (2, 4, 6, 3))), list[pickle.PickleBuffer]()
+    pickled = pickle.dumps(clip.frames, protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) == 1
+    np.testing.assert_array_equal(pickle.loads(pickled, buffers=buffers), clip.frames)
 
 
 def test_more_clips_than_a_message_takes_descriptors_are_copied() -> None:
