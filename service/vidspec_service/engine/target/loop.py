@@ -322,8 +322,10 @@ class TargetLoop(WorkerLoop):
             return False
         num_told = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
         most = min(request.num_at_once, request.num_left, num_told, MOST_HELD_TOKENS)
-        if most < _LEAST_AT_ONCE or not request.is_free or not self._scheduler.allocate(request, most):
+        if most < _LEAST_AT_ONCE or not request.is_free:
             return False
+        if not self._scheduler.allocate(request, most):
+            return True  # preempted: there is nothing left to do for it now
         started = time.monotonic()
         with self._confined_to(request.request_id):
             tokens = self._model.decode(request.rows([]), request.sampler, request.committed, most)
