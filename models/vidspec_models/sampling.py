@@ -125,8 +125,9 @@ class CoupledSampler:
 
         Each has the largest of `sharpness` times its logit plus `noise`, and the next one is so far behind.
         """
+        # Ties, and what is no number, are for `choose` in any case.
         least = 0.0 if self._noise is None else _ROUNDING * max(self.sharpness, 1.0)
-        num_clear = next((at for at, margin in enumerate(margins) if margin < least), len(tokens))
+        num_clear = next((at for at, margin in enumerate(margins) if not margin > least), len(tokens))
         clear = list(tokens[:num_clear])
         if self._constraint is None or not clear:
             return clear

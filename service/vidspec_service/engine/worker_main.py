@@ -104,10 +104,10 @@ def _serve(channel: Channel, config: Configure) -> int:
         config = _within_budget(channel, config, memory)
     if model.has_kernels:
         torch.set_num_threads(config.prompt_threads)
-        model.use_when_alone(config.prompt_threads)
     geometry = model.decoder.geometry
     loop: TargetLoop | DraftLoop
     if config.role == "target":
+        model.use_when_alone(config.prompt_threads)
         loop = TargetLoop(model, channel, config, measure_costs(model))
     else:
         loop = DraftLoop(model, channel, config)

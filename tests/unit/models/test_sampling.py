@@ -142,3 +142,9 @@ def test_tokens_are_confirmed_up_to_the_first_that_rounding_might_change(tempera
         confirmed = sampler.confirmed(tokens, margins, [])
         assert confirmed == sampler.choose(logits, [])[: len(confirmed)]
         assert len(confirmed) == (3 if is_close and temperature else 6)
+
+
+def test_a_tie_and_what_is_no_number_are_not_confirmed() -> None:
+    sampler = CoupledSampler(SamplingParams())
+    assert sampler.confirmed([1, 2, 3], [0.5, 0.0, 0.5], []) == [1]
+    assert sampler.confirmed([1, 2, 3], [0.5, 0.1, float("nan")], []) == [1, 2]
