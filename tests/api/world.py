@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes import FakeDecodePool, FakeEngine
 from vidspec_service.api.app import create_app
+from vidspec_service.api.grammars.check import ForkedCompiler, GrammarCheck
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.services import build_services
 from vidspec_service.api.store.shared import SharedStore
@@ -25,6 +26,7 @@ CLIP_BYTES = b"\x00\x00\x00\x20ftypisom-not-really-a-clip"
 DATA_URL = f"data:video/mp4;base64,{base64.b64encode(CLIP_BYTES).decode()}"
 FILE = {"video": ("../../etc/passwd.m3u8", CLIP_BYTES, "text/html")}
 URL = "/v1/video-chat"
+COMPILER = ForkedCompiler()
 
 
 class World:
@@ -50,6 +52,7 @@ class World:
         self.services = build_services(
             self.settings, self.engine, self.decoder.decode, self.metrics, num_keys=len(keys)
         )
+        self.services = replace(self.services, grammars=GrammarCheck(COMPILER))
         self.services = replace(self.services, traces=traces, fetcher=fetcher or self.services.fetcher)
         self.services = replace(self.services, videos=self.services.videos.shared_through(store))
         self.admission = self.services.admission

@@ -15,8 +15,10 @@ from numba.extending import intrinsic
 from vidspec_models.backends.cpu.layers import compiled
 
 _I64 = ir.IntType(64)
-_SPINS = 2000  # some microseconds; then whoever is without a core may have this one
-_PATIENCE = 2**28  # of these; two minutes at least, as giving way takes half a microsecond
+_SPINS = 2000  # some microseconds; then whoever waits for this core may have it
+_YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
+_NAP_US = 50
+_PATIENCE = 2**20  # naps; a minute at least
 
 
 class Member(NamedTuple):
@@ -37,17 +39,19 @@ def share(member: Member, total: int) -> tuple[int, int]:
 def meet(member: Member) -> None:
     """Wait until all are here; what any of them has written, all can read afterwards.
 
-    Raises RuntimeError where one does not come for minutes: it has failed.
+    Raises RuntimeError where one does not come for a minute: it has failed.
     """
     if member.team_size == 1:
         return
     awaited = (_come(member.meeting) // member.team_size + 1) * member.team_size
-    spins = 0
+    tries = 0
     while _number_come(member.meeting) < awaited:
-        spins += 1
-        if spins > _PATIENCE:
+        tries += 1
+        if tries > _SPINS + _YIELDS + _PATIENCE:
             raise RuntimeError("a thread of the team is missing")
-        if spins > _SPINS:
+        if tries > _SPINS + _YIELDS:
+            _nap()  # a core that is never idle is not given another one's work for a long time
+        elif tries > _SPINS:
             _give_way()
 
 
@@ -75,6 +79,16 @@ def _give_way(_typing: Any) -> Any:
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+@intrinsic
+def _nap(_typing: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "usleep"), [ir.IntType(32)(_NAP_US)])
         return context.get_dummy_value()
 
     return types.none(), generate

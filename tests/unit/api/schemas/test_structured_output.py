@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from functools import cache
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
@@ -22,7 +23,8 @@ from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
-from vidspec_service.api.grammars.check import GrammarCheck
+from vidspec_service.api.grammars import fork_server
+from vidspec_service.api.grammars.check import ForkedCompiler, GrammarCheck
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
 from vidspec_service.errors import InvalidRequest
@@ -36,6 +38,18 @@ FORMATS = jsonschema.FormatChecker(["email", "ipv4", "uuid"])
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ForkedCompiler]:
+    with closing(ForkedCompiler()) as compiler:
+        compiler.start()  # by this thread, which stays
+        yield compiler
+
+
+@pytest.fixture
+def check(compiler: ForkedCompiler) -> GrammarCheck:
+    return GrammarCheck(compiler)
 
 
 @cache
@@ -158,17 +172,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMAS if name not in REFUSED])
-async def test_an_answer_follows_its_schema(name: str) -> None:
-    await GrammarCheck().check(asked := by_schema(SCHEMAS[name]), ANYONE)
+async def test_an_answer_follows_its_schema(check: GrammarCheck, name: str) -> None:
+    await check.check(asked := by_schema(SCHEMAS[name]), ANYONE)
     for seed in range(3):
         text = babble(grammars().mask(asked.text), seed)
         jsonschema.validate(json.loads(text), SCHEMAS[name], format_checker=FORMATS)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(name: str) -> None:
+async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(check: GrammarCheck, name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"response_format.json_schema.schema: .{10}") as refusal:
-        await GrammarCheck().check(by_schema(SCHEMAS[name]), ANYONE)
+        await check.check(by_schema(SCHEMAS[name]), ANYONE)
     assert refusal.value.param == "response_format.json_schema.schema"
     assert len(refusal.value.message) < 400
 
@@ -190,9 +204,9 @@ async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(name: str) 
         ({"guided_grammar": 'start: "a"'}, "a"),
     ],
 )
-async def test_every_way_to_say_it_becomes_a_grammar(fields: dict[str, Any], pattern: str) -> None:
+async def test_every_way_to_say_it_becomes_a_grammar(check: GrammarCheck, fields: dict[str, Any], pattern: str) -> None:
     asked = grammar(**fields)
-    await GrammarCheck().check(asked, ANYONE)
+    await check.check(asked, ANYONE)
     assert re.fullmatch(pattern, babble(grammars().mask(asked.text), 1), re.DOTALL)
 
 
@@ -258,16 +272,17 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "many rules": {"guided_grammar": "\n".join(["start: r0", *(f'r{n}: r{n + 1} | "x" r0' for n in range(2000))])},
     "ambiguous": {"guided_grammar": 'start: s\ns: s s | s s s | "a" | ""'},
     "intersections": {"guided_grammar": "start: A\nA: /(.*a.{20}b.*)/ & /(.*c.{20}d.*)/ & ~/(.*e.{20}f.*)/"},
+    "many intersections": {"guided_grammar": "start: A\nA: " + " & ".join(f"/.*a.{{{n}}}b.*/" for n in range(14))},
     "brackets": {"guided_grammar": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000},
     "longest": {"guided_regex": "(x|y)" * (MAX_GRAMMAR // 5 - 20)},
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_grammar_costs_a_bounded_time(name: str) -> None:
+async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name: str) -> None:
     """Alone on a core none takes a worker half a second, or a step of it 50 ms; tests share theirs."""
     try:
-        await GrammarCheck().check(asked := grammar(**HOSTILE[name]), ANYONE)
+        await check.check(asked := grammar(**HOSTILE[name]), ANYONE)
     except InvalidRequest:
         return
     started = time.process_time()
@@ -284,19 +299,28 @@ async def test_a_hostile_grammar_costs_a_bounded_time(name: str) -> None:
     assert slowest < 0.5
 
 
-async def test_a_grammar_that_takes_minutes_to_compile_is_refused_soon() -> None:
-    """A rule that is missing at the end of many others: llguidance searches them all for what may be meant."""
+async def test_a_grammar_that_takes_minutes_to_compile_is_refused_soon(check: GrammarCheck) -> None:
     with pytest.raises(InvalidRequest, match="too much time"):
-        await GrammarCheck().check(grammar(**HOSTILE["many rules"]), ANYONE)
+        await check.check(grammar(**HOSTILE["many intersections"]), ANYONE)
 
 
-async def test_what_was_checked_is_known_by_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = GrammarCheck()
+async def test_the_process_that_grammars_are_tried_in_comes_back(check: GrammarCheck, compiler: ForkedCompiler) -> None:
+    with closing(compiler):
+        await check.check(grammar(guided_regex="before"), ANYONE)
+        for child in psutil.Process().children():
+            if fork_server.__name__ in child.cmdline():
+                child.kill()
+        await check.check(grammar(guided_regex="after"), ANYONE)
+
+
+async def test_what_was_checked_is_known_by_its_text(
+    check: GrammarCheck, compiler: ForkedCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good, bad = grammar(guided_regex="a+"), grammar(guided_regex="(")
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match="unclosed"):
         await check.check(bad, ANYONE)
-    monkeypatch.setattr(subprocess, "run", None)  # no further child
+    monkeypatch.setattr(compiler, "fault", None)  # no further child
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
         await check.check(grammar(structured_outputs={"regex": "("}), ANYONE)
@@ -330,15 +354,17 @@ def test_no_schema_holds_up_what_else_the_process_does() -> None:
     assert any(longest_hold_s(schemas) < 0.05 for _ in range(4))
 
 
-async def test_requests_that_leave_free_their_place_in_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    check, run, may_end, started = GrammarCheck(), subprocess.run, threading.Event(), list[Any]()
+async def test_requests_that_leave_free_their_place_in_the_line(
+    check: GrammarCheck, compiler: ForkedCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault, may_end, started = compiler.fault, threading.Event(), list[str]()
 
-    def held(*command: Any, **options: Any) -> Any:
-        started.append(command)
+    def held(text: str) -> str:
+        started.append(text)
         assert may_end.wait(10)
-        return run(*command, **options)
+        return fault(text)
 
-    monkeypatch.setattr(subprocess, "run", held)
+    monkeypatch.setattr(compiler, "fault", held)
     waiting = [asyncio.ensure_future(check.check(grammar(guided_regex=f"a{{{n}}}"), ANYONE)) for n in range(12)]
     while not started:  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.01)
@@ -350,21 +376,21 @@ async def test_requests_that_leave_free_their_place_in_the_line(monkeypatch: pyt
 
 
 async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_only(
-    monkeypatch: pytest.MonkeyPatch,
+    check: GrammarCheck, compiler: ForkedCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check, may_end, started = GrammarCheck(), threading.Semaphore(0), list[str]()
+    may_end, started = threading.Semaphore(0), list[str]()
 
-    def held(*_: Any, input: bytes, **__: Any) -> subprocess.CompletedProcess[bytes]:
-        started.append("theirs" if b"theirs" in input else "mine")
+    def held(text: str) -> str:
+        started.append("theirs" if "theirs" in text else "mine")
         assert may_end.acquire(timeout=10)
-        return subprocess.CompletedProcess((), 0, b"")
+        return ""
 
     async def until_started(count: int) -> None:
         async with asyncio.timeout(5):
             while len(started) < count:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0.005)
 
-    monkeypatch.setattr(subprocess, "run", held)
+    monkeypatch.setattr(compiler, "fault", held)
     flood = [asyncio.ensure_future(check.check(grammar(guided_regex=f"mine{n}"), "mine")) for n in range(8)]
     await until_started(2)
     theirs = asyncio.ensure_future(check.check(grammar(guided_regex="theirs"), "theirs"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
 from functools import cache
 from typing import Any
 
@@ -142,15 +143,15 @@ def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_schemas_of_tools_are_tried_like_any_other_without_the_models_own_tokens(choice: str) -> None:
-    check = GrammarCheck()
     fine, odd = asked(tool_choice=choice).grammar, {**NAMED, "not": {"required": ["x"]}}
     tools = [*TOOLS, {"type": "function", "function": {"name": "odd", "parameters": odd}}]
     wrong = asked(tool_choice=choice, tools=tools)
     assert fine is not None
     assert wrong.grammar is not None
-    asyncio.run(check.check(fine, ANYONE))
-    with pytest.raises(InvalidRequest, match=r'tools: .*"not"'):
-        asyncio.run(check.check(wrong.grammar, ANYONE))
+    with closing(GrammarCheck()) as check:
+        asyncio.run(check.check(fine, ANYONE))
+        with pytest.raises(InvalidRequest, match=r'tools: .*"not"'):
+            asyncio.run(check.check(wrong.grammar, ANYONE))
 
 
 BARE = CallFormat(heads={"": "go"})

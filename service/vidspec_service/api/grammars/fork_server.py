@@ -1,0 +1,72 @@
+"""The process that grammars are tried in: a child forked for each, with llguidance imported.
+
+Started as `python -m vidspec_service.api.grammars.fork_server FD PARENT_PID`. Starting an interpreter and importing
+llguidance takes 0.1 s of a core, which streams of small models would miss; here that is paid once. Compilers have
+inputs on which they take minutes, or end their process: a child has a second and its own memory. What comes through the
+socket FD is a child's channel. There it reads the grammar, says that it has begun, and in the end what is wrong with
+it. The server ends when the API closes the socket.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from vidspec_service.decoding.isolation.sandbox import dies_with
+
+BEGUN, DONE = b".", b"\n"  # before and after what is wrong: without them nothing was tried, or not to the end
+MOST_CPU_S = 1  # what compiles in less takes a worker as little
+_NO_WAY = "NoExtension"  # llguidance's word for it
+_MOST_BYTES = 2 * 1024**3
+_NICENESS = 5  # as the workers': HTTP and health checks go first
+
+
+def main(requests_fd: int, parent_pid: int) -> None:
+    """Serve one GrammarCheck."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when this ends
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children here: the kernel buries them
+    os.nice(_NICENESS)
+    dies_with(parent_pid)
+    fault('start: "a"')  # what the first grammar would pay for
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, pages that all children share
+    with socket.socket(fileno=requests_fd) as requests:
+        while fds := socket.recv_fds(requests, 1, 1)[1]:
+            with socket.socket(fileno=fds[0]) as channel:
+                try:
+                    is_child = os.fork() == 0
+                except OSError:
+                    is_child = False  # who asked sees the closed channel
+                if is_child:
+                    requests.close()
+                    _try(channel)
+                    return
+
+
+def _try(channel: socket.socket) -> None:
+    """Ends by a signal if the grammar needs more time or memory than any should."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with channel.makefile("rb") as whole:
+        grammar = whole.read().decode()
+    channel.sendall(BEGUN)
+    channel.sendall(fault(grammar).encode() + DONE)
+
+
+def fault(grammar: str) -> str:
+    """What is wrong with it; empty if nothing is. With one token for each byte: what it allows hangs on no model."""
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    can_begin = not matcher.is_error() and any(matcher.compute_bitmask())
+    message = matcher.get_error()
+    return "" if can_begin else "there is no answer of this form" if _NO_WAY in message else message
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
