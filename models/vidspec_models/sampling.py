@@ -128,10 +128,13 @@ class CoupledSampler:
         # Ties, and what is no number, are for `choose` in any case.
         least = 0.0 if self._noise is None else _ROUNDING * max(self.sharpness, 1.0)
         num_clear = next((at for at, margin in enumerate(margins) if not margin > least), len(tokens))
-        clear = list(tokens[:num_clear])
-        if self._constraint is None or not clear:
-            return clear
-        return clear[: self._constraint.num_allowed(clear, prefix, clear[:-1])]
+        return self.allowed(tokens[:num_clear], prefix)
+
+    def allowed(self, tokens: Sequence[int], prefix: Sequence[int]) -> list[int]:
+        """The first of these tokens, up to one that the constraint excludes after `prefix` and those before it."""
+        if self._constraint is None or not tokens:
+            return list(tokens)
+        return list(tokens[: self._constraint.num_allowed(tokens, prefix, tokens[:-1])])
 
     @property
     def _takes_all(self) -> bool:

@@ -198,9 +198,14 @@ class VideoLM:
         One token each; up to `most`, each after the one before, of a single sequence where the model can do that in
         one go. The cache then holds all rows but that of the last token.
         """
-        if len(batch) == 1 and self._runner is not None and batch[0][1].is_plain:
-            ahead = self._ahead(*batch[0], most)
-            return [[Guess.of(token, margin) for token, margin in zip(*ahead, strict=True)]]
+        rows, sampler, prefix = batch[0]
+        if len(batch) == 1 and self._runner is not None and (sampler.is_plain or (sampler.is_free and most > 1)):
+            before = rows.cache.length
+            tokens, margins = self._ahead(rows, sampler, prefix, most)
+            allowed = sampler.allowed(tokens, prefix)
+            rows.cache.truncate(before + (len(rows.ids) - 1 + len(allowed) if allowed else 0))
+            if allowed:
+                return [[Guess.of(token, margin) for token, margin in zip(allowed, margins, strict=False)]]
         logits = self.step([rows for rows, _, _ in batch])
         last = [(sampler, scores[-1:], prefix) for (_, sampler, prefix), scores in zip(batch, logits, strict=True)]
         return [[each] for each in guess_all(last)]

@@ -18,7 +18,7 @@ from vidspec_models.preservation.strategies import find_strategy
 from vidspec_models.request import Include
 from vidspec_models.sampling import Guess
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.draft.request import DraftRequest, PrunedView
+from vidspec_service.engine.draft.request import MOST_AT_ONCE, DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -38,7 +38,6 @@ from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import Teller
 
-MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
 _PACE_MEMORY = 0.95
 
 FromTarget = Follow | Verdict | CellScores | Release
@@ -255,7 +254,10 @@ class Proposer:
     def _guess(self, batch: Sequence[DraftRequest]) -> list[list[Guess]]:
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
-        found = self._model.guess(asked, min(MOST_AT_ONCE, batch[0].num_left))
+        most = min(batch[0].num_at_once, batch[0].num_left)
+        found = self._model.guess(asked, most)
+        if len(batch) == 1:  # a model may want other tokens than a grammar all along
+            batch[0].num_at_once = MOST_AT_ONCE if len(found[0]) == most else 1
         took = (time.monotonic() - started) / max(map(len, found))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
         return found

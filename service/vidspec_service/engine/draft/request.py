@@ -20,6 +20,8 @@ from vidspec_service.engine.speculation.plan import MOST_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView
 
+MOST_AT_ONCE = 3  # tokens before the draft looks whether the target has said something
+
 
 class PrunedView:
     """The part of a prompt that the draft sees: chosen from its own features at once, again when the target's
@@ -82,6 +84,7 @@ class DraftRequest:
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not looked at yet
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
+    num_at_once: int = MOST_AT_ONCE  # to guess where nobody else wants any; one where a grammar forbade some of them
 
     @property
     def prompt(self) -> Prompt:
