@@ -118,9 +118,13 @@ class CpuStep:
         return tokens.tolist(), margins.tolist()
 
     def use_when_alone(self, most: int) -> None:
-        """Run ahead alone with up to so many threads, as many as pay; steps keep theirs."""
+        """Run ahead alone with up to so many threads, as many as pay and the system has; steps keep theirs."""
         count = self.num_threads
-        self.use_threads(count, self._best_team(self._ahead_s, most))
+        try:
+            alone = self._best_team(self._ahead_s, most)
+        except RuntimeError:
+            alone = count
+        self.use_threads(count, alone)
 
     def use_threads(self, count: int, count_alone: int | None = None) -> None:
         """Step with so many from now on, and run ahead alone with as many or `count_alone`. All are started here: one

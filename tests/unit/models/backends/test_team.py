@@ -81,6 +81,20 @@ def test_threads_that_cannot_be_had_leave_none_waiting(monkeypatch: pytest.Monke
     assert threading.active_count() <= before + 1
 
 
+def test_who_is_alone_goes_on_with_what_threads_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper = Stepper(build("qwen2"))
+    before = stepper.run((stepper.cache(), tokens(3, 4)))
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ThreadPoolExecutor, "submit", refuse)
+        stepper.step.use_when_alone(2)
+    assert (stepper.step.num_threads, stepper.step.num_threads_alone) == (1, 1)
+    assert torch.equal(stepper.run((stepper.cache(), tokens(3, 4))), before)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_teams_bits_are_those_of_one_thread(family: str, dtype: str) -> None:
