@@ -148,8 +148,8 @@ class Settings(BaseSettings):
     )
     prefill_chunk: Count | None = Field(
         default=None,
-        description="Prompt tokens prefilled between two decoding steps; unset: 512, on a CPU 64 a core, 128 at least, and "
-        "half of that with compiled kernels.",
+        description="Prompt tokens prefilled between two decoding steps; unset: 512, on a CPU 64 a core, 128 at least, "
+        "and half of that with compiled kernels.",
     )
 
     # Admission and time

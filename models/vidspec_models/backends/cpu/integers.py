@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -25,7 +25,7 @@ _PAIRS = BLOCK // 2  # of rows of a block, multiplied and added at once
 _PAIR_BYTES = 2 * STRIP
 _LARGEST = 32767.0
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
-_HAS_VNNI = _HAS_AVX512 and bool(torch.cpu._is_vnni_supported())
+_HAS_VNNI = bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
 _MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # that one instruction multiplies
 
 
@@ -126,7 +126,7 @@ def _block_sums(emitter: Emitter, record: Any, lines: list[Any], columns: tuple[
 
     def added(factor: Any, weights: Any, before: Any) -> Any:
         if _HAS_VNNI:
-            return emitter.add_pairs(factor, weights, before)
+            return emitter.add_pairs(factor, weights, before, _MOST_LANES)
         if _MOST_LANES:
             return emitter.builder.add(before, emitter.multiply_pairs_x86(factor, weights, _MOST_LANES))
         return emitter.builder.add(before, emitter.multiply_pairs(factor, weights))

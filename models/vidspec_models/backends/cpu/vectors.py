@@ -19,6 +19,7 @@ _INTEGERS = ir.VectorType(I32, LANES)
 _SHORT = ir.IntType(16)
 _SHORTS = ir.VectorType(_SHORT, LANES)
 _MULTIPLY_PAIRS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+_ADD_PAIRS = {8: ("{vex} vpdpwssd $3, $2, $0", "=x,0,x,x"), 16: ("vpdpwssd $3, $2, $0", "=v,0,v,v")}
 _LOG2_E = 1.4426950408889634
 # 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
@@ -168,26 +169,36 @@ class Emitter:
 
     def multiply_pairs_x86(self, a: Any, b: Any, most_lanes: int) -> Any:
         """The same in one instruction for 8 lanes (AVX2) or 16 (AVX-512), which LLVM does not find by itself."""
-        lanes = a.type.count // 2
-        at_once = min(lanes, most_lanes)
-        name, kind = _MULTIPLY_PAIRS[at_once], ir.VectorType(I32, at_once)
-        starts = range(0, 2 * lanes, 2 * at_once)
-        parts = [self._call(name, kind, [self._part(vector, start, at_once) for vector in (a, b)]) for start in starts]
-        return parts[0] if len(parts) == 1 else self._picked(parts[0], parts[1], range(lanes))
 
-    def add_pairs(self, a: Any, b: Any, c: Any) -> Any:
-        """c + `multiply_pairs` of 16 lanes, in one instruction; x86 with AVX512_VNNI only.
+        def multiply(*words: Any) -> Any:
+            lanes = words[0].type.count
+            shorts = [self.builder.bitcast(vector, ir.VectorType(_SHORT, 2 * lanes)) for vector in words]
+            return self._call(_MULTIPLY_PAIRS[lanes], words[0].type, shorts)
+
+        return self._in_halves(multiply, [a, b], most_lanes)
+
+    def add_pairs(self, a: Any, b: Any, c: Any, most_lanes: int) -> Any:
+        """c + `multiply_pairs`, in one instruction for 8 lanes (AVX-VNNI) or 16 (AVX512_VNNI).
 
         As assembly, since LLVM parts the instruction in two again where it thinks of one chain of sums.
         """
-        words = [self.builder.bitcast(vector, _INTEGERS) for vector in (a, b)]
-        kind = ir.FunctionType(_INTEGERS, [_INTEGERS] * 3)
-        return self.builder.asm(kind, "vpdpwssd $3, $2, $0", "=v,0,v,v", [c, *words], side_effect=False)
 
-    def _part(self, vector: Any, start: int, lanes: int) -> Any:
-        """So many pairs of a vector of int16."""
-        count = 2 * lanes
-        return vector if vector.type.count == count else self._picked(vector, vector, range(start, start + count))
+        def add(*words: Any) -> Any:
+            kind = words[0].type
+            asm, constraints = _ADD_PAIRS[kind.count]
+            return self.builder.asm(ir.FunctionType(kind, [kind] * 3), asm, constraints, list(words), side_effect=False)
+
+        return self._in_halves(add, [c, a, b], most_lanes)
+
+    def _in_halves(self, work: Callable[..., Any], vectors: list[Any], most_lanes: int) -> Any:
+        """What `work` makes of vectors taken as int32, one half after the other where they have more lanes."""
+        lanes = vectors[-1].type.count // 2  # of pairs of int16
+        words = [self.builder.bitcast(vector, ir.VectorType(I32, lanes)) for vector in vectors]
+        if lanes <= most_lanes:
+            return work(*words)
+        halves = (range(most_lanes), range(most_lanes, lanes))
+        first, second = (work(*(self._picked(vector, vector, half) for vector in words)) for half in halves)
+        return self._picked(first, second, range(lanes))
 
     def as_floats(self, vector: Any) -> Any:
         return self.builder.sitofp(vector, ir.VectorType(F32, vector.type.count))

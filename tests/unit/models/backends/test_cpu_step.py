@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import pytest
 import torch
+from llvmlite import binding
 from torch import Tensor
 
 from tests.unit.models import random_models
@@ -167,26 +168,34 @@ def test_a_product_in_int8_is_that_of_the_rounded_weights() -> None:
     assert not np.allclose(out, 1 + rows @ weight.T, atol=2e-3)
 
 
-@pytest.mark.parametrize(("most_lanes", "instruction"), [(16, "avx512.pmaddw.d.512"), (8, "avx2.pmadd.wd"), (0, "")])
+@pytest.mark.parametrize(
+    ("most_lanes", "feature", "instruction"),
+    [
+        (16, "avx512bw", "avx512.pmaddw.d.512"),
+        (8, "avxvnni", "{vex} vpdpwssd"),
+        (8, "avx2", "avx2.pmadd.wd"),
+        (0, "", ""),
+    ],
+)
 @pytest.mark.parametrize("num_rows", [1, 5, 12])
 def test_integers_are_multiplied_alike_whatever_the_instruction(
-    num_rows: int, most_lanes: int, instruction: str, monkeypatch: pytest.MonkeyPatch
+    num_rows: int, most_lanes: int, feature: str, instruction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if most_lanes > cpu_integers._MOST_LANES:
-        pytest.skip("this processor has no such instruction")
+    if feature and not binding.get_host_cpu_features().get(feature):
+        pytest.skip(f"this processor has no {feature}")
     generator = torch.Generator().manual_seed(8)
     rows, weight = torch.randn(num_rows, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
     strips = integers(weight.reshape(1, STRIP, 128).transpose(1, 2).contiguous().numpy())
     first, second = (np.zeros((num_rows, STRIP), np.float32) for _ in range(2))
     integer_product(rows.numpy(), strips, first, 0, len(strips))
-    monkeypatch.setattr(cpu_integers, "_HAS_VNNI", False)
+    monkeypatch.setattr(cpu_integers, "_HAS_VNNI", feature.endswith("vnni"))
     monkeypatch.setattr(cpu_integers, "_MOST_LANES", most_lanes)
     other = numba.njit(integer_product.py_func)
     other(rows.numpy(), strips, second, 0, 1)
     assert np.array_equal(first, second)
     assert first.any()
     code = "".join(other.inspect_llvm().values())
-    assert instruction in code if instruction else "pmadd" not in code
+    assert instruction in code if instruction else "pmadd" not in code and "vpdp" not in code
 
 
 def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
