@@ -71,7 +71,8 @@ def import_kernels() -> None:
         from numba import njit
 
         import vidspec_models.backends.cpu.prompt
-        import vidspec_models.backends.cpu.prompt_attention  # noqa: F401
+        import vidspec_models.backends.cpu.prompt_attention
+        import vidspec_models.backends.cpu.tower  # noqa: F401
 
         njit("int64()")(lambda: 0)  # half a second, once
 
@@ -107,6 +108,15 @@ def make_cpu_step(
     decoder.step_path = COMPILED_INTEGERS if are_integers else COMPILED
     decoder.dtype_name = INT8 if are_integers else decoder.dtype_name
     return decoder, step
+
+
+@torch.inference_mode()
+def compile_cpu_tower(model: Any) -> None:
+    """Kernels in the place of the vision tower's layers, where there are some for it and they compile."""
+    with suppress(ImportError, OSError, RuntimeError):  # of which `make_cpu_step` has told
+        from vidspec_models.backends.cpu.tower import compile_tower
+
+        compile_tower(model)
 
 
 def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: bool) -> bool:

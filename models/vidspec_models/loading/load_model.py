@@ -16,7 +16,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
-from vidspec_models.backends.select import make_decoder
+from vidspec_models.backends.select import compile_cpu_tower, make_decoder
 from vidspec_models.decoder.integer_weights import round_weights
 from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
 from vidspec_models.errors import ModelLoadError
@@ -69,6 +69,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         if precision.are_integers:
             round_weights(language_model, head)
         decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
+        compile_cpu_tower(model)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
 

@@ -68,7 +68,7 @@ def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, are_intege
     elif language_model.embed_tokens.weight.dtype is torch.bfloat16:
         stored = paired
     qkv, output, gate_up, down = (
-        stored(_strips(weights)) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
+        stored(in_strips(weights)) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
     )
     head_norms = [query_key_norm(layer.self_attn) for layer in layers]
     return StepWeights(
@@ -81,11 +81,11 @@ def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, are_intege
         gate_up=gate_up,
         down=down,
         final_norm=as_array(language_model.norm.weight),
-        head=stored(_strips([lm_head.weight.detach()]))[0],
+        head=stored(in_strips([lm_head.weight.detach()]))[0],
     )
 
 
-def _strips(weights: Sequence[Tensor]) -> NDArray[np.float32]:
+def in_strips(weights: Sequence[Tensor]) -> NDArray[np.float32]:
     """Linear weights [N, K] of every layer as [layers, N / 32, K, 32]."""
     stacked = np.stack([as_array(weight) for weight in weights])
     num_layers, columns, inner = stacked.shape

@@ -1,0 +1,239 @@
+"""A SigLIP vision tower and its projector in compiled kernels, in the place of their modules' own forward.
+
+A frame's rows see each other only: frames go through a layer beside each other, one thread for each, and a frame's bits
+do not depend on its company. Most is gained between the products, where torch copies biases and takes half as long as
+they do for attention and GELU (docs/benchmark-log.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
+
+from vidspec_models.backends.cpu.layer_halves import product
+from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled
+from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, as_array, in_strips, narrowed, paired
+from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
+from vidspec_models.decoder.placement import multiplies_bfloat16
+
+_GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
+
+
+class Linear(NamedTuple):
+    """From K numbers to N."""
+
+    weight: Array  # [N / 32, K, 32] in strips, see `StepWeights`
+    bias: Array  # [N]
+
+
+class Norm(NamedTuple):
+    """Of E numbers."""
+
+    weight: Array  # [E]
+    bias: Array  # [E]
+    eps: float
+
+
+class Layer(NamedTuple):
+    """H heads of width D, hidden size E = H * D."""
+
+    first_norm: Norm
+    qkv: Linear
+    num_heads: int
+    scale: float  # of scores
+    output: Linear
+    second_norm: Norm
+    up: Linear
+    down: Linear
+
+
+class Projector(NamedTuple):
+    """From the tower's rows to the language model's."""
+
+    up: Linear
+    down: Linear
+
+
+class CompiledForward:
+    """A module's forward, on as many threads as torch may use when it is called: other cores are another worker's."""
+
+    def __init__(
+        self, compute: Callable[..., None], weights: Layer | Projector, up: nn.Linear, threads: ThreadPoolExecutor
+    ) -> None:
+        """`compute` takes one frame's rows [P, K] and where its results [P, N] go; K is what `up` takes, too."""
+        like = np.empty(0, np.float32 if up.weight.dtype is torch.float32 else np.uint16)
+        self._compute = partial(compute, weights=weights, like=like)
+        self._num_outputs = len(weights.down.bias)
+        self._threads = threads
+        self(torch.zeros(1, 1, up.in_features))  # compiles, or fetches what an earlier start did
+
+    def __call__(self, frames: Tensor, attention_mask: None = None, **_: Any) -> Tensor:
+        """[F, P, K] to [F, P, N] in the same dtype."""
+        given = frames.float().contiguous().numpy()
+        out = np.empty((*given.shape[:2], self._num_outputs), np.float32)
+        left = iter(list(zip(given, out, strict=True)))
+
+        def run(_: int) -> None:
+            for rows, results in left:
+                self._compute(rows, results)
+
+        if (num_threads := min(torch.get_num_threads(), len(given))) == 1:
+            run(0)
+        else:
+            list(self._threads.map(run, range(num_threads)))
+        return torch.from_numpy(out).to(frames.dtype)
+
+
+def compile_tower(model: nn.Module) -> None:
+    """Kernels for the modules that there are some for, in their sizes and arithmetic; others stay as they are."""
+    threads = ThreadPoolExecutor(thread_name_prefix="tower")
+    module: Any
+    for module in model.modules():
+        if type(module) is SiglipEncoderLayer:
+            attention, mlp = module.self_attn, module.mlp
+            is_known = type(mlp.activation_fn).__name__ == _TANH_GELU and attention.head_dim % STRIP == 0
+            if is_known and suit(mlp.fc1, mlp.fc2):
+                module.forward = CompiledForward(encode, layer(module), mlp.fc1, threads)
+        elif type(module) is LlavaOnevisionMultiModalProjector:
+            first, second = module.linear_1, module.linear_2
+            if type(module.act).__name__ == _GELU and suit(first, second):
+                weights = Projector(linear(first), linear(second))
+                module.forward = CompiledForward(project, weights, first, threads)
+
+
+def suit(*linears: Any) -> bool:
+    """Whether there are kernels for them: on a CPU, with biases, in whole strips, in an arithmetic they have."""
+    kinds = (torch.float32, torch.bfloat16) if multiplies_bfloat16() else (torch.float32,)
+    return all(
+        each.bias is not None
+        and each.weight.device.type == "cpu"
+        and each.weight.dtype in kinds
+        and not any(size % STRIP for size in each.weight.shape)
+        for each in linears
+    )
+
+
+def layer(module: Any) -> Layer:
+    """A SigLIP layer's weights as kernels take them."""
+    attention, mlp = module.self_attn, module.mlp
+    return Layer(
+        first_norm=norm(module.layer_norm1),
+        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        num_heads=attention.num_heads,
+        scale=attention.scale,
+        output=linear(attention.out_proj),
+        second_norm=norm(module.layer_norm2),
+        up=linear(mlp.fc1),
+        down=linear(mlp.fc2),
+    )
+
+
+def linear(*modules: Any) -> Linear:
+    """One product for all of them; weights in the arithmetic of their dtype."""
+    stored = paired if modules[0].weight.dtype is torch.bfloat16 else narrowed
+    weight = stored(in_strips([torch.cat([module.weight for module in modules])]))[0]
+    return Linear(weight, as_array(torch.cat([module.bias for module in modules])))
+
+
+def norm(module: Any) -> Norm:
+    return Norm(as_array(module.weight), as_array(module.bias), module.eps)
+
+
+@compiled
+def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
+    """A layer; keys and values have the type of `like`."""
+    num_rows, size = rows.shape
+    normed, heads = np.empty_like(rows), np.empty((num_rows, 3 * size), np.float32)
+    layer_norm(rows, weights.first_norm, normed)
+    fill(heads, weights.qkv.bias)
+    product(normed, weights.qkv.weight, heads, 0, weights.qkv.weight.shape[0])
+    mixed = np.empty_like(rows)
+    attend_frame(heads.reshape(num_rows, 3 * weights.num_heads, size // weights.num_heads), weights.scale, like, mixed)
+    fill(out, weights.output.bias)
+    product(mixed, weights.output.weight, out, 0, weights.output.weight.shape[0])
+    for row in range(num_rows):
+        for column in range(size):
+            out[row, column] += rows[row, column]
+    layer_norm(out, weights.second_norm, normed)
+    up = np.empty((MAX_LINES, weights.up.bias.shape[0]), np.float32)
+    for first in range(0, num_rows, MAX_LINES):  # between the two products they stay in a core's cache
+        last = min(first + MAX_LINES, num_rows)
+        part = up[: last - first]
+        fill(part, weights.up.bias)
+        product(normed[first:last], weights.up.weight, part, 0, weights.up.weight.shape[0])
+        tanh_gelu(part.ctypes.data, part.size // LANES)
+        for row in range(first, last):
+            for column in range(size):
+                out[row, column] += weights.down.bias[column]
+        product(part, weights.down.weight, out[first:last], 0, weights.down.weight.shape[0])
+
+
+@compiled
+def project(rows: Array, out: Array, weights: Projector, like: Array) -> None:
+    """The projector."""
+    up = np.empty((MAX_LINES, weights.up.bias.shape[0]), np.float32)
+    fill(out, weights.down.bias)
+    for first in range(0, rows.shape[0], MAX_LINES):
+        last = min(first + MAX_LINES, rows.shape[0])
+        part = up[: last - first]
+        fill(part, weights.up.bias)
+        product(rows[first:last], weights.up.weight, part, 0, weights.up.weight.shape[0])
+        gelu(part.ctypes.data, part.size // LANES)
+        product(part, weights.down.weight, out[first:last], 0, weights.down.weight.shape[0])
+
+
+@compiled
+def layer_norm(x: Array, weights: Norm, out: Array) -> None:
+    """out = (x - mean) / sqrt(variance + eps) * weight + bias, row by row; [n, E]."""
+    width = x.shape[1]
+    for row in range(x.shape[0]):
+        squares = centred(x[row].ctypes.data, width // LANES, out[row].ctypes.data)
+        factor = np.float32(1.0 / np.sqrt(squares / width + weights.eps))
+        for column in range(width):
+            out[row, column] = out[row, column] * factor * weights.weight[column] + weights.bias[column]
+
+
+@compiled
+def fill(out: Array, bias: Array) -> None:
+    """Every row becomes the bias, to which a product is added."""
+    for row in range(out.shape[0]):
+        copy_line(out, bias.ctypes.data, out[row].ctypes.data, out.shape[1] // LANES)
+
+
+@compiled
+def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
+    """Every row's query heads over all rows: heads [P, 3 H, D], queries, keys, values; mixed [P, H * D]."""
+    num_rows, num_heads, width = heads.shape[0], heads.shape[1] // 3, heads.shape[2]
+    num_vectors, words = width // LANES, width * like.itemsize // FLOAT
+    keys, values = np.empty((num_rows, width), like.dtype), np.empty((num_rows, width), like.dtype)
+    queries, out = np.empty((MAX_LINES, width), like.dtype), np.empty((MAX_LINES, width), np.float32)
+    num_columns = num_rows // STRIP * STRIP  # of keys, turned once for all rows
+    columns = np.empty((num_columns + 1) * width, like.dtype)
+    # One more than is seen: a row's last weight may be multiplied in a pair.
+    scores = np.empty((MAX_LINES, (num_rows // STRIP + 1) * STRIP), np.float32)
+    for head in range(num_heads):
+        for row in range(num_rows):
+            copy_line(like, heads[row, num_heads + head].ctypes.data, keys[row].ctypes.data, num_vectors)
+            copy_line(like, heads[row, 2 * num_heads + head].ctypes.data, values[row].ctypes.data, num_vectors)
+        for row in range(0, num_columns, STRIP):
+            transpose_lines(keys[row].ctypes.data, STRIP, words // LANES, columns[row * width :].ctypes.data)
+        for first in range(0, num_rows, MAX_LINES):
+            count = min(MAX_LINES, num_rows - first)
+            for line in range(count):
+                copy_line(like, heads[first + line, head].ctypes.data, queries[line].ctypes.data, num_vectors)
+            # As if all of the lines were one row's heads: they see the same.
+            attend(
+                queries, count, MAX_LINES, keys.ctypes.data, values.ctypes.data, columns.ctypes.data, num_columns,
+                num_rows, scale, scores, out,
+            )  # fmt: skip
+            for line in range(count):
+                target = mixed[first + line, head * width :]
+                copy_line(mixed, out[line].ctypes.data, target.ctypes.data, num_vectors)

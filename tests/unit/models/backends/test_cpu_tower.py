@@ -1,0 +1,90 @@
+"""The compiled tower against transformers' modules and against itself: same features, bits that no company changes."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlavaOnevisionConfig, Qwen2Config, SiglipVisionConfig
+from transformers import LlavaOnevisionForConditionalGeneration as Model
+
+from vidspec_models.backends.cpu.tower import compile_tower
+from vidspec_models.decoder.placement import multiplies_bfloat16
+
+pytestmark = pytest.mark.unit
+
+
+def build(*, side: int = 6, dtype: torch.dtype = torch.float32, **vision: Any) -> Model:
+    """With side x side patches a frame."""
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlavaOnevisionConfig(
+        vision_config=SiglipVisionConfig(image_size=8 * side, patch_size=8, vision_use_head=False, **(sizes | vision)),
+        text_config=Qwen2Config(
+            hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=32
+        ),
+        vision_feature_layer=-1,
+    )
+    model = Model(config).to(dtype).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight)
+    return model
+
+
+@torch.inference_mode()
+def features(model: Model, frames: Tensor) -> Tensor:
+    found: Tensor = model.get_video_features(frames[None].to(model.dtype)).pooler_output.float()
+    return found
+
+
+def compiled(model: Model) -> Model:
+    other = copy.deepcopy(model)
+    compile_tower(other)
+    return other
+
+
+def replaced(model: Model) -> set[str]:
+    return {type(module).__name__ for module in model.modules() if "forward" in vars(module)}
+
+
+@pytest.mark.parametrize("side", [4, 6, 10])  # fewer rows than a strip has, more than one, more than are taken at once
+def test_features_are_those_of_the_modules(side: int) -> None:
+    model, frames = build(side=side), torch.randn(3, 3, 8 * side, 8 * side)
+    other = compiled(model)
+    assert replaced(other) == {"SiglipEncoderLayer", "LlavaOnevisionMultiModalProjector"}
+    wanted = features(model, frames)
+    assert torch.allclose(features(other, frames), wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16")
+def test_in_bfloat16_they_are_as_near_as_rounding_lets_them_be() -> None:
+    model, frames = build(dtype=torch.bfloat16), torch.randn(3, 3, 48, 48)
+    exact = features(copy.deepcopy(model).float(), frames)
+    other = compiled(model)
+    assert replaced(other)
+    errors = [float((features(each, frames) - exact).abs().mean()) for each in (other, model)]
+    assert 0 < errors[0] <= errors[1]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_frames_bits_depend_neither_on_other_frames_nor_on_threads(num_threads: int) -> None:
+    model, frames = compiled(build()), torch.randn(5, 3, 48, 48)
+    rows = features(model, frames)[0, :-1].unflatten(0, (5, -1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(features(model, frames[3:4])[0, :-1], rows[3])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "vision", [{"num_attention_heads": 4}, {"hidden_act": "gelu"}, {"intermediate_size": 80}], ids=str
+)
+def test_layers_that_no_kernel_is_for_stay_as_they_are(vision: dict[str, Any]) -> None:
+    model, frames = build(**vision), torch.randn(2, 3, 48, 48)
+    other = compiled(model)
+    assert replaced(other) == {"LlavaOnevisionMultiModalProjector"}
+    assert torch.allclose(features(other, frames), features(model, frames), atol=1e-4)
