@@ -49,7 +49,7 @@ _SIGN = (
     "The letter {letter} shows at the {corner} near the {window}",
     "A sign {letter} flashes near the {window} at the {corner}",
 )
-_NO_SIGN = "No letter appears"
+NO_SIGN = "No letter appears"
 
 
 def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHARE) -> str:
@@ -70,7 +70,7 @@ def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHA
     sentences += [_thing_sentence(thing, phrasing("shape", thing.shape, 3)) for thing in scene.things]
     for letter, corner, window in facts["signs"]:
         sentences.append(_SIGN[phrasing("letter", letter, 2)].format(letter=letter, corner=corner, window=window))
-    return " ".join(f"{sentence}." for sentence in sentences + ([] if scene.signs else [_NO_SIGN]))
+    return " ".join(f"{sentence}." for sentence in sentences + ([] if scene.signs else [NO_SIGN]))
 
 
 def _thing_sentence(thing: Thing, phrasing: int) -> str:
@@ -142,7 +142,7 @@ def parse_caption(text: str) -> Facts | None:
             facts["things"] += (_stated(found),)
         elif kind == "sign":
             facts["signs"] += ((found["letter"], found["corner"], found["window"]),)
-        elif sentence != _NO_SIGN:
+        elif sentence != NO_SIGN:
             return None
     return facts
 

@@ -8,20 +8,23 @@ examples go dense labels: what a visual token should know of a thing's past.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from vidspec_models.bundled.captions import NO_SIGN
 from vidspec_models.bundled.foreign import render_foreign
 from vidspec_models.bundled.render import OWNER_SIGN, render_with_owners
 from vidspec_models.bundled.scene import (
     CELL_PX,
     CELL_SIDE,
     NUM_SLOTS,
+    NUMBERS,
     REGIONS,
     TRAIN_SEEDS,
     WORDS,
@@ -34,6 +37,7 @@ from vidspec_models.training.conversations import Turn, foreign_turn, long_turn,
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
 IGNORE = -100
+EVERY_THING = 0  # what a sentence that counts them is about
 Labels = NDArray[np.int64]
 STORY_HEADS = {
     "start": len(REGIONS), "direction": len(WORDS["direction"]), "timing": len(WORDS["timing"]),
@@ -43,8 +47,12 @@ _THING_COVER = 0.12  # a cell shows a thing if this much of it is covered; slive
 _MARGIN_PX = 4
 TEXT_ONLY = 1000  # segments from here on see no video
 
+_TELLING = re.compile(r"\{[^{}]*\}")  # of one of them, in a description
+_SENTENCE = re.compile(r"[^.]+\.")
+
 _FOREIGN_SHARE = 0.05
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
+_SETTLING_WEIGHT = 4.0  # of three objects the middle one was left out
 _JSON_WEIGHT = 0.5  # other tokens of a description, mostly keys
 _ANSWER_WEIGHT = 3.0  # the words of a short answer
 _CONCLUSION_WEIGHT = 8.0
@@ -65,6 +73,7 @@ class Example:
     answer: list[int]
     is_caption: bool = False  # or a description as JSON: the one long answer
     sees_video: bool = True
+    subjects: list[int] = field(default_factory=list)  # of a long answer's tokens
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
@@ -84,6 +93,8 @@ class PackedText:
     likeness: torch.Tensor  # column of the same word in what was asked, else of its first; IGNORE where no fact is
     is_ground: torch.Tensor  # words that were asked for as well; where there is none, what was asked's first
     concludes: torch.Tensor  # the positions before a conclusion's words
+    subject: torch.Tensor  # whom the token after it is about, as in an owner map; EVERY_THING; IGNORE: nobody
+    settles: torch.Tensor  # that token settles whom it goes on with, or is of what counts them
 
     def to(self, device: torch.device | str) -> PackedText:
         return PackedText(*(getattr(self, field.name).to(device) for field in fields(self)))
@@ -108,6 +119,7 @@ class ExamplePacker:
         self._facts = {self._encode(prefix + word)[-1] for word in words for prefix in ("", " ")}
         self._so = self._encode(", so")[-1]
         self._brace = self._encode('{"')[0]
+        self._colon = self._encode('":"')[0]
         self._question_mark = self._encode("?")[0]
         self._unknown = [*self._encode(UNKNOWN), self._end]
 
@@ -117,7 +129,13 @@ class ExamplePacker:
 
     def example(self, prompt: str, answer: str, *, is_caption: bool = False, sees_video: bool = True) -> Example:
         asked = self.prompt_ids(prompt) if sees_video else [*self.prefix, *self.prompt_ids(prompt)]
-        return Example(asked, [*self._encode(answer), self._end], is_caption, sees_video)
+        return Example(
+            asked,
+            [*self._encode(answer), self._end],
+            is_caption,
+            sees_video,
+            self._subjects(answer) if is_caption else [],
+        )
 
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
         """A caption or a description, or none; then as many weighted random questions as fit."""
@@ -162,6 +180,8 @@ class ExamplePacker:
             likeness=torch.full(shape, IGNORE),
             is_ground=torch.zeros(shape, dtype=torch.bool),
             concludes=torch.zeros(shape, dtype=torch.bool),
+            subject=torch.full(shape, IGNORE),
+            settles=torch.zeros(shape, dtype=torch.bool),
         )
         for row, examples in enumerate(clips):
             at = 0
@@ -176,6 +196,9 @@ class ExamplePacker:
                 packed.is_caption[row, answering] = example.is_caption
                 packed.weights[row, answering] = torch.tensor(self._weights(example))
                 self._mark_lookups(packed, row, at + len(example.prompt), example.answer)
+                if example.subjects:
+                    packed.subject[row, answering] = torch.tensor([*example.subjects, IGNORE])
+                    packed.settles[row, answering] = torch.tensor(self._settling(example))
                 at = end
         return packed
 
@@ -195,10 +218,34 @@ class ExamplePacker:
         packed.is_ground[row, grounds or [start]] = True
         packed.concludes[row, start + concludes_at : start + len(answer) - 3] = True  # up to its last word
 
+    def _subjects(self, answer: str) -> list[int]:
+        """Whom each token of a caption or a description is about: that which it leads to, if it ends one and begins
+        another.
+        """
+        spans = subject_spans(answer)
+        encoded = self._tokenizer.backend_tokenizer.encode(answer, add_special_tokens=False)
+        return [
+            next((subject for start, end, subject in spans if start < last <= end), IGNORE)
+            for _, last in encoded.offsets
+        ]
+
+    def _settling(self, example: Example) -> list[bool]:
+        """Of a long answer's tokens: up to the first fact about whom it goes on with, and all that counts them."""
+        is_json = example.answer[0] == self._brace  # where a key may be the same word as a fact
+        found, told, before, is_settled = [], example.answer, IGNORE, True
+        for at, subject in enumerate([*example.subjects, IGNORE]):
+            is_settled = is_settled and subject == before
+            found.append(subject != IGNORE and (subject == EVERY_THING or not is_settled))
+            is_fact = told[at] in self._facts and (not is_json or told[at - 1] == self._colon)
+            is_settled, before = is_settled or is_fact, subject
+        return found
+
     def _weights(self, example: Example) -> list[float]:
         if example.is_caption:
             other = _JSON_WEIGHT if example.answer[0] == self._brace else 1.0
-            return [_FACT_WEIGHT if token in self._facts else other for token in example.answer]
+            weights = [_FACT_WEIGHT if token in self._facts else other for token in example.answer]
+            settling = self._settling(example)
+            return [_SETTLING_WEIGHT if settles else weight for weight, settles in zip(weights, settling, strict=True)]
         if example.answer != self._unknown and self._so in example.answer[_LONGEST_WORD:]:  # it has a reason
             return self._weights_of_reasoned(example.answer)
         num_words = 1 if example.answer == self._unknown else len(example.answer) - 1
@@ -221,12 +268,29 @@ def _last(ids: list[int], token: int) -> int:
     return len(ids) - 1 - ids[::-1].index(token)
 
 
+def subject_spans(told: str) -> list[tuple[int, int, int]]:
+    """First character, end and subject of all that a true caption or description tells of somebody."""
+    if told.startswith("{"):
+        tellings = [match.span() for match in _TELLING.finditer(told)]
+        num_things = sum(end < told.index('"letters"') for _, end in tellings)
+        starts = [start if number == 0 else tellings[number - 1][1] for number, (start, _) in enumerate(tellings)]
+        spans, first = list(zip(starts, (end for _, end in tellings), strict=True)), []
+    else:
+        _, counting, *spans = [match.span() for match in _SENTENCE.finditer(told)]
+        num_things = next(NUMBERS.index(word) for word in told[slice(*counting)].split() if word in NUMBERS)
+        spans = spans[:num_things] if told.endswith(f"{NO_SIGN}.") else spans
+        first = [(*counting, EVERY_THING)]
+    owners = [*range(1, num_things + 1), *range(OWNER_SIGN, OWNER_SIGN + len(spans) - num_things)]
+    return first + [(*span, owner) for span, owner in zip(spans, owners, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class ClipBatch:
     """C clips of T frames, mostly 8; visual tokens are counted in frame order, without the newline."""
 
     frames: torch.Tensor  # [C * T, 128, 128, 3] uint8
     content: torch.Tensor  # [C, T * 64] bool: a thing or letter touches the cell
+    owner: torch.Tensor  # [C, T * 64] who covers it most: 0 nobody, 1.. things, OWNER_SIGN.. letters
     worth: torch.Tensor  # [C, T * 64] float: 1 where a cell shows a thing, more where it shows a letter
     story: dict[str, torch.Tensor]  # [C, T * 64] labels
     text: PackedText
@@ -236,6 +300,7 @@ class ClipBatch:
         return replace(
             self,
             content=self.content.to(device),
+            owner=self.owner.to(device),
             worth=self.worth.to(device),
             story={name: values.to(device) for name, values in self.story.items()},
             text=self.text.to(device),
@@ -247,7 +312,7 @@ def make_clip_batch(
     num_frames: int = NUM_SLOTS,
 ) -> ClipBatch:  # fmt: skip
     """The training clips of these numbers; deterministic."""
-    frames, content, worth, story, drawn = [], [], [], [], []
+    frames, content, owner, worth, story, drawn = [], [], [], [], [], []
     for index in clips:
         scene = training_scene(seed, _FIRST_CLIP + index)
         rng = np.random.default_rng([scene.seed, 19])
@@ -261,6 +326,7 @@ def make_clip_batch(
         frames.append(pixels)
         content.append(~cells.is_clear.reshape(-1))
         shown = cells.owner.reshape(-1)
+        owner.append(shown)
         worth.append(np.where(shown >= OWNER_SIGN, _LETTER_WORTH, shown > 0).astype(np.float32))
         story.append(story_labels(scene, times, cells))
         if is_foreign(scene):
@@ -270,6 +336,7 @@ def make_clip_batch(
     return ClipBatch(
         frames=torch.from_numpy(np.concatenate(frames)),
         content=torch.from_numpy(np.stack(content)),
+        owner=torch.from_numpy(np.stack(owner)),
         worth=torch.from_numpy(np.stack(worth)),
         story={name: torch.from_numpy(np.stack([clip[name].reshape(-1) for clip in story])) for name in STORY_HEADS},
         text=packer.pack(drawn, text_len),

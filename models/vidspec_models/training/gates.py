@@ -7,9 +7,9 @@ from typing import Any
 
 _QUESTION_MARGIN = 0.1
 _QUESTION_CEILING = 0.95  # enough, however common the commonest answer is
-_CAPTIONS_ALL_RIGHT = 0.7
+_CAPTIONS_ALL_RIGHT = 0.8
 _DESCRIPTIONS_VALID = 0.98
-_DESCRIPTIONS_ALL_RIGHT = 0.5
+_DESCRIPTIONS_ALL_RIGHT = 0.65
 _PLAIN = 0.9
 _GATED_KINDS = (  # of plain questions
     "colour", "count", "count_of", "motion", "letters", "presence", "moves", "rests", "changes", "is_size",

@@ -2,7 +2,9 @@
 
 "Is there T? Seen: T near the start, F near the middle, none near the end, so yes.": left to itself, the target never
 learned to tell that two letters are the same; one head told to look from each word to its like learns it within
-minutes. A second head, some layers on, is told to look from the conclusion to the words that were found so.
+minutes. A second head, some layers on, is told to look from the conclusion to the words that were found so. A third one
+is told to look from what is said of an object to the cells that show it: of three the target left out the middle one,
+or told of another one twice.
 """
 
 from __future__ import annotations
@@ -14,17 +16,24 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from vidspec_models.training.examples import IGNORE, PackedText
+from vidspec_models.bundled.render import OWNER_SIGN
+from vidspec_models.training.examples import EVERY_THING, IGNORE, PackedText
 from vidspec_models.training.forward import Layout, Rotary
 
-_LIKENESS_LAYER, _GROUNDS_LAYER = 3, 6  # of the target's eight, from 1
+_LIKENESS_LAYER, _SUBJECT_LAYER, _GROUNDS_LAYER = 3, 5, 6  # of the target's eight, from 1
+_THINGS = range(1, 4)
+_OWNERS = (*_THINGS, *range(OWNER_SIGN, OWNER_SIGN + 3))  # all that a clip can show
+_NOTHING = -1e4
+_SETTLING_WEIGHT = 6.0
 
 
 class LookupLoss:
-    """How far two heads of a forward, of which this is `next_mask`, are from looking where they should."""
+    """How far three heads of a forward, of which this is `next_mask`, are from looking where they should."""
 
-    def __init__(self, layout: Layout, text: PackedText) -> None:
-        self._start = layout.text.start
+    def __init__(self, layout: Layout, text: PackedText, owners: torch.Tensor) -> None:
+        """`owners` [C, K] are those of the visual tokens that are present."""
+        self._start, self._visual = layout.text.start, layout.visual
+        self._owners = owners
         self._text = text
         self._losses: list[torch.Tensor] = []
 
@@ -42,6 +51,19 @@ class LookupLoss:
             paid = _log_attention(layer, hidden, mask, rotary)[:, self._start :][rows]
             wanted = paid.gather(1, self._text.likeness[rows][:, None] + self._start)
             self._losses.append(-wanted.sum() / max(len(wanted), 1))
+        elif number == _SUBJECT_LAYER:
+            rows = self._text.subject != IGNORE
+            paid = _log_attention(layer, hidden, mask, rotary)[:, self._start :, self._visual][rows]
+            owners, subjects = self._owners[rows.nonzero()[:, 0]], self._text.subject[rows]
+            worth = torch.where(self._text.settles[rows], _SETTLING_WEIGHT, 1.0)
+            loss, weight = paid.new_zeros(()), paid.new_zeros(())
+            for owner in _OWNERS:
+                cells = owners == owner
+                wanted = (subjects == owner) | ((subjects == EVERY_THING) & (owner in _THINGS))
+                counted = worth * (wanted & cells.any(-1))
+                loss = loss - (paid.masked_fill(~cells, _NOTHING).logsumexp(-1) * counted).sum()
+                weight = weight + counted.sum()
+            self._losses.append(loss / weight.clamp_min(1.0))
         elif number == _GROUNDS_LAYER:
             rows, segments = self._text.concludes, self._text.segments
             paid = _log_attention(layer, hidden, mask, rotary)[:, self._start :, self._start :][rows]
