@@ -71,8 +71,9 @@ class Precision:
 def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = False) -> Precision:
     """What a dtype's name stands for. Raises ModelLoadError.
 
-    "auto" is bfloat16 where the device is faster in it (see `is_faster_in_bfloat16`). Else it is float32, but int8 for
-    a checkpoint that is known to answer as well with it (`keeps_in_int8`), where the processor has instructions for it.
+    "auto" is int8 for a checkpoint that is known to answer as well with it (`keeps_in_int8`), where the processor has
+    instructions for it and not for matrices (AMX), next to which it was not measured. For any other checkpoint it is
+    bfloat16 where the device is faster in it (see `is_faster_in_bfloat16`), else float32.
     """
     if name == INT8:
         if device.type != "cpu":
@@ -83,10 +84,9 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8")
         return Precision(dtype)
-    if device.type == "cuda" or is_faster_in_bfloat16():
-        return Precision(torch.bfloat16)
-    has_integers = device.type == "cpu" and bool(torch.cpu._is_avx2_supported())
-    return Precision(torch.float32, are_integers=keeps_in_int8 and has_integers)
+    if device.type == "cpu" and keeps_in_int8 and torch.cpu._is_avx2_supported() and not _has_fast_amx():
+        return Precision(torch.float32, are_integers=True)
+    return Precision(torch.bfloat16 if device.type == "cuda" or is_faster_in_bfloat16() else torch.float32)
 
 
 def is_faster_in_bfloat16() -> bool:
@@ -96,7 +96,11 @@ def is_faster_in_bfloat16() -> bool:
     Intel's Emerald Rapids whose AMX a virtual machine hides, the instruction is there and torch's products take 1.8
     times as long with it. Without the instruction they are emulated, and several times slower.
     """
-    return multiplies_bfloat16() and (bool(torch.cpu._is_amx_tile_supported()) or _is_from_amd())
+    return _has_fast_amx() or (multiplies_bfloat16() and _is_from_amd())
+
+
+def _has_fast_amx() -> bool:
+    return multiplies_bfloat16() and bool(torch.cpu._is_amx_tile_supported())
 
 
 @cache

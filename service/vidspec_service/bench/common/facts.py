@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from vidspec_models.video_lm import VideoLM
 
 _LIBRARIES = ("torch", "transformers")
-_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
+_FLAGS = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
+)  # fmt: skip
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
