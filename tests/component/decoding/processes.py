@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-_KEPT = (b"multiprocessing.resource_tracker", b"engine.fork_server")
+_KEPT = (b"multiprocessing.resource_tracker", b"engine.fork_server", b"grammars.fork_server")
 _FORK_SERVER = b"isolation.fork_server"
 
 
@@ -19,7 +19,7 @@ def children(parent: int | None = None) -> list[int]:
     """Process ids of what `parent` (this process) has started and what that has forked, zombies included.
 
     But for those that are kept when other tests have had them: what `multiprocessing` starts beside a spawned process,
-    and what workers are forked from.
+    and what workers and the trials of grammars are forked from.
     """
     begun = {pid: command for pid, command in _children_of(parent or os.getpid()).items() if not _is_kept(command)}
     return sorted([*begun, *(forked for pid in begun for forked in _children_of(pid))])
