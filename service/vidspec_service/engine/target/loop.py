@@ -298,7 +298,7 @@ class TargetLoop(WorkerLoop):
             if request.grammar is not None
         ]
         logits = self._model.step([request.rows(pending) for request, pending in batch])
-        wait(early)
+        wait(mask for mask in early if not mask.cancel())  # found when asked for, where no core was free for the thread
         chosen = choose_all(
             [
                 (request.sampler, rows, request.committed, pending)
