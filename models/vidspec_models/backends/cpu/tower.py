@@ -163,31 +163,33 @@ def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
         for column in range(size):
             out[row, column] += rows[row, column]
     layer_norm(out, weights.second_norm, normed)
-    up = np.empty((MAX_LINES, weights.up.bias.shape[0]), np.float32)
-    for first in range(0, num_rows, MAX_LINES):  # between the two products they stay in a core's cache
-        last = min(first + MAX_LINES, num_rows)
-        part = up[: last - first]
-        fill(part, weights.up.bias)
-        product(normed[first:last], weights.up.weight, part, 0, weights.up.weight.shape[0])
-        tanh_gelu(part.ctypes.data, part.size // LANES)
-        for row in range(first, last):
-            for column in range(size):
-                out[row, column] += weights.down.bias[column]
-        product(part, weights.down.weight, out[first:last], 0, weights.down.weight.shape[0])
+    for row in range(num_rows):
+        for column in range(size):
+            out[row, column] += weights.down.bias[column]
+    add_mlp(normed, weights.up, weights.down, False, out)
 
 
 @compiled
 def project(rows: Array, out: Array, weights: Projector, like: Array) -> None:
     """The projector."""
-    up = np.empty((MAX_LINES, weights.up.bias.shape[0]), np.float32)
     fill(out, weights.down.bias)
-    for first in range(0, rows.shape[0], MAX_LINES):
+    add_mlp(rows, weights.up, weights.down, True, out)
+
+
+@compiled
+def add_mlp(rows: Array, up: Linear, down: Linear, is_exact: bool, out: Array) -> None:
+    """out [n, N] += GELU(rows [n, K] up) down, without the last bias; GELU exact or by tanh."""
+    acted = np.empty((MAX_LINES, up.bias.shape[0]), np.float32)
+    for first in range(0, rows.shape[0], MAX_LINES):  # between the two products they stay in a core's cache
         last = min(first + MAX_LINES, rows.shape[0])
-        part = up[: last - first]
-        fill(part, weights.up.bias)
-        product(rows[first:last], weights.up.weight, part, 0, weights.up.weight.shape[0])
-        gelu(part.ctypes.data, part.size // LANES)
-        product(part, weights.down.weight, out[first:last], 0, weights.down.weight.shape[0])
+        part = acted[: last - first]
+        fill(part, up.bias)
+        product(rows[first:last], up.weight, part, 0, up.weight.shape[0])
+        if is_exact:
+            gelu(part.ctypes.data, part.size // LANES)
+        else:
+            tanh_gelu(part.ctypes.data, part.size // LANES)
+        product(part, down.weight, out[first:last], 0, down.weight.shape[0])
 
 
 @compiled
