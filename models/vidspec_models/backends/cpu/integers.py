@@ -25,8 +25,9 @@ _PAIRS = BLOCK // 2  # of rows of a block, multiplied and added at once
 _PAIR_BYTES = 2 * STRIP
 _LARGEST = 32767.0
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
-_HAS_VNNI = bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
 _MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # that one instruction multiplies
+# Asked of x86 only: LLVM does not know every processor's features.
+_HAS_VNNI = _MOST_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
 
 
 @compiled
