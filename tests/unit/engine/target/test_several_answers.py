@@ -53,9 +53,12 @@ def law(seed: int) -> SamplingParams:
 
 
 def ask(target: Target, name: str, n: int, **changes: Any) -> list[str]:
-    """Returns what each answer is called."""
+    """Returns what each answer is called; none is prepared before the last has been sent, however slow the machine."""
     asked = replace(request(name, **changes), n=n, sampling=law(SEED))
+    target.model.gates["prepare"].shut()
     target.submit(asked)
+    target.model.gates["prepare"].wait_reached()
+    target.model.gates["prepare"].open()
     return [asked.choice(index).request_id for index in range(n)]
 
 
