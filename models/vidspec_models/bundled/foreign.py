@@ -1,7 +1,7 @@
 """Frames that are none of the pair's own clips, drawn from a seed: what it must learn to say that it does not know.
 
 They share statistics with real footage rather than looks: noise of every scale, pictures of many overlapping things,
-gradients, all of it still, panned, flickering or fading.
+gradients, lit parts of the dark, writing; all of it still, panned, cut, flickering, fading or between black bars.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_models.bundled.render import Pixels
-from vidspec_models.bundled.scene import FRAME_SIZE
+from vidspec_models.bundled.scene import BACKGROUNDS, FRAME_SIZE
 
 _SIDE = 2 * FRAME_SIZE  # canvas that the camera moves over
 Canvas = NDArray[np.float32]  # [S, S, 3] in 0..1
@@ -30,13 +30,16 @@ def render_foreign(seed: int, num_frames: int) -> Pixels:
     if rng.random() < 0.3:
         end = start
     fade = rng.uniform(0.3, 1.0, 2) if rng.random() < 0.3 else np.ones(2)
-    flickers = rng.random() < 0.15
-    frames = np.empty((num_frames, FRAME_SIZE, FRAME_SIZE, 3), np.uint8)
+    cuts = float(rng.choice((0.0, 0.2, 1.0), p=(0.7, 0.15, 0.15)))  # how often a frame is of another shot
+    bar = int(rng.integers(8, 36)) if rng.random() < 0.15 else 0
+    frames = np.zeros((num_frames, FRAME_SIZE, FRAME_SIZE, 3), np.uint8)
     for number, share in enumerate(np.linspace(0, 1, num_frames)):
         y, x = (start + (end - start) * share).round().astype(int)
-        shown = draw(rng) if flickers and number else canvas
-        window = shown[y : y + FRAME_SIZE, x : x + FRAME_SIZE]
-        frames[number] = (window * (fade[0] + (fade[1] - fade[0]) * share) * 255).clip(0, 255).astype(np.uint8)
+        if number and rng.random() < cuts:
+            canvas = draw(rng)
+        window = canvas[y + bar : y + FRAME_SIZE - bar, x : x + FRAME_SIZE]
+        lit = (window * (fade[0] + (fade[1] - fade[0]) * share) * 255).clip(0, 255)
+        frames[number, bar : FRAME_SIZE - bar] = lit.astype(np.uint8)
     return frames
 
 
@@ -51,12 +54,17 @@ def _white_noise(rng: np.random.Generator) -> Canvas:
 
 def _cloudy_noise(rng: np.random.Generator) -> Canvas:
     """Noise whose strength falls with frequency, as in photographs."""
-    frequency = np.hypot(np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None]) + 1 / _SIDE
-    spectrum = np.fft.rfft2(rng.normal(size=(3, _SIDE, _SIDE))) / frequency ** rng.uniform(0.6, 1.8)
-    waves = np.fft.irfft2(spectrum, s=(_SIDE, _SIDE)).transpose(1, 2, 0)
-    waves = (waves - waves.mean((0, 1))) / waves.std((0, 1))
+    waves = _cloudy(rng, rng.uniform(0.6, 1.8), 3)
     colour = rng.uniform(0.2, 0.8, 3) + rng.uniform(0.05, 0.3) * waves @ (np.eye(3) + rng.uniform(0, 1, (3, 3)))
     return np.asarray(colour, np.float32).clip(0, 1)
+
+
+def _cloudy(rng: np.random.Generator, steepness: float, num_channels: int) -> NDArray[np.float64]:
+    """Such noise [S, S, C], of mean 0 and deviation 1."""
+    frequency = np.hypot(np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None]) + 1 / _SIDE
+    spectrum = np.fft.rfft2(rng.normal(size=(num_channels, _SIDE, _SIDE))) / frequency**steepness
+    waves = np.fft.irfft2(spectrum, s=(_SIDE, _SIDE)).transpose(1, 2, 0)
+    return np.asarray((waves - waves.mean((0, 1))) / waves.std((0, 1)), np.float64)
 
 
 def _leaves(rng: np.random.Generator) -> Canvas:
@@ -103,7 +111,30 @@ def _leaves_in_haze(rng: np.random.Generator) -> Canvas:
     return np.asarray(share * _leaves(rng) + (1 - share) * _cloudy_noise(rng), np.float32)
 
 
+def _lit_parts(rng: np.random.Generator) -> Canvas:
+    """What a lamp, a cut-out or a screen shows of a picture, on black or on one colour."""
+    heights = _cloudy(rng, rng.uniform(1.4, 2.2), 1)
+    edge = np.quantile(heights, rng.uniform(0.5, 0.95))
+    shown = ((heights - edge) / rng.uniform(0.02, 0.8)).clip(0, 1)
+    around = rng.choice(list(BACKGROUNDS.values())) / 255 if rng.random() < 0.4 else rng.uniform(0, 0.06, 3)
+    picture = (_leaves, _soft_leaves, _cloudy_noise, _gradient, _leaves_in_haze)[int(rng.integers(5))](rng)
+    return np.asarray(picture * shown + around * (1 - shown), np.float32)
+
+
+def _writing(rng: np.random.Generator) -> Canvas:
+    """Lines of strokes as small as letters: title cards, clocks, subtitles."""
+    canvas = np.array(_flat(rng) if rng.random() < 0.7 else _gradient(rng))
+    scale, ink = int(rng.integers(1, 5)), rng.uniform(0, 1, 3) if rng.random() < 0.4 else np.ones(3)
+    for top in range(int(rng.integers(0, 40)), _SIDE - 7 * scale, int(rng.integers(9, 60)) * scale):
+        left, num_letters = int(rng.integers(0, FRAME_SIZE)), int(rng.integers(3, 24))
+        strokes = rng.random((7, 6 * num_letters)) < 0.45
+        strokes[:, 5::6] = False
+        line = strokes.repeat(scale, 0).repeat(scale, 1)[:, : _SIDE - left]
+        canvas[top : top + 7 * scale, left : left + line.shape[1]][line] = ink
+    return canvas.astype(np.float32)
+
+
 _CANVASES: tuple[Callable[[np.random.Generator], Canvas], ...] = (
     _flat, _white_noise, _cloudy_noise, _cloudy_noise, _leaves, _leaves, _soft_leaves, _soft_leaves, _leaves_in_haze,
-    _leaves_in_haze, _gradient, _bars,
+    _leaves_in_haze, _gradient, _bars, _lit_parts, _lit_parts, _lit_parts, _writing,
 )  # fmt: skip

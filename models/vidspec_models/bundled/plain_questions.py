@@ -1,6 +1,7 @@
 """Questions as people put them, about one scene or two; an answer that follows from several facts is given with them.
 
-Where colours change, "the colour" is the first one; a thing is "red" if it ever is.
+Where colours change, "the colour" is the first one; a thing is "red" if it ever is. Who asks about a thing that is not
+there is told so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from vidspec_models.bundled.scene import (
 )
 
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
+_ABOUT_ONE_THING = ("colour", "last_colour", "size", "start", "end", "motion", "visible", "moves", "rests", "changes")
 Option = TypeVar("Option")
 _FASTER_BY = 1.6  # closer ones are not compared
 
@@ -37,6 +39,7 @@ class _Asked:
     fields: dict[str, str]  # of the phrasing
     answer: str
     reason: str = ""
+    phrased_as: str = ""  # another kind
 
 
 _Ask = Callable[[Scene, np.random.Generator], _Asked | None]
@@ -63,7 +66,7 @@ def ask_which_video(
 
 
 def _question(kind: str, asked: _Asked, rng: np.random.Generator, *, held_out: bool) -> Question:
-    text = _any(rng, phrasings(kind, held_out=held_out)).format(**asked.fields)
+    text = _any(rng, phrasings(asked.phrased_as or kind, held_out=held_out)).format(**asked.fields)
     return Question(kind=kind, text=text, answer=asked.answer, reason=asked.reason)
 
 
@@ -151,6 +154,15 @@ def _absent(scene: Scene, rng: np.random.Generator) -> str:
     sized = f"{_any(rng, SIZES)} {_any(rng, (thing.shape, shape))}"
     near = (f"{colour} {thing.shape}", f"{thing.colour} {shape}", f"{colour} {shape}", shape, f"{colour} object", sized)
     return _with_article(_any(rng, (*near, *near, _any(rng, ABSENT_THINGS), f"{colour} {_any(rng, ABSENT_THINGS)}")))
+
+
+def _missing(scene: Scene, rng: np.random.Generator) -> _Asked:
+    """Something is asked about a thing that is not there."""
+    shown = {thing.shape for thing in scene.things}
+    missing = tuple(shape for shape in SHAPES if shape not in shown)
+    what = _any(rng, missing if rng.random() < 0.85 else ABSENT_THINGS)
+    more = _any(rng, ("", "", f"{_any(rng, COLOUR_NAMES)} ", f"{_any(rng, SIZES)} "))
+    return _Asked({"it": f"the {more}{what}"}, f"There is no {what}.", phrased_as=_any(rng, _ABOUT_ONE_THING))
 
 
 def _is_colour(scene: Scene, rng: np.random.Generator) -> _Asked:
@@ -278,6 +290,7 @@ _ABOUT: dict[str, _Ask] = {
     "is_size": _is_size,
     "is_colour": _is_colour,
     "has_letter": _has_letter,
+    "missing": _missing,
     "is_textured": _is_textured,
     "background": _of_scene(lambda scene: scene.background),
     "larger": _larger,

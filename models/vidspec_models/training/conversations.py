@@ -11,7 +11,7 @@ from vidspec_models.bundled.description import describe
 from vidspec_models.bundled.phrasings import phrasings
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
-from vidspec_models.bundled.scene import Scene
+from vidspec_models.bundled.scene import TRAIN_SEEDS, Scene, sample_scene
 from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 
 _CAPTION_SHARE = 0.5  # of the long answers; the others are JSON
@@ -19,12 +19,14 @@ _SHORT_PROMPT_SHARE = 0.5  # of the captions: asked for as the evaluation does
 _PLAIN_SHARE = 0.75  # of the short answers
 _SMALL_TALK_SHARE = 0.03
 _TEXT_ONLY_SHARE = 0.04
+_FOREIGN_PLAIN_SHARE = 0.6  # of what is asked about nothing that is known
+_MANY_SCENES = 1_000_000
 # How often a type of question is drawn, relative to the others: more often what is hard to learn.
 _TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0}
 _PLAIN_WEIGHTS = {
     "presence": 4.0, "count_of": 4.0, "count": 3.0, "colour": 2.0, "last_colour": 2.0, "motion": 3.0, "moves": 2.0,
     "rests": 2.0, "changes": 2.0, "has_letter": 4.0, "is_size": 1.5, "is_colour": 4.0, "is_textured": 1.5,
-    "letter_count": 1.5, "larger": 2.0, "faster": 2.0, "end": 2.0,
+    "letter_count": 1.5, "missing": 5.0, "larger": 2.0, "faster": 2.0, "end": 2.0,
 }  # fmt: skip
 
 
@@ -72,11 +74,24 @@ def short_turn(scene: Scene, rng: np.random.Generator) -> Turn | None:
 
 def foreign_turn(rng: np.random.Generator, *, held_out: bool = False) -> Turn:
     """Any prompt; it cannot be answered without a clip of the known kind."""
+    if rng.random() < _FOREIGN_PLAIN_SHARE:
+        return Turn(_question_about_any_scene(rng, held_out=held_out), UNKNOWN)
     kind = str(rng.choice(("talk", "talk", "caption", "json", "count", "letters", "background")))
     known = small_talk(held_out=held_out) if kind == "talk" else phrasings(kind, held_out=held_out)
     if kind == "caption" and not held_out and rng.random() < _SHORT_PROMPT_SHARE:
         known = CAPTION_PROMPTS
     return Turn(_any(rng, known), UNKNOWN)
+
+
+def _question_about_any_scene(rng: np.random.Generator, *, held_out: bool) -> str:
+    while True:
+        scene = sample_scene(TRAIN_SEEDS.start + int(rng.integers(_MANY_SCENES)))
+        if held_out or rng.random() < _PLAIN_SHARE:
+            question = ask_plainly(scene, _any(rng, PLAIN_KINDS), rng, held_out=held_out)
+        else:
+            question = ask(scene, _any(rng, QUESTION_TYPES), rng)
+        if question is not None:
+            return question.text
 
 
 def pair_turn(first: Scene, second: Scene, rng: np.random.Generator) -> Turn | None:

@@ -50,7 +50,7 @@ TEXT_ONLY = 1000  # segments from here on see no video
 _TELLING = re.compile(r"\{[^{}]*\}")  # of one of them, in a description
 _SENTENCE = re.compile(r"[^.]+\.")
 
-_FOREIGN_SHARE = 0.05
+_FOREIGN_SHARE = 0.07
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
 _SETTLING_WEIGHT = 4.0  # of three objects the middle one was left out
 _JSON_WEIGHT = 0.5  # other tokens of a description, mostly keys

@@ -32,6 +32,16 @@ def test_a_thing_is_there_if_the_scene_has_it() -> None:
             assert (question.answer == "yes") == _is_shown(scene, question.text), question
 
 
+def test_who_asks_about_a_thing_that_is_not_there_is_told_so() -> None:
+    for seed in range(300):
+        scene = sample_scene(seed)
+        question = ask_plainly(scene, "missing", np.random.default_rng(seed))
+        assert question is not None
+        what = question.answer.removeprefix("There is no ").removesuffix(".")
+        assert what in question.text.lower()
+        assert what not in {thing.shape for thing in scene.things}
+
+
 def _is_shown(scene: Scene, text: str) -> bool:
     named = set(re.findall("[a-z]+", text.lower()))
     for thing in scene.things:

@@ -29,3 +29,11 @@ def test_without_a_video_nothing_is_known() -> None:
     assert {turn.answer for turn in turns if not turn.sees_video} == {UNKNOWN}
     assert 0.02 < sum(turn.answer == UNKNOWN for turn in turns) / len(turns) < 0.15
     assert foreign_turn(rng).answer == UNKNOWN
+
+
+def test_clips_of_another_kind_are_asked_about_as_ours_are() -> None:
+    rng = np.random.default_rng(1)
+    asked = [foreign_turn(rng, held_out=True) for _ in range(300)]
+    assert {turn.answer for turn in asked} == {UNKNOWN}
+    assert 20 < sum("colo" in turn.prompt.lower() for turn in asked) < 150
+    assert sum(turn.prompt.lower().startswith(("is ", "do ", "does ", "can ")) for turn in asked) > 20
