@@ -16,7 +16,7 @@ from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.integer_weights import INT8
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.decoder.placement import LayerSpan, attends_in_bfloat16
 from vidspec_models.decoder.weights import fused_weights
 from vidspec_models.step_path import (
     CAPTURED,
@@ -96,7 +96,8 @@ def make_cpu_step(
 
         # In float32 torch's own is as fast on two cores.
         attend_chunk = PromptAttention(torch.bfloat16) if lm_head.weight.dtype is torch.bfloat16 else None
-        rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk)
+        cache_dtype = torch.bfloat16 if are_integers and attends_in_bfloat16() else None
+        rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
         step = CpuStep(language_model, lm_head, decoder, are_integers=are_integers)
         if gains_by_prompt_kernels(language_model, lm_head, are_integers=are_integers):

@@ -29,6 +29,7 @@ class BatchInvariance:
     attention_lines: int = 1
     row_buckets: tuple[int, ...] = ()  # ascending; a smaller number of rows is padded to the next of them
     attend_chunk: AttendChunk | None = None  # of a prompt's rows, whose bits nobody compares; None: torch's
+    cache_dtype: torch.dtype | None = None  # of keys and values; None: the weights'
     holds: bool
 
     def padded(self, num_rows: int) -> int:

@@ -47,7 +47,7 @@ def build_decoder(
         num_layers=len(layers),
         num_kv_heads=config.num_key_value_heads,
         head_dim=attention.head_dim,
-        dtype=embedding.dtype,
+        dtype=rule.cache_dtype or embedding.dtype,
         device=embedding.device,
         context_block=rule.context_block,
         split=spans if len(spans) > 1 else (),

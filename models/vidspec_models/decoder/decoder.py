@@ -168,7 +168,8 @@ class Decoder:
 
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, views: Sequence[_View]) -> Tensor:
         """Write the segments' keys and values, attend; [n, H * D], padded."""
-        outputs = []
+        outputs, dtype = [], queries.dtype
+        queries = queries.to(self.geometry.dtype)
         for rows, new_keys, new_values, cached_keys, cached_values, mask in views:
             new_keys.copy_(keys[rows].transpose(0, 1))
             new_values.copy_(values[rows].transpose(0, 1))
@@ -176,7 +177,7 @@ class Decoder:
                 outputs.append(self._attend_chunk(queries[rows], cached_keys, cached_values, self.scale))
             else:
                 outputs.append(attend(queries[rows], cached_keys, cached_values, mask, self.scale))
-        return self.batch_invariance.pad(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+        return self.batch_invariance.pad(outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(dtype)
 
     def _views(self, number: int, segments: Sequence[Segment]) -> list[tuple[_View, ...]]:
         """For each layer of a span, its part in every segment: made once a forward."""

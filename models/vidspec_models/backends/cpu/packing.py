@@ -7,6 +7,7 @@ streamed as such and widened in registers, which halves a step's time and change
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,12 +60,14 @@ def suits(language_model: Any) -> bool:
     return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
 
 
-def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, are_integers: bool = False) -> StepWeights:
-    """All that a step reads, but for the embedding; integers only of weights that `round_weights` has rounded."""
+def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, integers_together: int = 0) -> StepWeights:
+    """All that a step reads, but for the embedding; `integers` with so many rows together, where that is no nought and
+    `round_weights` has rounded the weights.
+    """
     layers = language_model.layers
     stored: Callable[[NDArray[np.float32]], Array] = narrowed
-    if are_integers:
-        stored = integers
+    if integers_together:
+        stored = partial(integers, num_together=integers_together)
     elif language_model.embed_tokens.weight.dtype is torch.bfloat16:
         stored = paired
     qkv, output, gate_up, down = (
@@ -103,14 +106,16 @@ def narrowed(strips: NDArray[np.float32]) -> Array:
     return np.asarray(lower >> 16 | upper)
 
 
-def integers(strips: NDArray[np.float32]) -> NDArray[np.int8]:
+def integers(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]:
     """Strips [..., K, 32] for products of integers: [..., K / 64, RECORD_BYTES].
 
-    A record has a block's integers, the two of rows 2 i and 2 i + 1 side by side for each column, then its 32 scales.
+    A record has a block's integers, `num_together` successive rows' side by side for each column, then its 32 scales.
     """
     numbers, scales = to_integers(torch.from_numpy(strips).transpose(-1, -2))
-    pairs = numbers.unflatten(-1, (-1, BLOCK // 2, 2)).movedim(-4, -2).flatten(-3)
-    records = torch.cat([pairs, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1)
+    if num_together == 4:
+        numbers = numbers ^ -128  # unsigned, 128 more
+    in_order = numbers.unflatten(-1, (-1, BLOCK // num_together, num_together)).movedim(-4, -2).flatten(-3)
+    records = torch.cat([in_order, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1)
     return records.numpy().copy()  # into huge pages, which NumPy asks for and torch does not
 
 

@@ -8,7 +8,7 @@ be faster than torch (see `prompt`).
 Three arithmetics, told apart by the arrays' types when a kernel is compiled. In *float32* all operands are float32. In
 *bfloat16* (uint16 arrays; only where the processor multiplies it) the operands of products, queries, keys and values
 are rounded to bfloat16; everything else, all sums above all, stays float32. In *int8* weights are integers, and so are
-the rows that they are multiplied with; all else is as in float32.
+the rows that they are multiplied with; all else is as in float32, or where that is faster attention as in bfloat16.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vidspec_models.backends.cpu.integers import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import Rows, finish, product, project, rows_of
 from vidspec_models.backends.cpu.layers import compiled, rms_norm
 from vidspec_models.backends.cpu.packing import (
@@ -71,8 +72,9 @@ class CpuStep:
         self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
-        self._query_type = np.uint16 if decoder.embedding.dtype is torch.bfloat16 else np.float32
-        self._weights = step_weights(language_model, lm_head, decoder.head_dim, are_integers=are_integers)
+        self._query_type = np.uint16 if decoder.geometry.dtype is torch.bfloat16 else np.float32
+        together = TOGETHER if are_integers else 0
+        self._weights = step_weights(language_model, lm_head, decoder.head_dim, integers_together=together)
         self.constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
         self.use_threads(1)
         # Compiles, or fetches what an earlier start did.

@@ -24,8 +24,8 @@ from vidspec_models.backends.cpu.vectors import Emitter, index, splat
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
 MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines of a tile: 24 sums of 32 registers of 16 lanes, or twice 12 of 16 of 8
 WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
-_LINE = 64  # bytes
-_AHEAD = 512 * _LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
+CACHE_LINE = 64  # bytes
+_AHEAD = 512 * CACHE_LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
 
 
 def prefetch_ahead(emitter: Emitter, address: Any) -> None:
@@ -58,7 +58,7 @@ def strip_tile(
 
         def columns(k: Any, c: int, lanes: int) -> list[Any]:
             row = emitter.address(w, k, w_stride, w_bytes)
-            lines = [row] if is_halved else [row, emitter.beyond(row, _LINE)]
+            lines = [row] if is_halved else [row, emitter.beyond(row, CACHE_LINE)]
             for line in lines[: len(lines) if c == 0 else 0]:
                 emitter.prefetch(emitter.beyond(line, _AHEAD))
             places = [emitter.beyond(line, c * 4) for line in lines]
@@ -85,7 +85,7 @@ def score_tile(
 
         def columns(k: Any, c: int, lanes: int) -> list[Any]:
             row = emitter.address(keys, k, index(STRIP), 4)
-            return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, _LINE)]
+            return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, CACHE_LINE)]
 
         _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=False)
         return context.get_dummy_value()
@@ -114,9 +114,9 @@ def value_tile(
         def columns(k: Any, c: int, lanes: int) -> list[Any]:
             if not is_paired:
                 row = emitter.address(values, k, stride, 4)
-                for start in (0, _LINE) if c == 0 else ():
+                for start in (0, CACHE_LINE) if c == 0 else ():
                     emitter.prefetch(emitter.beyond(row, _AHEAD + start))
-                return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, _LINE)]
+                return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, CACHE_LINE)]
             first = builder.mul(k, index(2))
             second = emitter.smaller_index(builder.add(first, index(1)), last)
             lines = [emitter.address(values, number, stride, 2) for number in (first, second)]

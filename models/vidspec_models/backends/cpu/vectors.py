@@ -19,7 +19,7 @@ _INTEGERS = ir.VectorType(I32, LANES)
 _SHORT = ir.IntType(16)
 _SHORTS = ir.VectorType(_SHORT, LANES)
 _MULTIPLY_PAIRS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
-_ADD_PAIRS = {8: ("{vex} vpdpwssd $3, $2, $0", "=x,0,x,x"), 16: ("vpdpwssd $3, $2, $0", "=v,0,v,v")}
+_ADD_QUADS = {8: ("{vex} vpdpbusd $3, $2, $0", "=x,0,x,x"), 16: ("vpdpbusd $3, $2, $0", "=v,0,v,v")}
 _LOG2_E = 1.4426950408889634
 # 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
@@ -151,20 +151,27 @@ class Emitter:
         loaded.align = 1
         return builder.sext(loaded, ir.VectorType(_SHORT, count))
 
-    def load_spread_pair(self, address: Any, lanes: int) -> Any:
-        """Two int16 in all pairs of so many lanes of 32 bits."""
+    def load_words(self, address: Any, lanes: int) -> Any:
+        """So many words of 32 bits."""
+        loaded = self.builder.load(self.builder.inttoptr(address, ir.VectorType(I32, lanes).as_pointer()))
+        loaded.align = 4
+        return loaded
+
+    def load_spread_word(self, address: Any, lanes: int) -> Any:
+        """One word of 32 bits in all lanes."""
         loaded = self.builder.load(self.builder.inttoptr(address, I32.as_pointer()))
-        loaded.align = 2
-        return self.builder.bitcast(self.spread(loaded, lanes), ir.VectorType(_SHORT, 2 * lanes))
+        loaded.align = 4
+        return self.spread(loaded, lanes)
 
     def multiply_pairs(self, a: Any, b: Any) -> Any:
-        """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] of vectors of int16."""
-        builder, lanes = self.builder, a.type.count // 2
+        """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] of vectors of int16, those of a as words of 32 bits."""
+        builder, lanes = self.builder, a.type.count
 
         def widened(vector: Any, of: int) -> Any:
-            return builder.sext(self._picked(vector, vector, range(of, 2 * lanes, 2)), ir.VectorType(I32, lanes))
+            return builder.sext(self._picked(vector, vector, range(of, 2 * lanes, 2)), a.type)
 
-        products = [builder.mul(widened(a, of), widened(b, of)) for of in (0, 1)]
+        shorts = [builder.bitcast(vector, ir.VectorType(_SHORT, 2 * lanes)) for vector in (a, b)]
+        products = [builder.mul(*(widened(vector, of) for vector in shorts)) for of in (0, 1)]
         return builder.add(*products)
 
     def multiply_pairs_x86(self, a: Any, b: Any, most_lanes: int) -> Any:
@@ -175,25 +182,25 @@ class Emitter:
             shorts = [self.builder.bitcast(vector, ir.VectorType(_SHORT, 2 * lanes)) for vector in words]
             return self._call(_MULTIPLY_PAIRS[lanes], words[0].type, shorts)
 
-        return self._in_halves(multiply, [a, b], most_lanes)
+        return self._in_halves(multiply, [a, self.builder.bitcast(b, a.type)], most_lanes)
 
-    def add_pairs(self, a: Any, b: Any, c: Any, most_lanes: int) -> Any:
-        """c + `multiply_pairs`, in one instruction for 8 lanes (AVX-VNNI) or 16 (AVX512_VNNI).
+    def add_quads(self, a: Any, b: Any, c: Any, most_lanes: int) -> Any:
+        """c + the products of a's and b's four int8 a lane, those of a unsigned, all in words of 32 bits.
 
-        As assembly, since LLVM parts the instruction in two again where it thinks of one chain of sums.
+        In one instruction for 8 lanes (AVX-VNNI) or 16 (AVX512_VNNI). As assembly, since LLVM parts the instruction in
+        two again where it thinks of one chain of sums.
         """
 
         def add(*words: Any) -> Any:
             kind = words[0].type
-            asm, constraints = _ADD_PAIRS[kind.count]
+            asm, constraints = _ADD_QUADS[kind.count]
             return self.builder.asm(ir.FunctionType(kind, [kind] * 3), asm, constraints, list(words), side_effect=False)
 
         return self._in_halves(add, [c, a, b], most_lanes)
 
-    def _in_halves(self, work: Callable[..., Any], vectors: list[Any], most_lanes: int) -> Any:
-        """What `work` makes of vectors taken as int32, one half after the other where they have more lanes."""
-        lanes = vectors[-1].type.count // 2  # of pairs of int16
-        words = [self.builder.bitcast(vector, ir.VectorType(I32, lanes)) for vector in vectors]
+    def _in_halves(self, work: Callable[..., Any], words: list[Any], most_lanes: int) -> Any:
+        """What `work` makes of vectors of int32, one half after the other where they have more lanes."""
+        lanes = words[0].type.count
         if lanes <= most_lanes:
             return work(*words)
         halves = (range(most_lanes), range(most_lanes, lanes))
@@ -206,10 +213,17 @@ class Emitter:
     def magnitude(self, vector: Any) -> Any:
         return self._call("llvm.fabs.v16f32", VECTOR, [vector])
 
-    def nearest_shorts(self, vector: Any) -> Any:
-        """16 float32 as int16, which they must fit."""
-        rounded = self._call("llvm.rint.v16f32", VECTOR, [vector])
-        return self.builder.trunc(self.builder.fptosi(rounded, _INTEGERS), _SHORTS)
+    def nearest_integers(self, vector: Any) -> Any:
+        """16 float32 as int32."""
+        return self.builder.fptosi(self._call("llvm.rint.v16f32", VECTOR, [vector]), _INTEGERS)
+
+    def shortened(self, integers: Any, num_bytes: int) -> Any:
+        """Int32 as integers of fewer bytes, which they must fit."""
+        return self.builder.trunc(integers, ir.VectorType(ir.IntType(8 * num_bytes), integers.type.count))
+
+    def sum_of_integers(self, integers: Any) -> Any:
+        """Of 16 int32."""
+        return self._call("llvm.vector.reduce.add.v16i32", I32, [integers])
 
     def load_halves(self, address: Any, lanes: int = LANES) -> list[Any]:
         """Two vectors of bfloat16, one in the lower and one in the upper halves of the words, as float32."""

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.models.random_models import build
-from vidspec_models.decoder.integer_weights import BLOCK, from_integers, round_weights, to_integers
+from vidspec_models.decoder.integer_weights import (
+    BLOCK,
+    compute_in_int8,
+    from_integers,
+    round_rows,
+    round_weights,
+    to_integers,
+)
 from vidspec_models.errors import ModelLoadError
 
 pytestmark = pytest.mark.unit
@@ -27,7 +34,16 @@ def test_a_weight_is_half_a_step_off_at_most_and_is_rounded_once(seed: int, magn
     assert torch.equal(same, scales)
 
 
+@given(seed=st.integers(0, 2**32 - 1), magnitude=st.floats(1e-20, 1e20))
+def test_a_rows_number_is_half_a_step_of_its_block_off_at_most(seed: int, magnitude: float) -> None:
+    rows = torch.randn(3, 2 * BLOCK, generator=torch.Generator().manual_seed(seed)) * magnitude
+    steps = rows.unflatten(-1, (2, BLOCK)).abs().amax(-1).repeat_interleave(BLOCK, dim=-1) / 127
+    assert ((round_rows(rows) - rows).abs() <= steps * 0.501).all()
+    assert not torch.equal(round_rows(rows), rows)
+
+
 def test_a_block_of_zeros_stays_one() -> None:
+    assert torch.equal(round_rows(torch.zeros(2, BLOCK)), torch.zeros(2, BLOCK))
     integers, scales = to_integers(torch.zeros(2, BLOCK))
     assert not integers.any()
     assert torch.equal(from_integers(integers, scales), torch.zeros(2, BLOCK))
@@ -40,6 +56,19 @@ def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
     unrounded = {"model.embed_tokens.weight"}  # which is not the head here
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed == {name for name, parameter in before.items() if parameter.ndim == 2} - unrounded
+
+
+def test_transformers_computes_with_rounded_rows_too() -> None:
+    model, same = (build("qwen2", hidden_size=128, intermediate_size=192) for _ in range(2))
+    rows = torch.randn(5, 128)
+    compute_in_int8(model.model, model.lm_head)
+    round_weights(same.model, same.lm_head)
+    for one, other in (
+        (model.lm_head, same.lm_head),
+        (model.model.layers[0].mlp.up_proj, same.model.layers[0].mlp.up_proj),
+    ):
+        assert torch.equal(one(rows), other(round_rows(rows)))
+        assert not torch.equal(one(rows), other(rows))
 
 
 def test_rows_that_are_not_whole_blocks_are_refused() -> None:
