@@ -202,19 +202,20 @@ class DraftLoop(WorkerLoop):
         """The next tokens of every request with room, in one forward."""
         if self._target.channel is None:
             return False
+        started = time.monotonic()
+        running = [item for item in self._active.values() if item.is_prefilled and item.can_run]
         batch = [
-            item
-            for item in list(self._active.values())
-            if item.is_prefilled and item.can_run and self._allocate(item, len(item.missing) + MOST_AT_ONCE)
+            (item, forced)
+            for item, forced in [(item, item.forced()) for item in running]
+            if item.request_id in self._active and self._allocate(item, len(item.missing) + len(forced) + MOST_AT_ONCE)
         ]
-        batch = [item for item in batch if item.request_id in self._active]  # room for one may have cost another
+        batch = [each for each in batch if each[0].request_id in self._active]  # room for one may have cost another
         if not batch:
             return self._look_again()
-        num_given = sum(len(item.missing) for item in batch)
-        started = time.monotonic()
+        num_given = sum(len(item.missing) for item, _ in batch)
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
-        for request, proposal in zip(batch, proposals, strict=True):
+        for (request, _), proposal in zip(batch, proposals, strict=True):
             num_tokens = len(proposal.ids)
             work = self._teller.worked(request.request_id, request.include, Phase.PROPOSE, started, num_tokens)
             self._target.send(replace(proposal, work=work) if work else proposal)
@@ -236,22 +237,25 @@ class Proposer:
         self._model = model
         self._token_s = 0.0  # seconds a token takes, as of late
 
-    def propose(self, batch: Sequence[DraftRequest]) -> list[Proposal]:
-        """One forward for all but those whose grammar says what comes next; these need none.
+    def propose(self, batch: Sequence[tuple[DraftRequest, Sequence[int]]]) -> list[Proposal]:
+        """One forward for all that may guess. Each says the tokens that its grammar forces first, which need none, and
+        then what it guesses: one message is read sooner than two.
 
         A request that is alone may get several tokens. Their caches have room for that.
         """
-        is_timed = self._token_s > 0.0  # the target plans by what a forward takes
-        found = {
-            request.request_id: [Guess(token, CERTAIN) for token in request.forced()] if is_timed else []
-            for request in batch
-        }
-        asked = [request for request in batch if not found[request.request_id]]
-        if asked:
-            found |= zip([request.request_id for request in asked], self._guess(asked), strict=True)
-        return [self._proposal(request, found[request.request_id]) for request in batch]
+        places = [request.sequence.propose(forced, are_certain=True) for request, forced in batch]
+        for request, forced in batch:  # where a grammar decides so much, what it will say next takes a forward here
+            request.num_at_once = 1 if forced else request.num_at_once
+        asked = [request for request, _ in batch if request.num_left > 0]
+        guesses = {id(request): found for request, found in zip(asked, self._guess(asked), strict=True)}
+        return [
+            self._proposal(request, place, forced, guesses.get(id(request), []))
+            for place, (request, forced) in zip(places, batch, strict=True)
+        ]
 
     def _guess(self, batch: Sequence[DraftRequest]) -> list[list[Guess]]:
+        if not batch:
+            return []
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
         most = min(batch[0].num_at_once, batch[0].num_left)
@@ -262,15 +266,18 @@ class Proposer:
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
         return found
 
-    def _proposal(self, request: DraftRequest, guesses: Sequence[Guess]) -> Proposal:
-        are_certain = all(guess.confidence == CERTAIN for guess in guesses)
-        epoch, start = request.sequence.propose([guess.token for guess in guesses], are_certain=are_certain)
+    def _proposal(
+        self, request: DraftRequest, place: tuple[int, int], forced: Sequence[int], guesses: Sequence[Guess]
+    ) -> Proposal:
+        """Of a request that has said what is forced to itself already."""
+        request.sequence.propose([guess.token for guess in guesses])
+        epoch, start = place
         return Proposal(
             request_id=request.request_id,
             epoch=epoch,
             start=start,
-            ids=tuple(guess.token for guess in guesses),
-            confidences=tuple(guess.confidence for guess in guesses),
+            ids=(*forced, *(guess.token for guess in guesses)),
+            confidences=(*(CERTAIN for _ in forced), *(guess.confidence for guess in guesses)),
             step_s=self._token_s,
             video_tokens=request.view.num_video_tokens,
         )

@@ -174,7 +174,7 @@ class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: int
     ids: tuple[int, ...]
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
-    step_s: float  # the draft's mean time per token, for the target's plan
+    step_s: float  # the draft's mean time per token, for the target's plan; 0 while it has guessed none
     video_tokens: int  # that the draft sees
     work: tuple[Activity, ...] = ()  # what it took, of requests that ask
 

@@ -108,7 +108,7 @@ class TargetLoop(WorkerLoop):
         proposals = [message for message, _ in self._draft.receive() if isinstance(message, Proposal)]
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
         for proposal in proposals:
-            self._costs.draft_s = proposal.step_s
+            self._costs.draft_s = proposal.step_s or self._costs.draft_s
             if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would never be taken again
                 entered[proposal.request_id].take(proposal)
 

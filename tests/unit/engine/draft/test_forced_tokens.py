@@ -1,4 +1,4 @@
-"""What a grammar leaves no choice about is proposed without a forward."""
+"""What a grammar leaves no choice about is proposed without a forward of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vidspec_models.sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest
-from vidspec_service.engine.ipc.messages import Verdict
+from vidspec_service.engine.ipc.messages import Proposal, Verdict
 from vidspec_service.engine.speculation.plan import MOST_AHEAD
 
 __all__ = ["prompt"]  # a fixture
@@ -53,32 +53,40 @@ def decoding(prompt: Prompt, max_lead: int) -> DraftRequest:
     return request
 
 
-def test_forced_tokens_are_sure_and_reach_the_cache_with_the_next_forward(prompt: Prompt) -> None:
+def propose(proposer: Proposer, *batch: DraftRequest) -> list[Proposal]:
+    return proposer.propose([(request, request.forced()) for request in batch])
+
+
+def test_forced_tokens_are_sure_and_are_told_with_what_is_guessed_after_them(prompt: Prompt) -> None:
     model, request = Model(), decoding(prompt, max_lead=20)
     proposer = Proposer(cast(VideoLM, model))
-    said = [proposer.propose([request])[0] for _ in range(4)]
-    assert [each.ids for each in said] == [(5,), (7, 8, 9), (5,), (7, 8, 9)]
-    assert [each.confidences for each in said] == [(0.5,), (1.0,) * 3, (0.5,), (1.0,) * 3]
-    assert model.given == [[5], [5, 7, 8, 9]]
-    assert request.missing == [5, 7, 8, 9]
+    said = [propose(proposer, request)[0] for _ in range(3)]
+    assert [each.start for each in said] == [1, 5, 9]
+    assert [each.ids for each in said] == [(7, 8, 9, 5)] * 3
+    assert [each.confidences for each in said] == [(1.0, 1.0, 1.0, 0.5)] * 3
+    assert model.given == [[5, 7, 8, 9]] * 3
+    assert request.missing == [5]
 
 
-def test_the_first_proposal_of_all_is_timed_for_the_target_plans_by_it(prompt: Prompt) -> None:
-    (said,) = Proposer(cast(VideoLM, Model())).propose([decoding(prompt, max_lead=20)])
-    assert said.ids == (5,)
-    assert said.step_s > 0
+def test_proposals_are_timed_by_their_forwards_for_the_target_plans_by_it(prompt: Prompt) -> None:
+    proposer, request = Proposer(cast(VideoLM, Model())), decoding(prompt, max_lead=20)
+    assert propose(proposer, request)[0].step_s > 0
+    endless = decoding(prompt, max_lead=20)
+    endless.grammar, endless.max_tokens = cast(GrammarMask, Constant()), 1000
+    (said,) = propose(Proposer(cast(VideoLM, Model())), endless)
+    assert (set(said.ids), said.step_s) == ({7}, 0.0)
 
 
 def test_forced_tokens_take_nothing_of_the_lead(prompt: Prompt) -> None:
     """They cannot be wrong, so there is no reason to wait for what becomes of them."""
     model, request = Model(), decoding(prompt, max_lead=2)
     proposer = Proposer(cast(VideoLM, model))
-    assert [proposer.propose([request])[0].ids for _ in range(4)] == [(5,), (7, 8, 9), (5,), (7, 8, 9)]
+    assert [propose(proposer, request)[0].ids for _ in range(2)] == [(7, 8, 9, 5)] * 2
     assert not request.can_run
-    request.hear(Verdict(request_id="r", start=1, ids=(5, 7), max_lead=2))
+    request.hear(Verdict(request_id="r", start=1, ids=(7, 8, 9, 5, 7), max_lead=2))
     assert request.can_run
-    request.hear(Verdict(request_id="r", start=3, ids=(1,), max_lead=1))
-    assert (request.sequence.tokens, request.num_left) == ([5, 5, 7, 1], 1)
+    request.hear(Verdict(request_id="r", start=6, ids=(1,), max_lead=1))
+    assert (request.sequence.tokens, request.num_left) == ([5, 7, 8, 9, 5, 7, 1], 1)
 
 
 def test_forced_tokens_do_not_run_ahead_for_ever(prompt: Prompt) -> None:
@@ -86,13 +94,13 @@ def test_forced_tokens_do_not_run_ahead_for_ever(prompt: Prompt) -> None:
     request.grammar, request.max_tokens = cast(GrammarMask, Constant()), 1000
     proposer = Proposer(cast(VideoLM, Model()))
     while request.can_run:
-        proposer.propose([request])
+        propose(proposer, request)
     assert request.sequence.num_ahead == MOST_AHEAD
 
 
 def test_who_has_no_grammar_takes_its_forward_beside_who_has(prompt: Prompt) -> None:
     model, held, plain = Model(), decoding(prompt, max_lead=20), decoding(prompt, max_lead=20)
     plain.grammar, plain.request_id = None, "plain"
-    proposer = Proposer(cast(VideoLM, model))
-    proposer.propose([plain])
-    assert [each.ids for each in proposer.propose([held, plain])] == [(7, 8, 9), (5,)]
+    said = propose(Proposer(cast(VideoLM, model)), held, plain)
+    assert [each.ids for each in said] == [(7, 8, 9, 5), (5,)]
+    assert model.given == [[5, 7, 8, 9], [5]]

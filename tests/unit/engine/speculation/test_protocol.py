@@ -252,7 +252,7 @@ class World:
         if not (draft.is_prefilled and draft.can_run):
             return
         before = list(draft.sequence.tokens)
-        (proposal,) = self.proposer.propose([draft])
+        (proposal,) = self.proposer.propose([(draft, draft.forced())])
         assert proposal.start == len(before)
         assert draft.sequence.tokens == [*before, *proposal.ids]
         chances = self.said.chances.setdefault(proposal.epoch, [])
