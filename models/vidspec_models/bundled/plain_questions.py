@@ -27,10 +27,12 @@ from vidspec_models.bundled.scene import (
     Scene,
     Thing,
 )
+from vidspec_models.bundled.unknown import UNKNOWN
 
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
 _ABOUT_ONE_THING = ("colour", "last_colour", "size", "start", "end", "motion", "visible", "moves", "rests", "changes")
 Option = TypeVar("Option")
+_SHAPE_SHARE = 0.85  # of the things that are asked for and missing
 _FASTER_BY = 1.6  # closer ones are not compared
 
 
@@ -157,12 +159,14 @@ def _absent(scene: Scene, rng: np.random.Generator) -> str:
 
 
 def _missing(scene: Scene, rng: np.random.Generator) -> _Asked:
-    """Something is asked about a thing that is not there."""
-    shown = {thing.shape for thing in scene.things}
-    missing = tuple(shape for shape in SHAPES if shape not in shown)
-    what = _any(rng, missing if rng.random() < 0.85 else ABSENT_THINGS)
+    """Something is asked about a thing that is not there, or that no clip shows."""
     more = _any(rng, ("", "", f"{_any(rng, COLOUR_NAMES)} ", f"{_any(rng, SIZES)} "))
-    return _Asked({"it": f"the {more}{what}"}, f"There is no {what}.", phrased_as=_any(rng, _ABOUT_ONE_THING))
+    shown = {thing.shape for thing in scene.things}
+    what, answer = _any(rng, ABSENT_THINGS), UNKNOWN
+    if rng.random() < _SHAPE_SHARE:
+        what = _any(rng, tuple(shape for shape in SHAPES if shape not in shown))
+        answer = f"There is no {what}."
+    return _Asked({"it": f"the {more}{what}"}, answer, phrased_as=_any(rng, _ABOUT_ONE_THING))
 
 
 def _is_colour(scene: Scene, rng: np.random.Generator) -> _Asked:

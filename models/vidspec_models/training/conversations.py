@@ -24,9 +24,9 @@ _MANY_SCENES = 1_000_000
 # How often a type of question is drawn, relative to the others: more often what is hard to learn.
 _TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0}
 _PLAIN_WEIGHTS = {
-    "presence": 4.0, "count_of": 4.0, "count": 3.0, "colour": 2.0, "last_colour": 2.0, "motion": 3.0, "moves": 2.0,
-    "rests": 2.0, "changes": 2.0, "has_letter": 4.0, "is_size": 1.5, "is_colour": 4.0, "is_textured": 1.5,
-    "letter_count": 1.5, "missing": 5.0, "larger": 2.0, "faster": 2.0, "end": 2.0,
+    "presence": 8.0, "count_of": 4.0, "count": 3.0, "colour": 2.0, "last_colour": 2.0, "motion": 3.0, "moves": 2.0,
+    "rests": 2.0, "changes": 2.0, "has_letter": 3.0, "is_size": 1.5, "is_colour": 3.0, "is_textured": 1.5,
+    "letter_count": 1.5, "missing": 4.0, "larger": 2.0, "faster": 2.0, "end": 2.0,
 }  # fmt: skip
 
 

@@ -22,12 +22,12 @@ class WidenStage(LanguageStage):
     name = "widen"
     phases = (Phase(0.0, 12, NUM_VISUAL, 384),)
     first_clip = 20_000_000
-    learning_rates = (7e-4, 4e-4)
+    learning_rates = (5e-4, 3e-4)
     decay_from = 0.2
     # Of the clips; to know what is asked takes more examples than to see it, and captions are lost and found again.
     _LONG_SHARE, _LONG_SHARE_LATER, _LATER = 0.65, 0.9, 0.4
     _PAIR_WEIGHT = 0.5
-    _LOOKUP_WEIGHT = 0.1  # answers are nearly all right, so that their loss is as small
+    _LOOKUP_WEIGHT = 0.2  # answers are nearly all right, so that their loss is as small
     # Of the units; with few tokens more than half of them show something, how many tells how many objects there are,
     # and a target that saw little else counted two of three where it saw all.
     _FEW_SHARE, _FEW_TOKENS = 0.25, 104
