@@ -40,7 +40,8 @@ class Question:
 
 def conclusion(reply: str) -> str:
     """What follows from the reason that a reply gives; all of a reply without one."""
-    return reply.rstrip(".").rpartition(", so ")[2]
+    _, so, end = reply.rpartition(", so ")
+    return end.rstrip(".") if so else reply
 
 
 def questions(scene: Scene) -> tuple[Question, ...]:

@@ -89,7 +89,7 @@ def test_each_law_changes_the_answer(engine: EngineHarness) -> None:
         return ask(name, request.turns[0].text, request.videos, speculation=MODES[0], max_tokens=40, sampling=law)
 
     # Of an unsure model: a sure one says the same under a light penalty.
-    asked = [question(name, law, MODES[0], 1.5, seed) for name, law in LAWS.items() for seed in (2, 5)]
+    asked = [question(name, law, MODES[0], 1.5, seed) for name, law in LAWS.items() for seed in (14, 17)]
     plain = {other.request_id: other for other in map(without, asked)}
     unchanged = dict(zip(plain, engine.run(answers(plain.values())), strict=True))
     changed = zip(asked, engine.run(answers(asked)), strict=True)
