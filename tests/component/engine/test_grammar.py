@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -27,7 +28,7 @@ LAWS = (SamplingParams(), SamplingParams(temperature=0.8, seed=7))
 both_laws = pytest.mark.parametrize(
     "law", [pytest.param(LAWS[0], id="greedy", marks=pytest.mark.slow), pytest.param(LAWS[1], id="temperature")]
 )
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "objects": {
@@ -155,9 +156,13 @@ def test_a_killed_worker_changes_no_token(fragile: EngineHarness, role: str) -> 
 
 
 def test_forced_tokens_are_proposed_and_come_true(engine: EngineHarness) -> None:
-    """On a pair that knows no JSON: what the grammar says needs no knowledge."""
-    answer = engine.answer(question("forced", 1, "schema", mode=SpeculationMode.PARALLEL))
-    stats = answer.finished.speculation
+    """On a pair that knows no such JSON: what the grammar says needs no knowledge."""
+    objects = SCHEMA["properties"]["objects"] | {"minItems": 20, "maxItems": 20}  # for a draft that begins late
+    endless = LLMatcher.grammar_from_json_schema(
+        SCHEMA | {"properties": {"objects": objects}}, defaults={"whitespace_flexible": False}
+    )
+    asked = question("forced", 1, "schema", mode=SpeculationMode.PARALLEL)
+    stats = engine.answer(replace(asked, grammar=endless)).finished.speculation
     assert stats.num_accepted_tokens > stats.num_draft_tokens / 2 > 0  # how many depends on how soon the draft begins
 
 
