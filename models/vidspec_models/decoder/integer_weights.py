@@ -17,7 +17,7 @@ from vidspec_models.errors import ModelLoadError
 INT8 = "int8"
 BLOCK = 64  # successive weights of a row that share a scale
 LARGEST = 127
-_LEAST_SCALE = 1e-37  # smaller blocks are nought
+LEAST_SCALE = 1e-37  # smaller blocks are nought
 
 
 def to_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def round_rows(rows: Tensor) -> Tensor:
     """What rows [..., K] are multiplied as: eight bits, too, each block's largest number as 127."""
     blocks = rows.float().unflatten(-1, (-1, BLOCK))
     scales = blocks.abs().amax(-1, keepdim=True) * (1 / LARGEST)
-    rounded: Tensor = (blocks / scales.where(scales > _LEAST_SCALE, 1.0)).round() * scales
+    rounded: Tensor = (blocks / scales.where(scales > LEAST_SCALE, 1.0)).round() * scales
     return rounded.flatten(-2).to(rows.dtype)
 
 

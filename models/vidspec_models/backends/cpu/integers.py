@@ -16,20 +16,19 @@ from numba import types
 from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.layers import FLOAT, compiled
-from vidspec_models.backends.cpu.packing import BLOCK_BYTES, LANES, RECORD_BYTES, STRIP, Array
+from vidspec_models.backends.cpu.packing import BLOCK_BYTES, EXCESS, LANES, RECORD_BYTES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import CACHE_LINE, MAX_ROWS, WHOLE_ROWS, prefetch_ahead
 from vidspec_models.backends.cpu.vectors import I32, Emitter, index, splat_int
-from vidspec_models.decoder.integer_weights import BLOCK, LARGEST
+from vidspec_models.decoder.integer_weights import BLOCK, LARGEST, LEAST_SCALE
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
 _MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # that one instruction multiplies
 # Asked of x86 only: LLVM does not know every processor's features.
 _HAS_VNNI = _MOST_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
 # Rows of a strip whose products are added by one instruction. With four the rows have integers of eight bits in memory,
-# too, and weights are unsigned, 128 more than they stand for; with two their integers lie in sixteen.
+# too, and weights are unsigned, `EXCESS` more than they stand for; with two their integers lie in sixteen.
 TOGETHER = 4 if _HAS_VNNI else 2
 _ROW_TYPE: Any = np.int8 if _HAS_VNNI else np.int16
-_EXCESS = 128
 
 
 @compiled
@@ -77,7 +76,7 @@ def to_integers(_typing: Any, x: Any, blocks: Any, out: Any, scales: Any, starts
                 most = emitter.larger(most, emitter.magnitude(vector))
             scale = builder.fmul(emitter.largest(most), ir.Constant(ir.FloatType(), 1 / LARGEST))
             builder.store(scale, builder.inttoptr(emitter.address(scales, block, index(1), 4), scale.type.as_pointer()))
-            is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, 1e-37))
+            is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, LEAST_SCALE))
             one = ir.Constant(scale.type, 1.0)
             factor = emitter.spread(builder.fdiv(one, builder.select(is_something, scale, one)))
             total = splat_int(0)
@@ -87,7 +86,7 @@ def to_integers(_typing: Any, x: Any, blocks: Any, out: Any, scales: Any, starts
                 place = emitter.beyond(emitter.address(out, start, index(1), size), size * lane)
                 emitter.store(emitter.shortened(numbers, size), place)
             if TOGETHER == 4:
-                excess = builder.mul(emitter.sum_of_integers(total), ir.Constant(I32, -_EXCESS))
+                excess = builder.mul(emitter.sum_of_integers(total), ir.Constant(I32, -EXCESS))
                 place = emitter.address(starts, block, index(1), 4)
                 builder.store(excess, builder.inttoptr(place, I32.as_pointer()))
             return []
@@ -121,7 +120,7 @@ def integer_tile(
                 here = [emitter.address(line, block, index(BLOCK), size) for line in lines]
                 of_block = [emitter.load_spread(emitter.address(line, block, index(1), 4), lanes) for line in factors]
                 if TOGETHER == 4:
-                    before = [emitter.load_spread_word(emitter.address(at, block, index(1), 4), lanes) for at in begins]
+                    before = [emitter.load_spread(emitter.address(at, block, index(1), 4), lanes, I32) for at in begins]
                 else:
                     before = [splat_int(0, lanes)] * num_rows
                 for first in range(0, STRIP, 2 * lanes):
@@ -150,7 +149,7 @@ def _block_sums(
 
     def weights_of(row: Any, column: int) -> Any:
         place = emitter.beyond(row, TOGETHER * column)
-        return emitter.load_words(place, lanes) if TOGETHER == 4 else emitter.load_bytes(place, 2 * lanes)
+        return emitter.load(place, lanes, I32) if TOGETHER == 4 else emitter.load_bytes(place, 2 * lanes)
 
     def added(factor: Any, weights: Any, before: Any) -> Any:
         if TOGETHER == 4:
@@ -164,7 +163,7 @@ def _block_sums(
         for line in range(0, TOGETHER * STRIP if columns[0] == 0 else 0, CACHE_LINE):
             prefetch_ahead(emitter, emitter.beyond(row, line))
         both = [weights_of(row, column) for column in columns]
-        factors = [emitter.load_spread_word(emitter.address(line, step, index(4), 1), lanes) for line in lines]
+        factors = [emitter.load_spread(emitter.address(line, step, index(4), 1), lanes, I32) for line in lines]
         pairs = [(factor, weights) for factor in factors for weights in both]
         return [added(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
 

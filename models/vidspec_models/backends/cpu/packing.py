@@ -25,6 +25,7 @@ LANES = 16  # of a vector
 STRIP = 2 * LANES  # columns of a strip
 MAX_LINES = 64  # rows' query heads that read keys together
 BLOCK_BYTES = BLOCK * STRIP  # of a strip's block of integers
+EXCESS = 128  # of weights that an instruction takes as unsigned
 RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # with a float32 scale a column
 
 _LOW_HALF = 0xFFFF
@@ -113,7 +114,7 @@ def integers(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]
     """
     numbers, scales = to_integers(torch.from_numpy(strips).transpose(-1, -2))
     if num_together == 4:
-        numbers = numbers ^ -128  # unsigned, 128 more
+        numbers = (numbers.short() + EXCESS).to(torch.uint8).view(torch.int8)
     in_order = numbers.unflatten(-1, (-1, BLOCK // num_together, num_together)).movedim(-4, -2).flatten(-3)
     records = torch.cat([in_order, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1)
     return records.numpy().copy()  # into huge pages, which NumPy asks for and torch does not

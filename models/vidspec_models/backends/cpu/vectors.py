@@ -138,9 +138,9 @@ class Emitter:
     def beyond(self, base: Any, num_bytes: int) -> Any:
         return self.builder.add(base, index(num_bytes)) if num_bytes else base
 
-    def load(self, address: Any, lanes: int = LANES) -> Any:
-        """One vector."""
-        loaded = self.builder.load(self.builder.inttoptr(address, ir.VectorType(F32, lanes).as_pointer()))
+    def load(self, address: Any, lanes: int = LANES, kind: Any = F32) -> Any:
+        """One vector, of float32 or of words of 32 bits."""
+        loaded = self.builder.load(self.builder.inttoptr(address, ir.VectorType(kind, lanes).as_pointer()))
         loaded.align = 4
         return loaded
 
@@ -150,18 +150,6 @@ class Emitter:
         loaded = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), count).as_pointer()))
         loaded.align = 1
         return builder.sext(loaded, ir.VectorType(_SHORT, count))
-
-    def load_words(self, address: Any, lanes: int) -> Any:
-        """So many words of 32 bits."""
-        loaded = self.builder.load(self.builder.inttoptr(address, ir.VectorType(I32, lanes).as_pointer()))
-        loaded.align = 4
-        return loaded
-
-    def load_spread_word(self, address: Any, lanes: int) -> Any:
-        """One word of 32 bits in all lanes."""
-        loaded = self.builder.load(self.builder.inttoptr(address, I32.as_pointer()))
-        loaded.align = 4
-        return self.spread(loaded, lanes)
 
     def multiply_pairs(self, a: Any, b: Any) -> Any:
         """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] of vectors of int16, those of a as words of 32 bits."""
@@ -258,8 +246,8 @@ class Emitter:
         one = self.builder.insert_element(nothing, scalar, ir.Constant(I32, 0))
         return self.builder.shuffle_vector(one, one, splat_int(0, lanes))
 
-    def load_spread(self, address: Any, lanes: int = LANES) -> Any:
-        return self.spread(self.builder.load(self.builder.inttoptr(address, F32.as_pointer())), lanes)
+    def load_spread(self, address: Any, lanes: int = LANES, kind: Any = F32) -> Any:
+        return self.spread(self.builder.load(self.builder.inttoptr(address, kind.as_pointer())), lanes)
 
     def store(self, value: Any, address: Any) -> None:
         stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))

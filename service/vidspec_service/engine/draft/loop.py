@@ -247,9 +247,9 @@ class Proposer:
         for request, forced in batch:  # where a grammar decides so much, what it will say next takes a forward here
             request.num_at_once = 1 if forced else request.num_at_once
         asked = [request for request, _ in batch if request.num_left > 0]
-        guesses = {id(request): found for request, found in zip(asked, self._guess(asked), strict=True)}
+        guesses = dict(zip([request.request_id for request in asked], self._guess(asked), strict=True))
         return [
-            self._proposal(request, place, forced, guesses.get(id(request), []))
+            self._proposal(request, place, forced, guesses.get(request.request_id, []))
             for place, (request, forced) in zip(places, batch, strict=True)
         ]
 
