@@ -14,6 +14,7 @@ import torch
 from cachetools import LRUCache
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MOST_KEPT = 64  # compiled grammars; a copy of one takes microseconds
@@ -28,28 +29,37 @@ class GrammarError(ValueError):
 class GrammarMask:
     """Lets through what one request's grammar allows next: the end ids where an answer of it is complete, and nothing
     else where it cannot go on. It comes after other processors, and so has the last word.
+
+    Where the grammar forces bytes, the only token allowed is the one that the tokenizer would write them with: "thing",
+    not "t" and then "hing". To find such tokens takes llguidance ten times as long as to take one that was chosen, so
+    they are asked for once, where what is forced begins.
     """
 
     def __init__(self, matcher: LLMatcher, stop_ids: frozenset[int], num_tokens: int) -> None:
-        """The matcher masks `num_tokens` tokens, all that logits have."""
+        """The matcher, which stands at the beginning, masks `num_tokens` tokens, all that logits have."""
         self._matcher = matcher
         self._bits = np.empty((1, -(-num_tokens // _WORD)), np.int32)  # a row's tokens, one bit each
-        self._num_bytes = self._bits.nbytes  # of a row
         self._stop_ids = stop_ids
-        self._consumed: list[int] = []  # the tokens that the matcher stands after
-        self._found: tuple[list[int], list[int], int] = ([], [], 0)  # what `_bits` are of, and of how many rows
+        self._path: list[int] = []  # the last answer that was followed, a draft's guesses with it
+        self._forced = [self._found_forced()]  # what must come after each beginning of it, one more than it has tokens
+        self._place = 0  # tokens of it that the matcher stands after
         self._error = ""
 
     def prepare(self, prefix: Sequence[int], pending: Sequence[int]) -> None:
-        """Find what will be asked after these tokens: while the model computes the logits, by another thread."""
-        self._find(prefix, pending)
+        """Follow these tokens, after which will be asked: while the model computes the logits, by another thread."""
+        self._follow([*prefix, *pending])
 
     def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         """See `LogitsProcessor`. Rows after a token that the grammar forbids, or after the end, are left as they are:
         nothing is chosen by them.
         """
-        num_rows = self._find(prefix, pending[: len(logits) - 1])
-        if num_rows == 0:
+        num_rows = self._num_rows(prefix, pending[: len(logits) - 1])
+        if len(self._bits) < num_rows:
+            self._bits = np.empty((num_rows, self._bits.shape[1]), np.int32)
+        for row in range(num_rows):
+            self._mask(len(prefix) + row, self._bits[row])
+        self._error = self._error or self._said_error()
+        if self._error:
             return logits
         excluded = np.invert(self._bits[:num_rows]).view(np.uint8)
         excluded = np.unpackbits(excluded, axis=1, count=logits.shape[-1], bitorder="little").view(np.bool_)
@@ -60,73 +70,88 @@ class GrammarMask:
         return logits
 
     def num_allowed(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> int:
-        """See `Constraint`. It reads the masks themselves: llguidance's `validate_tokens` takes more than they let
-        through, "t" and "hing" where only "thing" is written so.
-        """
-        num_rows = self._find(prefix, pending[: len(chosen) - 1])
-        if num_rows == 0:
+        """See `Constraint`."""
+        places = range(len(prefix), len(prefix) + self._num_rows(prefix, pending[: len(chosen) - 1]))
+        if not places:
             return 0
-        places = enumerate(zip(self._bits[:num_rows], chosen, strict=False))
-        return next((at for at, (bits, token) in places if not bits[token // _WORD] >> token % _WORD & 1), len(chosen))
+        checked = enumerate(zip(places, chosen, strict=False))
+        num_allowed = next((at for at, (place, token) in checked if not self._allows(place, token)), len(chosen))
+        return 0 if self._said_error() else num_allowed
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar leaves no choice about after `prefix`, written as the tokenizer would."""
-        if not self._align(prefix):
-            return []
-        if self._matcher.is_stopped():
-            return list(self._stop_ids) if len(self._stop_ids) == 1 else []
-        return self._matcher.compute_ff_tokens()
+        return list(self._forced[len(prefix)]) if self._follow(prefix) == len(prefix) else []
 
     def check(self) -> None:
         """Raises GrammarError if what it let through lately may not be of the grammar."""
         if self._error:
             raise GrammarError(f"the grammar cannot be followed any further: {self._error}")
 
-    def _find(self, prefix: Sequence[int], pending: Sequence[int]) -> int:
-        """Put the masks of the rows that matter into `_bits`, unless they are there; returns how many these are."""
-        known, after, num_known = self._found
-        if num_known and known == prefix and after[: len(pending)] == pending:
-            return min(num_known, 1 + len(pending))
-        self._found = ([], [], 0)
-        if len(self._bits) <= len(pending):
-            self._bits = np.empty((1 + len(pending), self._bits.shape[1]), np.int32)
-        address = self._bits.ctypes.data
-        num_rows = 0
-        if self._align(prefix):
-            self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
-            num_rows = 1
-            while num_rows <= len(pending) and self._consume(pending[num_rows - 1 : num_rows]):
-                self._matcher.unsafe_compute_mask_ptr(address + num_rows * self._num_bytes, self._num_bytes)
-                num_rows += 1
-        self._error = self._matcher.get_error()[:_MOST_ERROR]
-        if not (self._error or num_rows):
-            self._error = "it does not allow the answer so far"
-        elif not (self._error or self._bits[0].tobytes().strip(b"\0")):
-            self._error = "no token of the model goes on as it says"
-        if self._error:
-            return 0
-        self._found = (list(prefix), list(pending), num_rows)
-        return num_rows
+    def _num_rows(self, prefix: Sequence[int], pending: Sequence[int]) -> int:
+        """Rows that matter: the one after `prefix`, and one after each pending token up to one that is forbidden."""
+        num_rows = self._follow([*prefix, *pending]) - len(prefix) + 1
+        self._error = self._said_error() or ("" if num_rows > 0 else "it does not allow the answer so far")
+        return 0 if self._error else num_rows
 
-    def _align(self, prefix: Sequence[int]) -> bool:
-        """Have the matcher stand after `prefix`; False if the grammar does not allow it, or the answer has ended."""
-        consumed = self._consumed
-        kept = len(consumed)
-        if prefix[:kept] != consumed:  # of another kind of sequence it is what the next lines find out
-            kept = next(
-                (at for at, (old, new) in enumerate(zip(consumed, prefix, strict=False)) if old != new),
-                min(kept, len(prefix)),
-            )
-            self._matcher.rollback(len(consumed) - kept)
-            del consumed[kept:]
-        return self._consume(prefix[kept:])
+    def _said_error(self) -> str:
+        """What llguidance says has gone wrong, as that no token of the model goes on as the grammar says."""
+        return self._matcher.get_error()[:_MOST_ERROR]
 
-    def _consume(self, tokens: Sequence[int]) -> bool:
-        for token in tokens:
-            if token in self._stop_ids or self._matcher.try_consume_tokens([token]) == 0:
-                return False
-            self._consumed.append(token)
-        return True
+    def _allows(self, place: int, token: int) -> bool:
+        """Whether a token may come at this place of the path, or at its end."""
+        if place < len(self._path) and self._path[place] == token:
+            return True
+        if forced := self._forced[place]:
+            return token == forced[0]
+        if token in self._stop_ids:
+            self._mask(place, self._bits[0])
+            return bool(self._bits[0, token // _WORD] >> token % _WORD & 1)
+        self._stand(place)
+        return self._matcher.validate_tokens([token]) == 1
+
+    def _mask(self, place: int, bits: NDArray[np.int32]) -> None:
+        """Fill in what may come at this place of the path."""
+        if forced := self._forced[place]:
+            bits[:] = 0
+            bits.view(np.uint32)[forced[0] // _WORD] = 1 << forced[0] % _WORD
+        else:
+            self._stand(place)
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+    def _stand(self, place: int) -> None:
+        """Have the matcher stand at this place of the path."""
+        if place < self._place:
+            self._matcher.rollback(self._place - place)
+        elif place > self._place:
+            self._matcher.try_consume_tokens(self._path[self._place : place])
+        self._place = place
+
+    def _follow(self, tokens: Sequence[int]) -> int:
+        """Make these tokens the path, unless they are its beginning; returns how many of them are allowed."""
+        num_known = len(self._path)
+        if tokens[:num_known] != self._path:
+            pairs = enumerate(zip(self._path, tokens, strict=False))
+            num_known = next((at for at, (old, new) in pairs if old != new), min(num_known, len(tokens)))
+        if num_known == len(tokens):
+            return num_known
+        self._stand(num_known)
+        del self._path[num_known:], self._forced[num_known + 1 :]
+        for token in tokens[num_known:]:
+            forced = self._forced[-1]
+            if token in self._stop_ids or (forced and token != forced[0]):
+                break
+            if self._matcher.try_consume_tokens([token]) == 0:
+                break
+            self._place += 1
+            self._path.append(token)
+            self._forced.append(forced[1:] or self._found_forced())
+        return len(self._path)
+
+    def _found_forced(self) -> list[int]:
+        """What must come where the matcher stands."""
+        if self._matcher.is_stopped():
+            return list(self._stop_ids) if len(self._stop_ids) == 1 else []
+        return self._matcher.compute_ff_tokens()
 
 
 class Grammars:

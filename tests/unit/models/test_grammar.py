@@ -6,6 +6,7 @@ import itertools
 import random
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher
@@ -95,14 +96,17 @@ def test_what_was_asked_before_does_not_matter() -> None:
 
 def test_what_was_prepared_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once by another thread while the model computes; then a choice is looked at, and all tokens if it is refused."""
-    used, ids = mask(), ids_of('{"shape":"square"')
-    used.prepare(ids, ids_of(',"words"'))
-    monkeypatch.setattr(GrammarMask, "_align", None)
-    for num_rows in (1, 3):
-        assert used.num_allowed([5] * num_rows, ids, ids_of(',"words"')[: num_rows - 1]) == 0
-        used(some_logits(num_rows), ids, ids_of(',"words"')[: num_rows - 1])
+    used, whole = mask(), ids_of('{"shape":"square","words":["a"]}')
+    ids, rest = whole[:5], whole[5:]
+    used.prepare(ids, rest)
+    monkeypatch.setattr(GrammarMask, "_found_forced", None)
+    for num_rows in range(1, len(rest) + 1):
+        assert used.num_allowed(rest[:num_rows], ids, rest[: num_rows - 1]) == num_rows
+        used(some_logits(num_rows), ids, rest[: num_rows - 1])
+        assert used.num_allowed([5] * num_rows, ids, rest[: num_rows - 1]) == 0
+    assert used.num_allowed([5], ids[:-1], []) == 0
     with pytest.raises(TypeError):
-        used.num_allowed([5], ids[:-1], [])
+        used.prepare(ids_of('{"shape":"circle"'), [])
 
 
 def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
@@ -113,18 +117,31 @@ def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
     assert [len(row) for row in allowed(mask("start: /a+/"), ids_of("a"), [END, 5])[1:]] == [len(tokenizer())] * 2
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", '{"', '{"sh', '{"shape":', '{"shape":"s', '{"shape":"square","words":["r', '{"shape":"circle","words":[]}'],
-)
-def test_a_single_token_is_allowed_exactly_if_the_mask_lets_it_through(text: str) -> None:
+@pytest.mark.parametrize("num_before", range(len(ids_of('{"shape":"square","words":["red"]}')) + 1))
+def test_a_single_token_is_allowed_exactly_if_the_mask_lets_it_through(num_before: int) -> None:
     """In the middle of a forced word, too, where llguidance lets through only what the tokenizer would write."""
-    used, ids = mask(), ids_of(text)
-    let_through = allowed(mask(), ids)[0]
+    used, ids = mask(), ids_of('{"shape":"square","words":["red"]}')[:num_before]
+    (let_through,) = allowed(mask(), ids)
     assert [token for token in range(len(tokenizer())) if used.num_allowed([token], ids, [])] == let_through
-    assert [
-        token for token in let_through if used.num_allowed([5, token], [], [5])
-    ] == []  # nor in a row after a wrong one
+    assert [token for token in let_through if used.num_allowed([5, token], [], [5])] == []  # nor after a wrong one
+
+
+@pytest.mark.parametrize(
+    "grammar", [JSON, LLMatcher.grammar_from_regex("(there is|thing)s? [a-z]{2,9}[.]"), "start: /a.c*/"]
+)
+def test_rows_are_masked_as_llguidance_masks_each(grammar: str) -> None:
+    """What is forced is asked for once, a choice is not looked up in a mask: neither may let through anything else."""
+    dice = random.Random(2)
+    for _ in range(20):
+        theirs, ours, ids = grammars().mask(grammar)._matcher, mask(grammar), list[int]()
+        bits = np.empty((1, -(-len(tokenizer()) // 32)), np.int32)
+        while len(ids) < 40 and not set(ids[-1:]) & ENDS:
+            theirs.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            expected = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+            assert allowed(ours, ids) == [expected]
+            assert [token for token in range(len(tokenizer())) if ours.num_allowed([token], ids, [])] == expected
+            ids.append(dice.choice(expected))
+            theirs.try_consume_tokens(ids[-1:])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
