@@ -209,6 +209,12 @@ class Emitter:
         """Int32 as integers of fewer bytes, which they must fit."""
         return self.builder.trunc(integers, ir.VectorType(ir.IntType(8 * num_bytes), integers.type.count))
 
+    def words(self, integers: Any) -> list[Any]:
+        """Of 32 bits each, of a vector of smaller integers."""
+        count = integers.type.count * integers.type.element.width // I32.width
+        joined = self.builder.bitcast(integers, ir.VectorType(I32, count))
+        return [self.builder.extract_element(joined, ir.Constant(I32, number)) for number in range(count)]
+
     def sum_of_integers(self, integers: Any) -> Any:
         """Of 16 int32."""
         return self._call("llvm.vector.reduce.add.v16i32", I32, [integers])

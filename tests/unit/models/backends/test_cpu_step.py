@@ -196,7 +196,6 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
     integer_product(rows.numpy(), integer_strips(weight, TOGETHER), first, 0, 1)
     together = 4 if feature.endswith("vnni") else 2
     monkeypatch.setattr(cpu_integers, "TOGETHER", together)
-    monkeypatch.setattr(cpu_integers, "_ROW_TYPE", np.int8 if together == 4 else np.int16)
     monkeypatch.setattr(cpu_integers, "_MOST_LANES", most_lanes)
     other = numba.njit(integer_product.py_func)
     other(rows.numpy(), integer_strips(weight, together), second, 0, 1)
