@@ -112,12 +112,15 @@ def make_cpu_step(
 
 
 @torch.inference_mode()
-def compile_cpu_tower(model: Any) -> None:
-    """Kernels in the place of the vision tower's layers, where there are some for it and they compile."""
+def compile_cpu_tower(model: Any, *, are_integers: bool) -> None:
+    """Kernels in the place of the vision tower's layers, where there are some for it and they compile.
+
+    `are_integers` where `round_weights` has rounded its products.
+    """
     with suppress(ImportError, OSError, RuntimeError):  # of which `make_cpu_step` has told
         from vidspec_models.backends.cpu.tower import compile_tower
 
-        compile_tower(model)
+        compile_tower(model, are_integers=are_integers)
 
 
 def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: bool) -> bool:

@@ -2,15 +2,18 @@
 
 A block's largest weight becomes 127. Scales have the eight significant bits of a bfloat16, so that an integer times its
 scale is a float32 without rounding: the rounded weights, their integers and their scales follow from each other. What
-weights are multiplied with is rounded likewise, row by row, when it is known (ADR 28).
+weights are multiplied with is rounded likewise, row by row, when it is known (ADR 26).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.errors import ModelLoadError
 
@@ -44,12 +47,12 @@ def round_rows(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def round_weights(language_model: Any, lm_head: Any) -> None:
-    """Every weight of a product becomes one that int8 holds. An embedding that is the head, too, is rounded with it.
+def round_weights(products: Iterable[nn.Linear]) -> None:
+    """Every weight becomes one that int8 holds. An embedding that is the head, too, is rounded with it.
 
     Raises ModelLoadError where the rows of a product are not whole blocks.
     """
-    linears = _products(language_model, lm_head)
+    linears = list(products)
     if widths := sorted({linear.weight.shape[1] for linear in linears if linear.weight.shape[1] % BLOCK}):
         raise ModelLoadError(
             f"int8 takes {BLOCK} weights at a time, and {widths[0]} is no multiple of that: dtype auto"
@@ -58,20 +61,37 @@ def round_weights(language_model: Any, lm_head: Any) -> None:
         linear.weight.copy_(from_integers(*to_integers(linear.weight)))
 
 
-def compute_in_int8(language_model: Any, lm_head: Any) -> None:
+def compute_in_int8(products: Iterable[nn.Linear]) -> None:
     """Have transformers' own modules compute what kernels in int8 do, rounded rows and weights in float32.
 
     Raises ModelLoadError as `round_weights` does.
     """
-    round_weights(language_model, lm_head)
-    for linear in _products(language_model, lm_head):
+    linears = list(products)
+    round_weights(linears)
+    for linear in linears:
         linear.register_forward_pre_hook(lambda _, given: (round_rows(given[0]),))
 
 
-def _products(language_model: Any, lm_head: Any) -> list[Any]:
+def language_products(language_model: Any, lm_head: Any) -> list[nn.Linear]:
+    """All of a language model's."""
     linears = [lm_head]
     for layer in language_model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         linears += (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linears += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    return linears
+
+
+def vision_products(model: nn.Module) -> list[nn.Linear]:
+    """A vision tower's and its projector's that there are kernels for, where all of a module's are in whole blocks."""
+    linears = list[nn.Linear]()
+    module: Any
+    for module in model.modules():
+        found: tuple[Any, ...] = ()
+        if type(module) is SiglipEncoderLayer:
+            attention, mlp = module.self_attn, module.mlp
+            found = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2)
+        elif type(module) is LlavaOnevisionMultiModalProjector:
+            found = (module.linear_1, module.linear_2)
+        linears += found if all(linear.in_features % BLOCK == 0 for linear in found) else ()
     return linears

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
-from vidspec_models.decoder.integer_weights import round_weights
+from vidspec_models.decoder.integer_weights import language_products, round_weights, vision_products
 from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
@@ -67,10 +67,10 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         spans = layer_spans(model, language_model, head, devices)
         move(model, language_model, spans)
         if precision.are_integers:
-            round_weights(language_model, head)
+            round_weights([*language_products(language_model, head), *vision_products(model)])
         decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
         if spans[0].device.type == "cpu":  # the tower lies there, too; for a GPU the compiler is not even imported
-            compile_cpu_tower(model)
+            compile_cpu_tower(model, are_integers=precision.are_integers)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
 
@@ -106,7 +106,7 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
     model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
     if precision.are_integers:
-        round_weights(model.model, model.lm_head)
+        round_weights(language_products(model.model, model.lm_head))
     decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, are_integers=precision.are_integers)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
     if recipe.oracle is not None:

@@ -17,7 +17,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.decoder.integer_weights import round_weights
+from vidspec_models.decoder.integer_weights import language_products, round_weights, vision_products
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import conversation, metadata
@@ -75,7 +75,8 @@ class StockGenerator:
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)
         if precision.are_integers:
-            round_weights(self._family.language_model(model), model.lm_head)
+            language_model = self._family.language_model(model)
+            round_weights([*language_products(language_model, model.lm_head), *vision_products(model)])
 
     @torch.inference_mode()
     def answer(
@@ -127,7 +128,7 @@ class RandomStock(StockGenerator):
         precision = resolve_precision(spec.dtype, device)
         self._model = random_language_model(recipe.shape, recipe.seed, device, precision.dtype)
         if precision.are_integers:
-            round_weights(self._model.model, self._model.lm_head)
+            round_weights(language_products(self._model.model, self._model.lm_head))
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
     def answer(

@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.bundled.render import Pixels, render, slot_times
 from vidspec_models.bundled.scene import Scene
-from vidspec_models.decoder.integer_weights import compute_in_int8
+from vidspec_models.decoder.integer_weights import compute_in_int8, language_products, vision_products
 from vidspec_models.decoder.placement import resolve_precision
 from vidspec_models.loading.spec import keeps_in_int8
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, VIDEO_TOKENS, register_attention
@@ -32,7 +32,8 @@ class LoadedModel:
         self.processor = AutoProcessor.from_pretrained(folder)
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=precision.dtype).to(device).eval()
         if precision.are_integers:
-            compute_in_int8(self.model.model.language_model, self.model.lm_head)
+            language_model = self.model.model.language_model
+            compute_in_int8([*language_products(language_model, self.model.lm_head), *vision_products(self.model)])
         self.dtype_name = precision.name
         self.packer = ExamplePacker(self.processor.tokenizer)
         self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)

@@ -7,22 +7,35 @@ they do for attention and GELU (docs/benchmark-log.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
+from vidspec_models.backends.cpu.integers import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import product
 from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled
-from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, as_array, in_strips, narrowed, paired
+from vidspec_models.backends.cpu.packing import (
+    LANES,
+    MAX_LINES,
+    STRIP,
+    Array,
+    as_array,
+    in_strips,
+    integers,
+    narrowed,
+    paired,
+)
 from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.integer_weights import vision_products
+from vidspec_models.decoder.placement import attends_in_bfloat16, multiplies_bfloat16
 
 _GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
 
@@ -69,7 +82,9 @@ class CompiledForward:
         self, compute: Callable[..., None], weights: Layer | Projector, up: nn.Linear, threads: ThreadPoolExecutor
     ) -> None:
         """`compute` takes one frame's rows [P, K] and where its results [P, N] go; K is what `up` takes, too."""
-        like = np.empty(0, np.float32 if up.weight.dtype is torch.float32 else np.uint16)
+        is_integer = weights.up.weight.dtype == np.int8
+        attends_in_float32 = up.weight.dtype is torch.float32 and not (is_integer and attends_in_bfloat16())
+        like = np.empty(0, np.float32 if attends_in_float32 else np.uint16)
         self._compute = partial(compute, weights=weights, like=like)
         self._num_outputs = len(weights.down.bias)
         self._threads = threads
@@ -92,8 +107,12 @@ class CompiledForward:
         return torch.from_numpy(out).to(frames.dtype)
 
 
-def compile_tower(model: nn.Module) -> None:
-    """Kernels for the modules that there are some for, in their sizes and arithmetic; others stay as they are."""
+def compile_tower(model: nn.Module, *, are_integers: bool = False) -> None:
+    """Kernels for the modules that there are some for, in their sizes and arithmetic; others stay as they are.
+
+    `are_integers` where `round_weights` has rounded `vision_products`.
+    """
+    rounded = set(vision_products(model)) if are_integers else set()
     threads = ThreadPoolExecutor(thread_name_prefix="tower")
     module: Any
     for module in model.modules():
@@ -101,11 +120,11 @@ def compile_tower(model: nn.Module) -> None:
             attention, mlp = module.self_attn, module.mlp
             is_known = type(mlp.activation_fn).__name__ == _TANH_GELU and attention.head_dim % STRIP == 0
             if is_known and suit(mlp.fc1, mlp.fc2):
-                module.forward = CompiledForward(encode, layer(module), mlp.fc1, threads)
+                module.forward = CompiledForward(encode, layer(module, rounded), mlp.fc1, threads)
         elif type(module) is LlavaOnevisionMultiModalProjector:
             first, second = module.linear_1, module.linear_2
             if type(module.act).__name__ == _GELU and suit(first, second):
-                weights = Projector(linear(first), linear(second))
+                weights = Projector(linear(rounded, first), linear(rounded, second))
                 module.forward = CompiledForward(project, weights, first, threads)
 
 
@@ -121,24 +140,28 @@ def suit(*linears: Any) -> bool:
     )
 
 
-def layer(module: Any) -> Layer:
+def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
     """A SigLIP layer's weights as kernels take them."""
     attention, mlp = module.self_attn, module.mlp
     return Layer(
         first_norm=norm(module.layer_norm1),
-        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=linear(rounded, attention.q_proj, attention.k_proj, attention.v_proj),
         num_heads=attention.num_heads,
         scale=attention.scale,
-        output=linear(attention.out_proj),
+        output=linear(rounded, attention.out_proj),
         second_norm=norm(module.layer_norm2),
-        up=linear(mlp.fc1),
-        down=linear(mlp.fc2),
+        up=linear(rounded, mlp.fc1),
+        down=linear(rounded, mlp.fc2),
     )
 
 
-def linear(*modules: Any) -> Linear:
-    """One product for all of them; weights in the arithmetic of their dtype."""
-    stored = paired if modules[0].weight.dtype is torch.bfloat16 else narrowed
+def linear(rounded: Set[nn.Linear], *modules: Any) -> Linear:
+    """One product for all of them; weights in the arithmetic of their dtype, or integers if they are `rounded`."""
+    stored: Callable[[NDArray[np.float32]], Array] = narrowed
+    if modules[0] in rounded:
+        stored = partial(integers, num_together=TOGETHER)
+    elif modules[0].weight.dtype is torch.bfloat16:
+        stored = paired
     weight = stored(in_strips([torch.cat([module.weight for module in modules])]))[0]
     return Linear(weight, as_array(torch.cat([module.bias for module in modules])))
 

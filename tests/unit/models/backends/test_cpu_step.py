@@ -22,7 +22,13 @@ from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
-from vidspec_models.decoder.integer_weights import from_integers, round_rows, round_weights, to_integers
+from vidspec_models.decoder.integer_weights import (
+    from_integers,
+    language_products,
+    round_rows,
+    round_weights,
+    to_integers,
+)
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import multiplies_bfloat16
@@ -42,7 +48,7 @@ class Stepper:
         if dtype == "bfloat16":
             model.bfloat16()
         if dtype == "int8":
-            round_weights(model.model, model.lm_head)
+            round_weights(language_products(model.model, model.lm_head))
         with torch.inference_mode():
             self.decoder = build_decoder(model.model, model.lm_head, CONTEXT, batch_invariance=PREFILL_ONLY)
         self.step = CpuStep(model.model, model.lm_head, self.decoder, are_integers=dtype == "int8")

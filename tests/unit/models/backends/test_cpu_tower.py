@@ -10,19 +10,20 @@ from transformers import LlavaOnevisionConfig, Qwen2Config, SiglipVisionConfig
 from transformers import LlavaOnevisionForConditionalGeneration as Model
 
 from vidspec_models.backends.cpu.tower import compile_tower
+from vidspec_models.decoder.integer_weights import compute_in_int8, vision_products
 from vidspec_models.decoder.placement import multiplies_bfloat16
 
 pytestmark = pytest.mark.unit
 
 
-def build(*, side: int = 6, dtype: torch.dtype = torch.float32, **vision: Any) -> Model:
+def build(*, side: int = 6, dtype: torch.dtype = torch.float32, text_size: int = 32, **vision: Any) -> Model:
     """With side x side patches a frame."""
     torch.manual_seed(3)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlavaOnevisionConfig(
         vision_config=SiglipVisionConfig(image_size=8 * side, patch_size=8, vision_use_head=False, **(sizes | vision)),
         text_config=Qwen2Config(
-            hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=32
+            hidden_size=text_size, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=32
         ),
         vision_feature_layer=-1,
     )
@@ -39,9 +40,9 @@ def features(model: Model, frames: Tensor) -> Tensor:
     return found
 
 
-def compiled(model: Model) -> Model:
+def compiled(model: Model, *, are_integers: bool = False) -> Model:
     other = copy.deepcopy(model)
-    compile_tower(other)
+    compile_tower(other, are_integers=are_integers)
     return other
 
 
@@ -66,6 +67,30 @@ def test_in_bfloat16_they_are_as_near_as_rounding_lets_them_be() -> None:
     assert replaced(other)
     errors = [float((features(each, frames) - exact).abs().mean()) for each in (other, model)]
     assert 0 < errors[0] <= errors[1]
+
+
+@pytest.mark.parametrize("intermediate_size", [128, 96])  # whole blocks, and layers that stay in float32
+def test_in_int8_they_are_those_of_rounded_weights_and_rows(intermediate_size: int) -> None:
+    model, frames = build(intermediate_size=intermediate_size, text_size=64), torch.randn(3, 3, 48, 48)
+    exact = features(copy.deepcopy(model), frames)
+    compute_in_int8(vision_products(model))
+    rounded = copy.deepcopy(model)
+    for module in rounded.modules():
+        module._forward_pre_hooks.clear()
+    found, wanted = (features(each, frames) for each in (compiled(rounded, are_integers=True), model))
+    errors = [float((each - wanted).abs().mean() / wanted.abs().mean()) for each in (found, exact)]
+    assert errors[0] < errors[1] / 2
+    assert errors[0] < 0.01  # a number half way between two of 127 steps falls either way
+
+
+def test_in_int8_whole_modules_are_rounded() -> None:
+    model = build(intermediate_size=96, text_size=64)
+    assert vision_products(model) == [
+        model.model.multi_modal_projector.linear_1,
+        model.model.multi_modal_projector.linear_2,
+    ]
+    layers_alone = vision_products(build(intermediate_size=128))  # what follows the projector's first has 32 numbers
+    assert len(layers_alone) == 2 * 6
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

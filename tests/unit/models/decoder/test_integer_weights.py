@@ -12,6 +12,7 @@ from vidspec_models.decoder.integer_weights import (
     BLOCK,
     compute_in_int8,
     from_integers,
+    language_products,
     round_rows,
     round_weights,
     to_integers,
@@ -52,7 +53,7 @@ def test_a_block_of_zeros_stays_one() -> None:
 def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
     model = build("qwen2", hidden_size=128, intermediate_size=192)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    round_weights(model.model, model.lm_head)
+    round_weights(language_products(model.model, model.lm_head))
     unrounded = {"model.embed_tokens.weight"}  # which is not the head here
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed == {name for name, parameter in before.items() if parameter.ndim == 2} - unrounded
@@ -61,8 +62,8 @@ def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
 def test_transformers_computes_with_rounded_rows_too() -> None:
     model, same = (build("qwen2", hidden_size=128, intermediate_size=192) for _ in range(2))
     rows = torch.randn(5, 128)
-    compute_in_int8(model.model, model.lm_head)
-    round_weights(same.model, same.lm_head)
+    compute_in_int8(language_products(model.model, model.lm_head))
+    round_weights(language_products(same.model, same.lm_head))
     for one, other in (
         (model.lm_head, same.lm_head),
         (model.model.layers[0].mlp.up_proj, same.model.layers[0].mlp.up_proj),
@@ -74,4 +75,4 @@ def test_transformers_computes_with_rounded_rows_too() -> None:
 def test_rows_that_are_not_whole_blocks_are_refused() -> None:
     model = build("qwen2", hidden_size=128, intermediate_size=96)
     with pytest.raises(ModelLoadError, match="96 is no multiple"):
-        round_weights(model.model, model.lm_head)
+        round_weights(language_products(model.model, model.lm_head))
