@@ -115,7 +115,8 @@ class VideoLM:
     @torch.inference_mode()
     def encode(self, video: Video) -> EncodedVideo:
         """Run the vision tower."""
-        return self._family.encode(self._model, self._processor, video)
+        with self.decoder.cores:
+            return self._family.encode(self._model, self._processor, video)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
@@ -165,14 +166,15 @@ class VideoLM:
         stop = min(start + num_rows, prompt.num_tokens)
         cos, sin = prompt.rotary
         additions = prompt.layer_additions
-        hidden = self.decoder.prefill(
-            prompt.embeddings[start:stop],
-            (cos[start:stop], sin[start:stop]),
-            Segment(cache, start, stop - start),
-            () if additions is None else additions[:, start:stop].unbind(0),
-            observer,
-            int(stop == prompt.num_tokens),
-        )
+        with self.decoder.cores:
+            hidden = self.decoder.prefill(
+                prompt.embeddings[start:stop],
+                (cos[start:stop], sin[start:stop]),
+                Segment(cache, start, stop - start),
+                () if additions is None else additions[:, start:stop].unbind(0),
+                observer,
+                int(stop == prompt.num_tokens),
+            )
         cache.length = stop
         return self.decoder.logits(hidden)[0, : self._num_tokens] if len(hidden) else None
 
@@ -186,7 +188,8 @@ class VideoLM:
         ids = [token for rows in batch for token in rows.ids]
         positions = [rows.position + i for rows, count in zip(batch, counts, strict=True) for i in range(count)]
         segments = [Segment(rows.cache, rows.cache.length, count) for rows, count in zip(batch, counts, strict=True)]
-        logits = self._step(ids, positions, segments)[:, : self._num_tokens]
+        with self.decoder.cores:
+            logits = self._step(ids, positions, segments)[:, : self._num_tokens]
         for rows, count in zip(batch, counts, strict=True):
             rows.cache.length += count
         return list(logits.split(counts))
@@ -238,6 +241,9 @@ class VideoLM:
         assert self._runner is not None
         noise = sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
-        found = self._runner.run_ahead(rows.ids, rows.position, segment, noise, sampler.sharpness, is_alone=is_alone)
+        with self.decoder.cores:
+            found = self._runner.run_ahead(
+                rows.ids, rows.position, segment, noise, sampler.sharpness, is_alone=is_alone
+            )
         rows.cache.length += len(rows.ids) + count - 1
         return found

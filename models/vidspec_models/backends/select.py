@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.backends.cpu.packing import suits
+from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.integer_weights import INT8
@@ -112,7 +113,7 @@ def make_cpu_step(
 
 
 @torch.inference_mode()
-def compile_cpu_tower(model: Any, *, are_integers: bool) -> None:
+def compile_cpu_tower(model: Any, cores: CoreShare, *, are_integers: bool) -> None:
     """Kernels in the place of the vision tower's layers, where there are some for it and they compile.
 
     `are_integers` where `round_weights` has rounded its products.
@@ -120,7 +121,7 @@ def compile_cpu_tower(model: Any, *, are_integers: bool) -> None:
     with suppress(ImportError, OSError, RuntimeError):  # of which `make_cpu_step` has told
         from vidspec_models.backends.cpu.tower import compile_tower
 
-        compile_tower(model, are_integers=are_integers)
+        compile_tower(model, cores, are_integers=are_integers)
 
 
 def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: bool) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, CausalMasks, attend, attend_causally, rms_norm
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.decoder.weights import DecoderWeights, LayerWeights
@@ -65,6 +66,7 @@ class Decoder:
         self.batch_invariance = batch_invariance
         self.step_path = TORCH_OPERATORS  # until something else computes steps in its place
         self.dtype_name = str(geometry.dtype).removeprefix("torch.")  # unless weights are in another
+        self.cores = CoreShare()
         self.num_heads = num_heads
         self.num_kv_heads = geometry.num_kv_heads
         self.head_dim = geometry.head_dim

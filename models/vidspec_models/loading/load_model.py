@@ -70,7 +70,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
             round_weights([*language_products(language_model, head), *vision_products(model)])
         decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
         if spans[0].device.type == "cpu":  # the tower lies there, too; for a GPU the compiler is not even imported
-            compile_cpu_tower(model, are_integers=precision.are_integers)
+            compile_cpu_tower(model, decoder.cores, are_integers=precision.are_integers)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
 

@@ -27,6 +27,9 @@ _CONFIGURE_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OOM_SCORE = 500  # thousandths of the machine's memory, that count as used besides
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
+# Of a thread of torch's that waits for work: tens of microseconds. For the milliseconds that are usual it would take a
+# core from whatever computes there meanwhile; without any, waking it takes longer than most of torch's work here.
+_SPINS = "GOMP_SPINCOUNT", "10000"
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ def main(fd: int) -> int:
 
 def import_libraries() -> None:
     """Everything that takes long to import and that every worker needs."""
+    os.environ.setdefault(*_SPINS)  # noqa: TID251  torch's own setting, not ours; read when its threads are loaded
     import vidspec_models.loading.load_model  # noqa: F401
     import vidspec_service.engine.draft.loop
     import vidspec_service.engine.target.loop  # noqa: F401

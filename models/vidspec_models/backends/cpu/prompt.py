@@ -7,8 +7,7 @@ these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -40,14 +39,15 @@ class _Block(NamedTuple):
 
 
 class CpuPrompt:
-    """On as many threads as torch may use when it is called: other cores are another worker's."""
+    """On as many threads as torch may use when it is called, parted with who computes beside it: other cores are
+    another worker's.
+    """
 
     is_chunk_invariant = True
 
     def __init__(self, step: CpuStep) -> None:
         """With the weights of `step`."""
         self._step = step
-        self._threads = ThreadPoolExecutor(thread_name_prefix="prompt")
         geometry, size = step.decoder.geometry, step.decoder.embedding.shape[1]
         nowhere = torch.zeros(2, 1, 1, geometry.head_dim)
         # Compiles, or fetches what an earlier start did.
@@ -64,6 +64,7 @@ class CpuPrompt:
     ) -> Tensor:
         """As `Decoder.prefill`."""
         num_heads, num_kv_heads, eps, scale, weights = self._step.constants
+        spread = self._step.decoder.cores.spread
         rows, tables = hidden.clone().numpy(), torch.cat(rotary, 1).numpy()
         whole = described([segment])
         num_settled = (segment.start + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
@@ -87,32 +88,19 @@ class CpuPrompt:
             block.segment[0, KEPT] = num_settled  # before anything is attended to
         last = len(weights.mlp_norm) - 1
         for layer in range(last + 1):
-            self._each(partial(project_block, layer), blocks)
+            spread(partial(project_block, layer), blocks)
             turn_layer(whole, layer, num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
             if observer is not None:
                 queries = np.concatenate([block.rows.heads[:, :num_heads] for block in blocks])
                 observer(layer, torch.from_numpy(queries))
             # The last rows see most, and take longest. What the last layer would make of others nobody reads.
             still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
-            self._each(partial(finish_block, layer), still)
+            spread(partial(finish_block, layer), still)
             if layer < len(additions):
                 rows += additions[layer].numpy()
         whole[0, KEPT] = num_settled
         note_columns([segment], whole)
         return torch.from_numpy(rows[len(rows) - num_wanted :])
-
-    def _each(self, work: Callable[[_Block], None], blocks: Iterable[_Block]) -> None:
-        """Every thread takes the next block as soon as it is free."""
-        left = iter(blocks)
-
-        def run(_: int) -> None:
-            for block in left:
-                work(block)
-
-        if (num_threads := torch.get_num_threads()) == 1:
-            run(0)
-        else:
-            list(self._threads.map(run, range(num_threads)))
 
 
 def _parts(num_rows: int, num_threads: int) -> list[slice]:

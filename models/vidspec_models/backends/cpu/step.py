@@ -154,7 +154,7 @@ class CpuStep:
         _, num_kv_heads, eps, scale, weights = self.constants
         room = self._room(hidden)
         self._together(
-            self.num_threads,
+            min(self.num_threads, self.decoder.cores.num_threads),
             lambda member: decode(
                 member, room.rows, tables, segments, num_kv_heads, eps, scale, weights, self.scratch(), room.logits
             ),

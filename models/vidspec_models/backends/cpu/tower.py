@@ -8,7 +8,6 @@ they do for attention and GELU (docs/benchmark-log.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +33,7 @@ from vidspec_models.backends.cpu.packing import (
     paired,
 )
 from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
+from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.integer_weights import vision_products
 from vidspec_models.decoder.placement import attends_in_bfloat16, multiplies_bfloat16
 
@@ -76,10 +76,10 @@ class Projector(NamedTuple):
 
 
 class CompiledForward:
-    """A module's forward, on as many threads as torch may use when it is called: other cores are another worker's."""
+    """A module's forward, on as many threads as torch may use when it is called, parted with who computes beside it."""
 
     def __init__(
-        self, compute: Callable[..., None], weights: Layer | Projector, up: nn.Linear, threads: ThreadPoolExecutor
+        self, compute: Callable[..., None], weights: Layer | Projector, up: nn.Linear, cores: CoreShare
     ) -> None:
         """`compute` takes one frame's rows [P, K] and where its results [P, N] go; K is what `up` takes, too."""
         is_integer = weights.up.weight.dtype == np.int8
@@ -87,45 +87,35 @@ class CompiledForward:
         like = np.empty(0, np.float32 if attends_in_float32 else np.uint16)
         self._compute = partial(compute, weights=weights, like=like)
         self._num_outputs = len(weights.down.bias)
-        self._threads = threads
+        self._cores = cores
         self(torch.zeros(1, 1, up.in_features))  # compiles, or fetches what an earlier start did
 
     def __call__(self, frames: Tensor, attention_mask: None = None, **_: Any) -> Tensor:
         """[F, P, K] to [F, P, N] in the same dtype."""
         given = frames.float().contiguous().numpy()
         out = np.empty((*given.shape[:2], self._num_outputs), np.float32)
-        left = iter(list(zip(given, out, strict=True)))
-
-        def run(_: int) -> None:
-            for rows, results in left:
-                self._compute(rows, results)
-
-        if (num_threads := min(torch.get_num_threads(), len(given))) == 1:
-            run(0)
-        else:
-            list(self._threads.map(run, range(num_threads)))
+        self._cores.spread(lambda frame: self._compute(given[frame], out[frame]), range(len(given)))
         return torch.from_numpy(out).to(frames.dtype)
 
 
-def compile_tower(model: nn.Module, *, are_integers: bool = False) -> None:
+def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool = False) -> None:
     """Kernels for the modules that there are some for, in their sizes and arithmetic; others stay as they are.
 
     `are_integers` where `round_weights` has rounded `vision_products`.
     """
     rounded = set(vision_products(model)) if are_integers else set()
-    threads = ThreadPoolExecutor(thread_name_prefix="tower")
     module: Any
     for module in model.modules():
         if type(module) is SiglipEncoderLayer:
             attention, mlp = module.self_attn, module.mlp
             is_known = type(mlp.activation_fn).__name__ == _TANH_GELU and attention.head_dim % STRIP == 0
             if is_known and suit(mlp.fc1, mlp.fc2):
-                module.forward = CompiledForward(encode, layer(module, rounded), mlp.fc1, threads)
+                module.forward = CompiledForward(encode, layer(module, rounded), mlp.fc1, cores)
         elif type(module) is LlavaOnevisionMultiModalProjector:
             first, second = module.linear_1, module.linear_2
             if type(module.act).__name__ == _GELU and suit(first, second):
                 weights = Projector(linear(rounded, first), linear(rounded, second))
-                module.forward = CompiledForward(project, weights, first, threads)
+                module.forward = CompiledForward(project, weights, first, cores)
 
 
 def suit(*linears: Any) -> bool:

@@ -10,6 +10,7 @@ from transformers import LlavaOnevisionConfig, Qwen2Config, SiglipVisionConfig
 from transformers import LlavaOnevisionForConditionalGeneration as Model
 
 from vidspec_models.backends.cpu.tower import compile_tower
+from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.integer_weights import compute_in_int8, vision_products
 from vidspec_models.decoder.placement import multiplies_bfloat16
 
@@ -42,7 +43,7 @@ def features(model: Model, frames: Tensor) -> Tensor:
 
 def compiled(model: Model, *, are_integers: bool = False) -> Model:
     other = copy.deepcopy(model)
-    compile_tower(other, are_integers=are_integers)
+    compile_tower(other, CoreShare(), are_integers=are_integers)
     return other
 
 
