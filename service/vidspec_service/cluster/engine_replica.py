@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,7 +92,8 @@ async def in_batches(
 ) -> AsyncGenerator[list[GenerationEvent], None]:
     """All events, those together that come within `pause_s` of the last text that was told: first and last at once.
 
-    A message between two machines takes a millisecond of processor time, a token less.
+    A message between two machines takes a millisecond of processor time, a token less. Texts that go together become
+    one: each would be an event of its own on the rest of the way, too.
     """
     heard: Heard = asyncio.Queue()  # bounded by the answer's max_tokens
     not_before = 0.0
@@ -104,13 +105,25 @@ async def in_batches(
                 found.append(heard.get_nowait())
             batch = [each for each in found if each is not None and not isinstance(each, Exception)]
             if batch:
-                yield batch
+                yield joined(batch)
             if isinstance(found[-1], Exception):
                 raise found[-1]
             if found[-1] is None:
                 return
             if any(isinstance(event, TextDelta) for event in batch):
                 not_before = time.monotonic() + pause_s
+
+
+def joined(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
+    """The same of one answer, texts that follow each other as one; but for those that were held back until its end."""
+    told: list[GenerationEvent] = []
+    for event in events:
+        last = told[-1] if told else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.num_tokens and last.num_tokens:
+            told[-1] = last.and_then(event)
+        else:
+            told.append(event)
+    return told
 
 
 def roundings_of(config: EngineConfig, info: EngineInfo, status: EngineStatus) -> str:

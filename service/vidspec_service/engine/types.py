@@ -114,6 +114,17 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()  # theirs, if they were asked for
     details: tuple[TokenDetail, ...] = ()  # likewise
 
+    def and_then(self, later: TextDelta) -> TextDelta:
+        """This and the next one of the same answer in one."""
+        return TextDelta(
+            text=self.text + later.text,
+            num_tokens=self.num_tokens + later.num_tokens,
+            choice=self.choice,
+            ids=self.ids + later.ids,
+            logprobs=self.logprobs + later.logprobs,
+            details=self.details + later.details,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.cluster.engine_replica import in_batches
-from vidspec_service.engine.types import Accepted, GenerationEvent, TextDelta
+from vidspec_service.cluster.engine_replica import in_batches, joined
+from vidspec_service.engine.types import Accepted, GenerationEvent, TextDelta, TokenDetail, TokenSource
 from vidspec_service.errors import GenerationFailed
 
 ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
 
 
 def word(number: int) -> TextDelta:
-    return TextDelta(text=str(number), num_tokens=1)
+    return TextDelta(text=str(number), num_tokens=1, ids=(number,))
+
+
+def words(*numbers: int) -> TextDelta:
+    return TextDelta(text="".join(map(str, numbers)), num_tokens=len(numbers), ids=numbers)
 
 
 async def batches_of(events: AsyncGenerator[GenerationEvent, None], pause_s: float) -> list[list[GenerationEvent]]:
@@ -34,8 +39,9 @@ def test_all_events_come_in_order(pauses: list[float], pause_s: float) -> None:
             yield word(number)
 
     found = asyncio.run(batches_of(events(), pause_s))
-    assert [event for batch in found for event in batch] == [word(number) for number in range(len(pauses))]
-    assert all(found)
+    told = [event for batch in found for event in batch if isinstance(event, TextDelta)]
+    assert joined(told) == ([words(*range(len(pauses)))] if pauses else [])
+    assert all(len(batch) == 1 for batch in found)
 
 
 def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None:
@@ -59,7 +65,15 @@ def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None
                     goes_on.set()  # nothing more comes before this is told
         return found
 
-    assert asyncio.run(listen()) == [[ACCEPTED], [word(0)], [word(number) for number in range(1, 6)]]
+    assert asyncio.run(listen()) == [[ACCEPTED], [word(0)], [words(*range(1, 6))]]
+
+
+def test_texts_are_joined_but_for_what_lies_between_and_what_was_held_back() -> None:
+    held_back = TextDelta(text="end", num_tokens=0)
+    events: list[GenerationEvent] = [word(0), word(1), ACCEPTED, word(2), word(3), held_back]
+    assert joined(events) == [words(0, 1), ACCEPTED, words(2, 3), held_back]
+    first, second = (TokenDetail(text=text, source=TokenSource.TARGET) for text in "ab")
+    assert replace(word(0), details=(first,)).and_then(replace(word(1), details=(second,))).details == (first, second)
 
 
 def test_the_last_words_wait_for_nothing() -> None:
