@@ -13,6 +13,7 @@ the rows that they are multiplied with; all else is as in float32, or where that
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -48,6 +49,8 @@ _LINE = 8  # int64 of a cache line
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
 _LONG_STEP_S = 0.05
 _WORTH = 0.8  # of a step's time: with 0.7 an answer took three quarters as long, with 0.78 nearly as long as before
+
+logger = logging.getLogger(__name__)
 
 
 class Room(NamedTuple):
@@ -129,6 +132,7 @@ class CpuStep:
         except RuntimeError:
             alone = count
         self.use_threads(count, alone)
+        logger.info("a request that is alone is decoded in compiled kernels, threads: %d", alone)
 
     def use_threads(self, count: int, count_alone: int | None = None) -> None:
         """Step with so many from now on, and run ahead alone with as many or `count_alone`. All are started here: one
