@@ -1,8 +1,9 @@
-"""A worker's shell between loading and being ready: on CUDA it asks for its share of the device and keeps to it."""
+"""A worker's shell before it is ready: what its libraries are told, and on CUDA what share of the device it keeps to."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 from msgspec import structs
@@ -11,7 +12,7 @@ from tests.unit.engine.counting_model import configure
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
 from vidspec_service.engine.ipc.messages import Cancel, KVBudget, Loaded
 from vidspec_service.engine.kv_budget import WorkerMemory
-from vidspec_service.engine.worker_main import _within_budget
+from vidspec_service.engine.worker_main import _within_budget, import_libraries
 
 MEMORY = WorkerMemory(context=500, measured_at=0.0, devices=())
 
@@ -39,3 +40,16 @@ def test_without_an_answer_it_ends_instead_of_guessing() -> None:
         _within_budget(near, impatient, MEMORY)
     near.close()
     far.close()
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "10000"), ("0", "0")], ids=["by us", "by the operator"])
+def test_torchs_threads_give_a_core_back_soon(
+    chosen: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", chosen)
+    monkeypatch.setattr("vidspec_models.backends.select.import_kernels", lambda: None)
+    import_libraries()
+    assert os.environ["GOMP_SPINCOUNT"] == expected  # noqa: TID251
+    monkeypatch.delenv("GOMP_SPINCOUNT")
