@@ -1,4 +1,4 @@
-"""A worker's shell before it is ready: what its libraries are told, and on CUDA what share of the device it keeps to."""
+"""A worker's shell before it is ready: what its libraries are told, and what share of a device with CUDA it keeps."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ def test_without_an_answer_it_ends_instead_of_guessing() -> None:
     far.close()
 
 
-@pytest.mark.parametrize(("chosen", "expected"), [(None, "10000"), ("0", "0")], ids=["by us", "by the operator"])
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [({}, "10000"), ({"GOMP_SPINCOUNT": "0"}, "0")], ids=["by us", "by the operator"]
+)
 def test_torchs_threads_give_a_core_back_soon(
-    chosen: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    chosen: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("GOMP_SPINCOUNT", chosen)
+    monkeypatch.setattr(os, "environ", environment := dict(chosen))
     monkeypatch.setattr("vidspec_models.backends.select.import_kernels", lambda: None)
     import_libraries()
-    assert os.environ["GOMP_SPINCOUNT"] == expected  # noqa: TID251
-    monkeypatch.delenv("GOMP_SPINCOUNT")
+    assert environment["GOMP_SPINCOUNT"] == expected
