@@ -1,7 +1,7 @@
 """CoreShare: what several threads of a worker may take of its cores while they compute beside each other.
 
 A prompt's tower runs in a thread of its own, beside the loop that prefills another prompt or decodes. If each of them
-took all cores, every product would wait for a thread that has none: of a small model's time two fifths were lost so.
+took all cores, every product would wait for a thread that has none.
 """
 
 from __future__ import annotations

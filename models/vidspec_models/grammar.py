@@ -59,6 +59,8 @@ class GrammarMask:
         for row in range(num_rows):
             self._mask(len(prefix) + row, self._bits[row])
         self._error = self._error or self._said_error()
+        if not (self._error or self._bits[0].any()):
+            self._error = "no token of the model goes on as it says"
         if self._error:
             return logits
         excluded = np.invert(self._bits[:num_rows]).view(np.uint8)

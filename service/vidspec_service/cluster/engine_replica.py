@@ -27,7 +27,7 @@ from vidspec_service.errors import EngineDead
 from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import EngineMetrics, configure_logging
 
-_SHORTEST_PAUSE_S = 0.04  # between two messages of one answer: each takes 2 ms of the cores, and nobody reads faster
+_SHORTEST_PAUSE_S = 0.04  # between two messages of one answer
 _PROCESSOR = Path("/proc/cpuinfo")
 _PROCESSOR_FACTS = ("vendor_id", "cpu family", "model\t", "flags")
 

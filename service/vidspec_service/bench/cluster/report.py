@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 from rich.console import RenderableType
 
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
-from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
+from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
 from vidspec_service.engine.config import EngineConfig
@@ -57,20 +55,15 @@ def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Ro
     plays.append(("an engine lost every 36 s", 0.8, Routing.RING, replace(ours, engine_lost_every_s=_LOST_EVERY_S)))
     few = max(1, options.num_engines // 5)
     plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
-    perfect = [(load, replace(scenario_at(load, times, options), max_ongoing=10**9)) for load in _LOADS]
-    rows = []
-    # Each on a core of its own; a process that has only just begun, since models may have run in this one.
-    with ProcessPoolExecutor(num_cores(), get_context("spawn")) as cores:
-        ideals = {load: cores.submit(_played, times, scenario, Routing.PERFECT) for load, scenario in perfect}
-        outcomes = [cores.submit(_played, times, scenario, routing) for _, _, routing, scenario in plays]
-        for done, ((name, load, _, _), outcome) in enumerate(zip(plays, outcomes, strict=True)):
-            tell(f"{name} at {load:.0%}", done, len(plays))
-            rows.append(_row(name, load, outcome.result(), ideals[load].result().tokens_in_time, options.seconds))
+    rows, best = [], {}
+    for done, (name, load, routing, scenario) in enumerate(plays):
+        tell(f"{name} at {load:.0%}", done, len(plays))
+        if load not in best:
+            perfect = replace(scenario, max_ongoing=10**9)
+            best[load] = Simulation(times, perfect, Routing.PERFECT).outcome().tokens_in_time
+        outcome = Simulation(times, scenario, routing).outcome()
+        rows.append(_row(name, load, outcome, best[load], options.seconds))
     return rows
-
-
-def _played(times: EngineTimes, scenario: Scenario, routing: Routing) -> Outcome:
-    return Simulation(times, scenario, routing).outcome()
 
 
 def _row(name: str, load: float, outcome: Outcome, best: float, seconds: float) -> Row:
