@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
-from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.errors import ModelLoadError
 
@@ -79,19 +77,4 @@ def language_products(language_model: Any, lm_head: Any) -> list[nn.Linear]:
         attention, mlp = layer.self_attn, layer.mlp
         linears += (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linears += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    return linears
-
-
-def vision_products(model: nn.Module) -> list[nn.Linear]:
-    """A vision tower's and its projector's that there are kernels for, where all of a module's are in whole blocks."""
-    linears = list[nn.Linear]()
-    module: Any
-    for module in model.modules():
-        found: tuple[Any, ...] = ()
-        if type(module) is SiglipEncoderLayer:
-            attention, mlp = module.self_attn, module.mlp
-            found = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2)
-        elif type(module) is LlavaOnevisionMultiModalProjector:
-            found = (module.linear_1, module.linear_2)
-        linears += found if all(linear.in_features % BLOCK == 0 for linear in found) else ()
     return linears

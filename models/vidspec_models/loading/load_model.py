@@ -16,8 +16,9 @@ from torch import nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
+from vidspec_models.backends.cpu.packing import vision_products
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
-from vidspec_models.decoder.integer_weights import language_products, round_weights, vision_products
+from vidspec_models.decoder.integer_weights import language_products, round_weights
 from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told

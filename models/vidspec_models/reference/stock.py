@@ -17,7 +17,8 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.decoder.integer_weights import language_products, round_weights, vision_products
+from vidspec_models.backends.cpu.packing import vision_products
+from vidspec_models.decoder.integer_weights import language_products, round_weights
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import conversation, metadata

@@ -11,9 +11,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from vidspec_models.backends.cpu.packing import vision_products
 from vidspec_models.bundled.render import Pixels, render, slot_times
 from vidspec_models.bundled.scene import Scene
-from vidspec_models.decoder.integer_weights import compute_in_int8, language_products, vision_products
+from vidspec_models.decoder.integer_weights import compute_in_int8, language_products
 from vidspec_models.decoder.placement import resolve_precision
 from vidspec_models.loading.spec import keeps_in_int8
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, VIDEO_TOKENS, register_attention

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.decoder.integer_weights import BLOCK, to_integers
 from vidspec_models.decoder.placement import multiplies_bfloat16
@@ -29,6 +31,7 @@ EXCESS = 128  # of weights that an instruction takes as unsigned
 RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # with a float32 scale a column
 
 _LOW_HALF = 0xFFFF
+_GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
 
 
 class StepWeights(NamedTuple):
@@ -59,6 +62,34 @@ def suits(language_model: Any) -> bool:
     fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
     is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and multiplies_bfloat16())
     return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
+
+
+def vision_linears(module: Any) -> tuple[Any, ...]:
+    """The products of a module of a vision tower that there are kernels for, in its sizes and arithmetic; else none."""
+    found: tuple[Any, ...] = ()
+    if type(module) is SiglipEncoderLayer:
+        attention, mlp = module.self_attn, module.mlp
+        if type(mlp.activation_fn).__name__ == _TANH_GELU and attention.head_dim % STRIP == 0:
+            found = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2)
+    elif type(module) is LlavaOnevisionMultiModalProjector and type(module.act).__name__ == _GELU:
+        found = (module.linear_1, module.linear_2)
+    kinds = (torch.float32, torch.bfloat16) if multiplies_bfloat16() else (torch.float32,)
+    is_known = all(
+        each.bias is not None
+        and each.weight.device.type == "cpu"
+        and each.weight.dtype in kinds
+        and not any(size % STRIP for size in each.weight.shape)
+        for each in found
+    )
+    return found if is_known else ()
+
+
+def vision_products(model: nn.Module) -> list[nn.Linear]:
+    """What int8 rounds of a vision tower and its projector: modules with kernels, whose rows are all whole blocks."""
+    of_modules = (vision_linears(module) for module in model.modules())
+    return [
+        linear for linears in of_modules if all(each.in_features % BLOCK == 0 for each in linears) for linear in linears
+    ]
 
 
 def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, integers_together: int = 0) -> StepWeights:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.backends.cpu.integers import TOGETHER
@@ -31,13 +30,12 @@ from vidspec_models.backends.cpu.packing import (
     integers,
     narrowed,
     paired,
+    vision_linears,
+    vision_products,
 )
 from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
 from vidspec_models.core_share import CoreShare
-from vidspec_models.decoder.integer_weights import vision_products
-from vidspec_models.decoder.placement import attends_in_bfloat16, multiplies_bfloat16
-
-_GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
+from vidspec_models.decoder.placement import attends_in_bfloat16
 
 
 class Linear(NamedTuple):
@@ -106,28 +104,14 @@ def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool = Fa
     rounded = set(vision_products(model)) if are_integers else set()
     module: Any
     for module in model.modules():
+        if not (linears := vision_linears(module)):
+            continue
         if type(module) is SiglipEncoderLayer:
-            attention, mlp = module.self_attn, module.mlp
-            is_known = type(mlp.activation_fn).__name__ == _TANH_GELU and attention.head_dim % STRIP == 0
-            if is_known and suit(mlp.fc1, mlp.fc2):
-                module.forward = CompiledForward(encode, layer(module, rounded), mlp.fc1, cores)
-        elif type(module) is LlavaOnevisionMultiModalProjector:
-            first, second = module.linear_1, module.linear_2
-            if type(module.act).__name__ == _GELU and suit(first, second):
-                weights = Projector(linear(rounded, first), linear(rounded, second))
-                module.forward = CompiledForward(project, weights, first, cores)
-
-
-def suit(*linears: Any) -> bool:
-    """Whether there are kernels for them: on a CPU, with biases, in whole strips, in an arithmetic they have."""
-    kinds = (torch.float32, torch.bfloat16) if multiplies_bfloat16() else (torch.float32,)
-    return all(
-        each.bias is not None
-        and each.weight.device.type == "cpu"
-        and each.weight.dtype in kinds
-        and not any(size % STRIP for size in each.weight.shape)
-        for each in linears
-    )
+            module.forward = CompiledForward(encode, layer(module, rounded), module.mlp.fc1, cores)
+        else:
+            first, second = linears
+            weights = Projector(linear(rounded, first), linear(rounded, second))
+            module.forward = CompiledForward(project, weights, first, cores)
 
 
 def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:

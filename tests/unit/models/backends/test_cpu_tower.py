@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import LlavaOnevisionConfig, Qwen2Config, SiglipVisionConfig
 from transformers import LlavaOnevisionForConditionalGeneration as Model
 
+from vidspec_models.backends.cpu.packing import vision_products
 from vidspec_models.backends.cpu.tower import compile_tower
 from vidspec_models.core_share import CoreShare
-from vidspec_models.decoder.integer_weights import compute_in_int8, vision_products
+from vidspec_models.decoder.integer_weights import compute_in_int8
 from vidspec_models.decoder.placement import multiplies_bfloat16
 
 pytestmark = pytest.mark.unit
@@ -92,6 +93,7 @@ def test_in_int8_whole_modules_are_rounded() -> None:
     ]
     layers_alone = vision_products(build(intermediate_size=128))  # what follows the projector's first has 32 numbers
     assert len(layers_alone) == 2 * 6
+    assert vision_products(build(intermediate_size=128, num_attention_heads=4)) == []  # no kernel: rounded for nothing
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
