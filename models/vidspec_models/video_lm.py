@@ -237,7 +237,7 @@ class VideoLM:
     def _ahead(
         self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int, *, is_alone: bool = False
     ) -> tuple[list[int], list[float]]:
-        """So many tokens, and how far each one's runner-up is behind; only where the model can."""
+        """So many tokens or fewer, and how far each one's runner-up is behind; only where the model can."""
         assert self._runner is not None
         noise = sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
@@ -245,5 +245,5 @@ class VideoLM:
             found = self._runner.run_ahead(
                 rows.ids, rows.position, segment, noise, sampler.sharpness, is_alone=is_alone
             )
-        rows.cache.length += len(rows.ids) + count - 1
+        rows.cache.length += len(rows.ids) + len(found[0]) - 1
         return found

@@ -38,7 +38,7 @@ from vidspec_models.backends.cpu.packing import (
     step_weights,
 )
 from vidspec_models.backends.cpu.segments import COLUMNS, KEPT, NUM_ROWS, START, described, note_columns
-from vidspec_models.backends.cpu.team import Member, meet, share
+from vidspec_models.backends.cpu.team import Member, meet, num_naps, share
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
@@ -48,6 +48,8 @@ _LINE = 8  # int64 of a cache line
 # that a second thread does not pay, and answered alone at two thirds of the pace.
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
 _LONG_STEP_S = 0.05
+_MOST_NAPS = 40  # some milliseconds
+_CROWDED_S = 0.1
 _WORTH = 0.8  # of a step's time: with 0.7 an answer took three quarters as long, with 0.78 nearly as long as before
 
 logger = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ class Room(NamedTuple):
 
 
 class CpuStep:
-    """Weights in kernel form; keeps no state between calls, but for what caches keep.
+    """Weights in kernel form; keeps no state between calls, but for what caches keep, and when cores were lacking.
 
     Scores take keys as columns, 32 rows at a time. Blocks whose rows are settled are turned once and stay with their
     cache: turning all of them took longer than reading int8 weights. Where rows are hidden they lie in another order,
@@ -79,6 +81,7 @@ class CpuStep:
         together = TOGETHER if are_integers else 0
         self._weights = step_weights(language_model, lm_head, decoder.head_dim, integers_together=together)
         self.constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
+        self._crowded_until = 0.0
         self.use_threads(1)
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
@@ -109,20 +112,26 @@ class CpuStep:
 
         A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
         is behind. Writes keys and values of all but the last token. `is_alone`: no other model wants the cores.
+
+        Fewer, but one at least, where other processes have taken the team's cores for milliseconds: its threads wait
+        for each other several times a token. For a while after that nobody waits.
         """
-        count, table = len(noise), described([segment])
+        count, table, made = len(noise), described([segment]), np.array([len(noise)])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         first, following = self._room(self._embedding[list(ids)]), self._room(self._embedding[:1].copy())
         _, num_kv_heads, eps, scale, weights = self.constants
+        is_crowded = time.monotonic() < self._crowded_until
         self._together(
-            self.num_threads_alone if is_alone else self.num_threads,
+            self.num_threads_alone if is_alone and not is_crowded else self.num_threads,
             lambda member: run_ahead(
                 member, first, following, position, self._embedding, self._tables, table, num_kv_heads, eps, scale,
-                weights, self.scratch(), sharpness, noise.numpy(), tokens, margins,
+                weights, self.scratch(), sharpness, noise.numpy(), tokens, margins, made,
             ),
         )  # fmt: skip
         note_columns([segment], table)
-        return tokens.tolist(), margins.tolist()
+        if made[0] < count:
+            self._crowded_until = time.monotonic() + _CROWDED_S
+        return tokens[: made[0]].tolist(), margins[: made[0]].tolist()
 
     def use_when_alone(self, most: int) -> None:
         """Run ahead alone with up to so many threads, as many as pay and the system has; steps keep theirs."""
@@ -248,7 +257,7 @@ def decode(
 def run_ahead(
     member: Member, first: Room, following: Room, position: int, embedding: Array, tables: Array, segment: Array,
     num_kv_heads: int, eps: float, scale: float, weights: StepWeights, queries: Array, sharpness: float, noise: Array,
-    tokens: Array, margins: Array,
+    tokens: Array, margins: Array, made: Array,
 ) -> None:  # fmt: skip
     """Several steps in one call, since a small model's step takes less time than the interpreter takes to start it.
 
@@ -256,9 +265,12 @@ def run_ahead(
     the tokens' rows go through `following`.
 
     A token has the largest of `sharpness` times its logit plus its noise [count, V]; its margin is how far the second
-    largest is behind. segment, one row of `described`, is changed.
+    largest is behind. segment, one row of `described`, is changed. made [1], as many as there are to fill, becomes less
+    where the team lacks a core.
     """
     for i in range(len(tokens)):
+        if i == made[0]:
+            break
         room = first if i == 0 else following
         num_rows = room.logits.shape[0]
         rotary = tables[position : position + num_rows]
@@ -269,6 +281,8 @@ def run_ahead(
             segment[0, START] += num_rows
             segment[0, NUM_ROWS] = 1
             following.rows.hidden[0] = embedding[tokens[i]]
+            if num_naps(member) > _MOST_NAPS:
+                made[0] = i + 1
         position += num_rows
         meet(member)
 

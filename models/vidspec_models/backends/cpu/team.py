@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 from vidspec_models.backends.cpu.layers import compiled
 
 _I64 = ir.IntType(64)
+_WORD = 8  # bytes
 _SPINS = 2000  # some microseconds; then whoever waits for this core may have it
 _YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
 _NAP_US = 50
@@ -26,7 +27,7 @@ class Member(NamedTuple):
 
     number: int  # from 0
     team_size: int
-    meeting: int  # address of an int64, 0 at the beginning: how many have come to a meeting so far
+    meeting: int  # address of two int64, 0 at the beginning: how many have come to a meeting so far, and `num_naps`
 
 
 @compiled
@@ -43,35 +44,42 @@ def meet(member: Member) -> None:
     """
     if member.team_size == 1:
         return
-    awaited = (_come(member.meeting) // member.team_size + 1) * member.team_size
+    awaited = (_add_one(member.meeting) // member.team_size + 1) * member.team_size
     tries = 0
-    while _number_come(member.meeting) < awaited:
+    while _number_at(member.meeting) < awaited:
         tries += 1
         if tries > _SPINS + _YIELDS + _PATIENCE:
             raise RuntimeError("a thread of the team is missing")
         if tries > _SPINS + _YIELDS:
             _nap()  # a core that is never idle is not given another one's work for a long time
+            _add_one(member.meeting + _WORD)
         elif tries > _SPINS:
             _give_way()
 
 
+@compiled
+def num_naps(member: Member) -> int:
+    """How often one has slept a tenth of a millisecond, waiting for another: who has no core, in short."""
+    return int(_number_at(member.meeting + _WORD))
+
+
 @intrinsic
-def _come(_typing: Any, meeting: Any) -> Any:
-    """How many had come before."""
+def _add_one(_typing: Any, place: Any) -> Any:
+    """What was there before."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
+        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "acq_rel")
 
-    return types.int64(meeting), generate
+    return types.int64(place), generate
 
 
 @intrinsic
-def _number_come(_typing: Any, meeting: Any) -> Any:
+def _number_at(_typing: Any, place: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
 
-    return types.int64(meeting), generate
+    return types.int64(place), generate
 
 
 @intrinsic

@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+from typing import NoReturn
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -33,7 +34,8 @@ def main(requests_fd: int, parent_pid: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children here: the kernel buries them
     os.nice(_NICENESS)
     dies_with(parent_pid)
-    fault('start: "a"')  # what the first grammar would pay for
+    tokenizer = LLTokenizer("byte")  # a token for each byte: what a grammar allows hangs on no model
+    fault('start: "a"', tokenizer)  # what the first grammar would pay for
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, pages that all children share
     with socket.socket(fileno=requests_fd) as requests:
@@ -45,24 +47,26 @@ def main(requests_fd: int, parent_pid: int) -> None:
                     is_child = False  # who asked sees the closed channel
                 if is_child:
                     requests.close()
-                    _try(channel)
-                    return
+                    _try(channel, tokenizer)
 
 
-def _try(channel: socket.socket) -> None:
+def _try(channel: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
     """Ends by a signal if the grammar needs more time or memory than any should."""
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with channel.makefile("rb") as whole:
-        grammar = whole.read().decode()
-    channel.sendall(BEGUN)
-    channel.sendall(fault(grammar).encode() + DONE)
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with channel.makefile("rb") as whole:
+            grammar = whole.read().decode()
+        channel.sendall(BEGUN)
+        channel.sendall(fault(grammar, tokenizer).encode() + DONE)
+    finally:
+        os._exit(0)  # at once: an interpreter that tidies up takes longer than most grammars
 
 
-def fault(grammar: str) -> str:
-    """What is wrong with it; empty if nothing is. With one token for each byte: what it allows hangs on no model."""
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+def fault(grammar: str, tokenizer: LLTokenizer) -> str:
+    """What is wrong with it; empty if nothing is."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     can_begin = not matcher.is_error() and any(matcher.compute_bitmask())
     message = matcher.get_error()
     return "" if can_begin else "there is no answer of this form" if _NO_WAY in message else message
