@@ -37,7 +37,7 @@ class RunsAhead(Protocol):
         noise: Tensor,
         sharpness: float,
         *,
-        is_alone: bool = False,
+        longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]: ...
 
     def use_when_alone(self, most: int) -> None: ...
@@ -219,23 +219,30 @@ class VideoLM:
             self._runner.use_when_alone(most_threads)
 
     @torch.inference_mode()
-    def decode(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int) -> list[int]:
+    def decode(
+        self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int, longest_s: float = 60.0
+    ) -> list[int]:
         """The next tokens of the only sequence there is, each after the one before: those of `step` and `choose`.
 
-        Up to `most`, in one go; fewer where the sampler would have to be asked again after one of them. None, and
-        nothing is changed, where a model or a sampler cannot do that. The cache then holds all rows but the last
-        token's.
+        Up to `most`, in one go; fewer where the sampler would have to be asked again after one of them, or where they
+        take longer than `longest_s`. None, and nothing is changed, where a model or a sampler cannot do that. The
+        cache then holds all rows but the last token's.
         """
         if self._runner is None or not sampler.is_free or rows.pruner is not None:
             return []
         before = rows.cache.length
-        tokens, margins = self._ahead(rows, sampler, prefix, most, is_alone=True)
+        tokens, margins = self._ahead(rows, sampler, prefix, most, longest_s)
         confirmed = sampler.confirmed(tokens, margins, prefix)
         rows.cache.truncate(before + (len(rows.ids) - 1 + len(confirmed) if confirmed else 0))
         return confirmed
 
     def _ahead(
-        self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int, *, is_alone: bool = False
+        self,
+        rows: StepRows,
+        sampler: CoupledSampler,
+        prefix: Sequence[int],
+        count: int,
+        longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
         """So many tokens or fewer, and how far each one's runner-up is behind; only where the model can."""
         assert self._runner is not None
@@ -243,7 +250,7 @@ class VideoLM:
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
         with self.decoder.cores:
             found = self._runner.run_ahead(
-                rows.ids, rows.position, segment, noise, sampler.sharpness, is_alone=is_alone
+                rows.ids, rows.position, segment, noise, sampler.sharpness, longest_s=longest_s
             )
         rows.cache.length += len(rows.ids) + len(found[0]) - 1
         return found

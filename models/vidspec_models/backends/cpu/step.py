@@ -38,7 +38,7 @@ from vidspec_models.backends.cpu.packing import (
     step_weights,
 )
 from vidspec_models.backends.cpu.segments import COLUMNS, KEPT, NUM_ROWS, START, described, note_columns
-from vidspec_models.backends.cpu.team import Member, meet, num_naps, share
+from vidspec_models.backends.cpu.team import Member, meet, now_ns, share
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
@@ -48,8 +48,9 @@ _LINE = 8  # int64 of a cache line
 # that a second thread does not pay, and answered alone at two thirds of the pace.
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
 _LONG_STEP_S = 0.05
-_MOST_NAPS = 40  # some milliseconds
 _CROWDED_S = 0.1
+_NEVER_NS = 2**63 - 1
+_MINUTE_S = 60.0
 _WORTH = 0.8  # of a step's time: with 0.7 an answer took three quarters as long, with 0.78 nearly as long as before
 
 logger = logging.getLogger(__name__)
@@ -106,26 +107,29 @@ class CpuStep:
         noise: Tensor,
         sharpness: float,
         *,
-        is_alone: bool = False,
+        longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
         """As many tokens as `noise` float32 [count, V] has rows, each after the one before, the first after `ids`.
 
         A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
-        is behind. Writes keys and values of all but the last token. `is_alone`: no other model wants the cores.
+        is behind. Writes keys and values of all but the last token.
 
-        Fewer, but one at least, where other processes have taken the team's cores for milliseconds: its threads wait
-        for each other several times a token. For a while after that nobody waits.
+        `longest_s` is said where no other model wants the cores: of the tokens those come that are made in about that
+        time, one at least. Fewer than asked for means that other processes have taken cores; threads that wait for each
+        other several times a token suffer most, so for a while there is one, or as many as for steps.
         """
         count, table, made = len(noise), described([segment]), np.array([len(noise)])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         first, following = self._room(self._embedding[list(ids)]), self._room(self._embedding[:1].copy())
         _, num_kv_heads, eps, scale, weights = self.constants
-        is_crowded = time.monotonic() < self._crowded_until
+        began = time.monotonic()
+        is_alone = longest_s is not None and began > self._crowded_until
+        until_ns = int(1e9 * (began + longest_s)) if longest_s is not None else _NEVER_NS
         self._together(
-            self.num_threads_alone if is_alone and not is_crowded else self.num_threads,
+            self.num_threads_alone if is_alone else self.num_threads,
             lambda member: run_ahead(
                 member, first, following, position, self._embedding, self._tables, table, num_kv_heads, eps, scale,
-                weights, self.scratch(), sharpness, noise.numpy(), tokens, margins, made,
+                weights, self.scratch(), sharpness, noise.numpy(), until_ns, tokens, margins, made,
             ),
         )  # fmt: skip
         note_columns([segment], table)
@@ -211,7 +215,7 @@ class CpuStep:
         """Of a few steps of one row."""
         segment, noise = Segment(KVCache(self.decoder.geometry, _TIMED_ROWS), 0, 1), torch.zeros(1, self._vocabulary)
         noise = noise.expand(_TIMED_ROWS, -1).contiguous()
-        return self._best_s(num_threads, lambda: self.run_ahead([0], 0, segment, noise, 1.0, is_alone=True))
+        return self._best_s(num_threads, lambda: self.run_ahead([0], 0, segment, noise, 1.0, longest_s=_MINUTE_S))
 
     def _best_s(self, num_threads: int, work: Callable[[], object]) -> float:
         self.use_threads(num_threads)
@@ -257,7 +261,7 @@ def decode(
 def run_ahead(
     member: Member, first: Room, following: Room, position: int, embedding: Array, tables: Array, segment: Array,
     num_kv_heads: int, eps: float, scale: float, weights: StepWeights, queries: Array, sharpness: float, noise: Array,
-    tokens: Array, margins: Array, made: Array,
+    until_ns: int, tokens: Array, margins: Array, made: Array,
 ) -> None:  # fmt: skip
     """Several steps in one call, since a small model's step takes less time than the interpreter takes to start it.
 
@@ -266,7 +270,7 @@ def run_ahead(
 
     A token has the largest of `sharpness` times its logit plus its noise [count, V]; its margin is how far the second
     largest is behind. segment, one row of `described`, is changed. made [1], as many as there are to fill, becomes less
-    where the team lacks a core.
+    where they are not all there at `until_ns`.
     """
     for i in range(len(tokens)):
         if i == made[0]:
@@ -281,7 +285,7 @@ def run_ahead(
             segment[0, START] += num_rows
             segment[0, NUM_ROWS] = 1
             following.rows.hidden[0] = embedding[tokens[i]]
-            if num_naps(member) > _MOST_NAPS:
+            if now_ns() > until_ns:
                 made[0] = i + 1
         position += num_rows
         meet(member)

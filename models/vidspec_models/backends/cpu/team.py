@@ -5,6 +5,7 @@ What a thread computes does not depend on how many there are, so that their numb
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -15,7 +16,6 @@ from numba.extending import intrinsic
 from vidspec_models.backends.cpu.layers import compiled
 
 _I64 = ir.IntType(64)
-_WORD = 8  # bytes
 _SPINS = 2000  # some microseconds; then whoever waits for this core may have it
 _YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
 _NAP_US = 50
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
     number: int  # from 0
     team_size: int
-    meeting: int  # address of two int64, 0 at the beginning: how many have come to a meeting so far, and `num_naps`
+    meeting: int  # address of an int64, 0 at the beginning: how many have come to a meeting so far
 
 
 @compiled
@@ -44,42 +44,50 @@ def meet(member: Member) -> None:
     """
     if member.team_size == 1:
         return
-    awaited = (_add_one(member.meeting) // member.team_size + 1) * member.team_size
+    awaited = (_come(member.meeting) // member.team_size + 1) * member.team_size
     tries = 0
-    while _number_at(member.meeting) < awaited:
+    while _number_come(member.meeting) < awaited:
         tries += 1
         if tries > _SPINS + _YIELDS + _PATIENCE:
             raise RuntimeError("a thread of the team is missing")
         if tries > _SPINS + _YIELDS:
             _nap()  # a core that is never idle is not given another one's work for a long time
-            _add_one(member.meeting + _WORD)
         elif tries > _SPINS:
             _give_way()
 
 
-@compiled
-def num_naps(member: Member) -> int:
-    """How often one has slept a tenth of a millisecond, waiting for another: who has no core, in short."""
-    return int(_number_at(member.meeting + _WORD))
+@intrinsic
+def now_ns(_typing: Any) -> Any:
+    """As `time.monotonic_ns` has it."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), _I64.as_pointer()])
+        clock = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        seconds = cgutils.alloca_once(builder, _I64, 2)  # and nanoseconds
+        builder.call(clock, [ir.IntType(32)(time.CLOCK_MONOTONIC), seconds])
+        nanoseconds = builder.gep(seconds, [ir.IntType(32)(1)])
+        return builder.add(builder.mul(builder.load(seconds), _I64(10**9)), builder.load(nanoseconds))
+
+    return types.int64(), generate
 
 
 @intrinsic
-def _add_one(_typing: Any, place: Any) -> Any:
-    """What was there before."""
+def _come(_typing: Any, meeting: Any) -> Any:
+    """How many had come before."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "acq_rel")
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
 
-    return types.int64(place), generate
+    return types.int64(meeting), generate
 
 
 @intrinsic
-def _number_at(_typing: Any, place: Any) -> Any:
+def _number_come(_typing: Any, meeting: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
 
-    return types.int64(place), generate
+    return types.int64(meeting), generate
 
 
 @intrinsic

@@ -1,6 +1,7 @@
 """Threads that make one step together: the bits of a single one, however many there are and wherever they wait."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu import team
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import Array
-from vidspec_models.backends.cpu.team import Member, meet, num_naps, share
+from vidspec_models.backends.cpu.team import Member, meet, now_ns, share
 
 pytestmark = pytest.mark.unit
 
@@ -57,15 +58,14 @@ def test_nobody_goes_on_before_all_have_come(team_size: int) -> None:
     assert (sums == expected).all()
 
 
-def test_waiting_for_one_that_has_no_core_is_counted() -> None:
-    meeting = np.zeros(8, np.int64)
-    early, late = (Member(number, 2, meeting.ctypes.data) for number in range(2))
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(meet, early)
-        threading.Event().wait(0.05)
-        meet(late)
-        waiting.result(timeout=60)
-    assert num_naps(early) == num_naps(late) > 10
+@compiled
+def kernels_clock() -> int:
+    return int(now_ns())
+
+
+def test_kernels_know_the_time() -> None:
+    before = time.monotonic_ns()
+    assert before <= kernels_clock() <= time.monotonic_ns()
 
 
 def test_nobody_waits_for_ever_for_one_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
