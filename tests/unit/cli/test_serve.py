@@ -114,6 +114,7 @@ def test_once_ready_it_says_where_and_how_to_ask(
 
 def test_it_suggests_what_the_readme_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", [".venv/bin/vidspec"])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no environment is active
     _World(monkeypatch).run("serve", "--port", "0")
     commands = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert len(commands) == 2

@@ -89,7 +89,9 @@ class RecordingModel(CountingModel):
         self.steps.append([tuple(rows.ids) for rows in batch])
         return [self._append(rows.cache, answer_rows(rows.ids, rows.position)) for rows in batch]
 
-    def decode(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int) -> list[int]:
+    def decode(
+        self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int, longest_s: float
+    ) -> list[int]:
         self.strides.append(most)
         before, found = rows.cache.length, list[int]()
         for number in range(most):

@@ -54,7 +54,7 @@ _PATIENCE = 2.0  # wait at most this many times as long as the draft should need
 _SLACK_S = 0.005
 _LEAST_AT_ONCE = 2  # tokens
 _LONGEST = 3.0  # times what tokens in one go should take; mostly they take twice as much at most
-_RELUCTANCE = 12  # forwards from one that had tokens too many: a model may never want what a grammar does
+_RELUCTANCE = 12  # forwards from tokens too many or too late: a model may never want what a grammar does
 
 logger = logging.getLogger(__name__)
 
