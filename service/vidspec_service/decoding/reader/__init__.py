@@ -84,8 +84,7 @@ def read_clip(
 ) -> Decoded:
     """Choose and decode frames of an open file; pixels [T, H, W, 3] go into memory got from `allocate`, once.
 
-    A part decodes its share of the frames to their places in that memory; there may be fewer shares than asked for,
-    and then the last parts have no frames.
+    A part decodes its share of the frames to their places in that memory, if there is one for it.
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
@@ -104,9 +103,8 @@ def read_clip(
         default = 1 if request.is_still else default_num_frames
         selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default)
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
-        shares = timeline.shares(selection.indices, part.count)
-        share = shares[part.number] if part.number < len(shares) else slice(0)
-        picker = FramePicker[VideoFrame](selection.indices[share])
+        share = timeline.shares(selection.indices, part.count)[part.number]
+        picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
         converter = FrameConverter(len(selection.indices), limits, allocate, share)
         with opened(file, limits, kind) as container:
             stream = _video_stream(container, limits, kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -105,19 +105,19 @@ class FrameConverter:
     scaled in the same pass that converts their colours.
     """
 
-    def __init__(self, num_chosen: int, limits: DecodingLimits, allocate: Allocate, share: slice | None = None) -> None:
-        """All of `num_chosen` frames come here, or those of a share."""
+    def __init__(self, num_chosen: int, limits: DecodingLimits, allocate: Allocate, places: Sequence[int]) -> None:
+        """Of `num_chosen` frames those for these places come here, in order."""
         self.warnings: list[str] = []
         self.is_sound = True  # once finished
         self._num_chosen = num_chosen
-        self._first, stop, _ = (share or slice(None)).indices(num_chosen)
-        self._num_frames = stop - self._first
+        self._num_frames = len(places)
+        self._places = iter(places)
         self._limits = limits
         self._allocate = allocate
         self._reformatter = VideoReformatter()  # one for all frames: each one holds buffers
         self._source_size = self._size = (0, 0)  # the first frame's, and all frames' once scaled; before turning
         self._orientation = UPRIGHT
-        self._memory: memoryview | None = None  # what is still free of it
+        self._memory: memoryview | None = None
         self._num_damaged = self._num_resized = 0
 
     def convert(self, index: int, frame: VideoFrame) -> int:
@@ -136,9 +136,8 @@ class FrameConverter:
             interpolation=Interpolation.AREA if is_scaled else None,  # each source pixel counts, none aliases
             threads=1,
         )
-        num_bytes = width * height * 3
-        write_upright(memoryview(rgb.planes[0]), rgb.planes[0].line_size, self._size, self._orientation, self._memory)
-        self._memory = self._memory[num_bytes:]
+        place = self._memory[width * height * 3 * next(self._places) :]
+        write_upright(memoryview(rgb.planes[0]), rgb.planes[0].line_size, self._size, self._orientation, place)
         self._num_damaged += frame.is_corrupt
         self._num_resized += (frame.width, frame.height) != self._source_size
         return index
@@ -177,8 +176,7 @@ class FrameConverter:
         if self._size != self._source_size:
             before, after = ("{}x{}".format(*self._orientation.size(*s)) for s in (self._source_size, self._size))
             self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
-        memory = self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))
-        return memory[len(memory) // self._num_chosen * self._first :]
+        return self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))
 
 
 def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:

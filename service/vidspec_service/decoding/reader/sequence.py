@@ -41,7 +41,7 @@ def read_sequence(
     times_s, duration_s = sequence.timestamps_s, _duration_s(sequence)
     selection = select_sequence(times_s, duration_s, request, limits)
     with translated():
-        converter = FrameConverter(len(selection.indices), limits, allocate)
+        converter = FrameConverter(len(selection.indices), limits, allocate, range(len(selection.indices)))
         for index, frame in _of_one_size(_decoded(file, sequence, selection, limits)):
             converter.convert(index, frame)
         width, height = converter.finish(FramePicker(()))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import accumulate
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vidspec_service.decoding.reader.timeline import EntryPoint, PacketFacts, Timeline, build_timeline
 
@@ -105,3 +108,32 @@ def test_nothing_to_show_is_no_timeline(packets: list[PacketFacts]) -> None:
 def test_which_frame_is_on_display() -> None:
     timeline = timeline_of(packet(100, key=True), packet(140))
     assert [timeline.index_at(tick) for tick in (99, 100, 139, 140, 999)] == [-1, 0, 0, 1, 1]
+
+
+@given(
+    keyframe_gaps=st.lists(st.integers(1, 120), min_size=1, max_size=12),
+    count=st.integers(1, 5),
+    data=st.data(),
+)
+def test_shares_hold_every_place_once_and_what_one_keyframe_begins_stays_together(
+    keyframe_gaps: list[int], count: int, data: st.DataObject
+) -> None:
+    keyframes = list(accumulate([0, *keyframe_gaps[:-1]]))
+    num_frames = sum(keyframe_gaps)
+    clip = timeline_of(*(packet(at, key=at in keyframes) for at in range(num_frames)))
+    chosen = sorted(data.draw(st.sets(st.integers(0, num_frames - 1), min_size=1)))
+    shares = clip.shares(chosen, count)
+    assert len(shares) == count
+    assert sorted(place for share in shares for place in share) == list(range(len(chosen)))
+    assert all(list(share) == sorted(share) for share in shares)
+    pieces = {(clip.entry_point(chosen[place]).packet, number) for number, each in enumerate(shares) for place in each}
+    assert len(pieces) == len({entry for entry, _ in pieces})
+
+
+def test_shares_take_about_as_long() -> None:
+    """Of a minute's eight frames the first six take a third longer than the last two, or the first five half as long."""
+    clip = timeline_of(*(packet(at, key=at % 250 == 0) for at in range(1800)))
+    shares = clip.shares([112, 337, 562, 787, 1012, 1237, 1462, 1687], 2)
+    works = {0: 112, 1: 87, 2: 62, 3: 37, 4: 12, 5: 225, 6: 212, 7: 187}  # packets from the one before, or a keyframe
+    totals = [sum(map(works.__getitem__, share)) for share in shares]
+    assert max(totals) <= 1.15 * min(totals)
