@@ -131,7 +131,7 @@ def test_shares_hold_every_place_once_and_what_one_keyframe_begins_stays_togethe
 
 
 def test_shares_take_about_as_long() -> None:
-    """Of a minute's eight frames the first six take a third longer than the last two, or the first five half as long."""
+    """Of a minute's eight frames no halves of neighbours do: the first six take a third longer than the last two."""
     clip = timeline_of(*(packet(at, key=at % 250 == 0) for at in range(1800)))
     shares = clip.shares([112, 337, 562, 787, 1012, 1237, 1462, 1687], 2)
     works = {0: 112, 1: 87, 2: 62, 3: 37, 4: 12, 5: 225, 6: 212, 7: 187}  # packets from the one before, or a keyframe
