@@ -86,7 +86,10 @@ class TargetLoop(WorkerLoop):
     def _work(self) -> bool:
         with self._meter:
             self._admit()
+            has_prompts = bool(self._scheduler.prefilling)
             self._prefill()
+            if has_prompts:
+                self._receive()  # what a draft has proposed meanwhile, which else would come a forward too late
             self._outbox.flush_if_due()
         self._await_proposals()
         with self._meter:
