@@ -39,6 +39,7 @@ from vidspec_models.backends.cpu.packing import (
 )
 from vidspec_models.backends.cpu.segments import COLUMNS, KEPT, NUM_ROWS, START, described, note_columns
 from vidspec_models.backends.cpu.team import Member, meet, now_ns, share
+from vidspec_models.backends.cpu.team_size import TeamSize
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
@@ -48,9 +49,7 @@ _LINE = 8  # int64 of a cache line
 # that a second thread does not pay, and answered alone at two thirds of the pace.
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
 _LONG_STEP_S = 0.05
-_CROWDED_S = 0.1
 _NEVER_NS = 2**63 - 1
-_MINUTE_S = 60.0
 _WORTH = 0.8  # of a step's time: with 0.7 an answer took three quarters as long, with 0.78 nearly as long as before
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,8 @@ class Room(NamedTuple):
 
 
 class CpuStep:
-    """Weights in kernel form; keeps no state between calls, but for what caches keep, and when cores were lacking.
+    """Weights in kernel form; keeps no state between calls, but for what caches keep and
+    how long strides took.
 
     Scores take keys as columns, 32 rows at a time. Blocks whose rows are settled are turned once and stay with their
     cache: turning all of them took longer than reading int8 weights. Where rows are hidden they lie in another order,
@@ -82,7 +82,6 @@ class CpuStep:
         together = TOGETHER if are_integers else 0
         self._weights = step_weights(language_model, lm_head, decoder.head_dim, integers_together=together)
         self.constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
-        self._crowded_until = 0.0
         self.use_threads(1)
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
@@ -115,46 +114,47 @@ class CpuStep:
         is behind. Writes keys and values of all but the last token.
 
         `longest_s` is said where no other model wants the cores: of the tokens those come that are made in about that
-        time, one at least. Fewer than asked for means that other processes have taken cores; threads that wait for each
-        other several times a token suffer most, so for a while there is one, or as many as for steps.
+        time, one at least. Fewer than asked for means that other processes have taken cores, from which threads that
+        wait for each other several times a token suffer most.
         """
         count, table, made = len(noise), described([segment]), np.array([len(noise)])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         first, following = self._room(self._embedding[list(ids)]), self._room(self._embedding[:1].copy())
         _, num_kv_heads, eps, scale, weights = self.constants
         began = time.monotonic()
-        is_alone = longest_s is not None and began > self._crowded_until
-        until_ns = int(1e9 * (began + longest_s)) if longest_s is not None else _NEVER_NS
+        num_threads = self.num_threads if longest_s is None else self.alone.choose(began)
+        until_ns = _NEVER_NS if longest_s is None else int(1e9 * (began + longest_s))
         self._together(
-            self.num_threads_alone if is_alone else self.num_threads,
+            num_threads,
             lambda member: run_ahead(
                 member, first, following, position, self._embedding, self._tables, table, num_kv_heads, eps, scale,
                 weights, self.scratch(), sharpness, noise.numpy(), until_ns, tokens, margins, made,
             ),
         )  # fmt: skip
         note_columns([segment], table)
-        if made[0] < count:
-            self._crowded_until = time.monotonic() + _CROWDED_S
-        return tokens[: made[0]].tolist(), margins[: made[0]].tolist()
+        num_made, now = int(made[0]), time.monotonic()
+        if longest_s is not None:
+            self.alone.observe(num_threads, (now - began) / num_made, now)
+        return tokens[:num_made].tolist(), margins[:num_made].tolist()
 
     def use_when_alone(self, most: int) -> None:
         """Run ahead alone with up to so many threads, as many as pay and the system has; steps keep theirs."""
         count = self.num_threads
         try:
-            alone = self._best_team(self._ahead_s, most)
+            self.use_threads(count, max(count, most))
         except RuntimeError:
-            alone = count
-        self.use_threads(count, alone)
-        logger.info("a request that is alone is decoded in compiled kernels, threads: %d", alone)
+            self.use_threads(count)
+            return
+        logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", max(count, most))
 
-    def use_threads(self, count: int, count_alone: int | None = None) -> None:
-        """Step with so many from now on, and run ahead alone with as many or `count_alone`. All are started here: one
-        that could not be would leave the others waiting.
+    def use_threads(self, count: int, most_alone: int | None = None) -> None:
+        """Step with so many from now on, and run ahead alone with as many or up to `most_alone`. All are started here:
+        one that could not be would leave the others waiting.
 
         Raises RuntimeError where the system has no more threads.
         """
-        self.num_threads, self.num_threads_alone = count, count_alone or count
-        most = max(self.num_threads, self.num_threads_alone)
+        most = most_alone or count
+        self.num_threads, self.alone = count, TeamSize(count, most)
         ready = Barrier(most)
         # No more than these, so that every member has one of its own.
         self._team = ThreadPoolExecutor(max(most - 1, 1), thread_name_prefix="step")
@@ -193,7 +193,7 @@ class CpuStep:
             other.result()
 
     def _best_team(self, seconds_of: Callable[[int], float], most: int) -> int:
-        """How many threads to take, up to `most`: twice as many as long as that pays, for who has a thread leaves
+        """How many threads steps take, up to `most`: twice as many as long as that pays, for who has a thread leaves
         less to prompts and to other processes. They may be chosen by the clock, since bits do not depend on them.
         """
         found, best_s = 1, seconds_of(1)
@@ -207,22 +207,13 @@ class CpuStep:
         return found
 
     def _step_s(self, num_threads: int) -> float:
-        """Of a step of a few rows."""
+        """Of a step of a few rows, at best."""
         segment = Segment(KVCache(self.decoder.geometry, _TIMED_ROWS), 0, _TIMED_ROWS)
-        return self._best_s(num_threads, lambda: self([0] * _TIMED_ROWS, range(_TIMED_ROWS), [segment]))
-
-    def _ahead_s(self, num_threads: int) -> float:
-        """Of a few steps of one row."""
-        segment, noise = Segment(KVCache(self.decoder.geometry, _TIMED_ROWS), 0, 1), torch.zeros(1, self._vocabulary)
-        noise = noise.expand(_TIMED_ROWS, -1).contiguous()
-        return self._best_s(num_threads, lambda: self.run_ahead([0], 0, segment, noise, 1.0, longest_s=_MINUTE_S))
-
-    def _best_s(self, num_threads: int, work: Callable[[], object]) -> float:
         self.use_threads(num_threads)
         times: list[float] = []
         while len(times) < _TIMED_STEPS and sum(times) < _TIMED_S:
             began = time.perf_counter()
-            work()
+            self([0] * _TIMED_ROWS, range(_TIMED_ROWS), [segment])
             times.append(time.perf_counter() - began)
         return min(times)
 

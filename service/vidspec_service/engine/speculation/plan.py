@@ -30,6 +30,7 @@ _LEAST_GAIN_AUTO = 1.05
 _MOST_DEMANDED = 0.9  # of probability
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and moves little from one to the next
 _DECAY = 0.98  # of measured forwards, per forward
+_STRIDE_DECAY = 0.9  # each holds several tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +216,8 @@ class CostMeter:
 
     def observe_stride(self, seconds: float) -> None:
         """Of a token of several that were made in one go."""
-        self.stride_s = seconds if self.stride_s is None else _DECAY * self.stride_s + (1 - _DECAY) * seconds
+        before = seconds if self.stride_s is None else self.stride_s
+        self.stride_s = _STRIDE_DECAY * before + (1 - _STRIDE_DECAY) * seconds
 
     def costs(self, num_requests: int, *, in_strides: bool = False) -> StepCosts:
         """As one of `num_requests` sharing each forward sees them; `in_strides` if it is one that could have those."""

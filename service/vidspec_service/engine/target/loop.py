@@ -75,7 +75,7 @@ class TargetLoop(WorkerLoop):
         self._outbox = Outbox(api, self._config.stream_interval_s)
         self._teller = Teller(self._outbox, "target")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._acceptance = 0.85  # of requests so far; where a new request starts from
+        self._acceptance = 0.95  # of requests so far; at first too high, since what is not tried is never known
 
     @property
     def context_length(self) -> int:

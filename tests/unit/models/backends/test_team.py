@@ -102,7 +102,7 @@ def test_who_is_alone_goes_on_with_what_threads_there_are(monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(ThreadPoolExecutor, "submit", refuse)
         stepper.step.use_when_alone(2)
-    assert (stepper.step.num_threads, stepper.step.num_threads_alone) == (1, 1)
+    assert stepper.step.num_threads == stepper.step.alone.choose(0.0) == 1
     assert torch.equal(stepper.run((stepper.cache(), tokens(3, 4))), before)
 
 

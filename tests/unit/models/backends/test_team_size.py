@@ -1,0 +1,52 @@
+"""How many threads decode a request that is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from vidspec_models.backends.cpu.team_size import TeamSize
+
+pytestmark = pytest.mark.unit
+
+STRIDE_S = 0.004
+
+
+def sizes_used(size: TeamSize, token_s: Mapping[int, float], seconds: float, began: float = 0.0) -> list[int]:
+    """Of strides one after the other, where each number of threads takes so long for a token."""
+    now, used = began, []
+    while now < began + seconds:
+        chosen = size.choose(now)
+        now += STRIDE_S
+        size.observe(chosen, token_s[chosen], now)
+        used.append(chosen)
+    return used
+
+
+def test_each_is_tried_and_then_the_one_that_pays_is_used() -> None:
+    used = sizes_used(TeamSize(1, 4), {1: 1.0, 2: 0.6, 4: 0.55}, seconds=0.1)
+    assert used[:3] == [1, 2, 4]
+    assert set(used[3:]) == {2}  # four save less than a tenth
+
+
+def test_the_largest_need_not_be_a_power_of_two() -> None:
+    assert set(sizes_used(TeamSize(1, 6), {1: 1.0, 2: 0.6, 4: 0.4, 6: 0.2}, seconds=0.1)[4:]) == {6}
+
+
+def test_one_that_becomes_slow_is_left_at_once_and_tried_again_later() -> None:
+    size = TeamSize(1, 2)
+    sizes_used(size, {1: 1.0, 2: 0.5}, seconds=0.2)
+    crowded = sizes_used(size, {1: 1.2, 2: 8.0}, seconds=1.0, began=0.2)
+    assert crowded[:2] == [2, 1]
+    assert 2 <= crowded.count(2) <= 6
+    assert set(sizes_used(size, {1: 1.0, 2: 0.5}, seconds=1.0, began=1.2)[-10:]) == {2}
+
+
+def test_others_cost_little() -> None:
+    used = sizes_used(TeamSize(1, 2), {1: 1.0, 2: 0.5}, seconds=4.0)
+    assert used.count(1) <= 0.02 * len(used)
+
+
+def test_a_single_size_is_no_choice() -> None:
+    assert set(sizes_used(TeamSize(3, 3), {3: 1.0}, seconds=1.0)) == {3}
