@@ -233,9 +233,8 @@ def joined(parts: Sequence[Decoded]) -> Decoded | None:
     sizes = {(part.width, part.height, part.codec) for part in parts if part.timestamps_s}
     if len(sizes) != 1 or not parts[0].timestamps_s or not all(part.is_sound for part in parts):
         return None
-    frames = sorted(each for part in parts for each in zip(part.source_indices, part.timestamps_s, strict=True))
-    return structs.replace(
+    return structs.replace(  # both rise with the place; that there are as many of them is for `clip_of` to check
         parts[0],
-        timestamps_s=tuple(time_s for _, time_s in frames),
-        source_indices=tuple(index for index, _ in frames),
+        timestamps_s=tuple(sorted(time_s for part in parts for time_s in part.timestamps_s)),
+        source_indices=tuple(sorted(index for part in parts for index in part.source_indices)),
     )

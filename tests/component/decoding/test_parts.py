@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from msgspec import structs
 
 from tests.clips import Picture, write_video
 from tests.component.decoding.processes import children, decoders
@@ -18,7 +19,7 @@ from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_service.decoding import pool as pool_module
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
-from vidspec_service.decoding.isolation.process import DecodeChild
+from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool, joined
 from vidspec_service.errors import VideoUnreadable
@@ -52,6 +53,17 @@ def pictures() -> list[Picture]:
         coarse = np.clip(coarse + dice.integers(-12, 13, coarse.shape), 0, 255)
         found.append(np.roll(coarse.repeat(4, 0).repeat(4, 1), number, 1).astype(np.uint8))
     return found
+
+
+def test_a_child_that_lies_about_its_part_is_found_out_as_one_alone_is() -> None:
+    fair = Decoded(
+        timestamps_s=(0.0, 0.5), source_indices=(0, 5), source_fps=10.0, source_num_frames=20, duration_s=2.0,
+        width=2, height=2, codec="h264", warnings=(), is_sound=True,
+    )  # fmt: skip
+    whole = joined([fair, structs.replace(fair, timestamps_s=(1.0,), source_indices=(10, 15))])
+    assert whole is not None
+    with frames_memory() as frames, pytest.raises(VideoUnreadable):
+        clip_of(whole, frames)
 
 
 async def decode_all(paths: Sequence[Path], request: FrameRequest, num_children: int) -> list[Clip | BaseException]:

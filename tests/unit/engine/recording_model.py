@@ -69,6 +69,7 @@ class RecordingModel(CountingModel):
         self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
         self.strides: list[int] = []  # tokens asked for in one go
         self.most_kept = 1000  # of these
+        self.longest_s = 0.0  # that they might take
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         self.gates["prepare"].enter()
@@ -93,6 +94,7 @@ class RecordingModel(CountingModel):
         self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int, longest_s: float
     ) -> list[int]:
         self.strides.append(most)
+        self.longest_s = longest_s
         before, found = rows.cache.length, list[int]()
         for number in range(most):
             scores = self._append(rows.cache, answer_rows(found[-1:] or rows.ids, rows.position + number))

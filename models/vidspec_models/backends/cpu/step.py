@@ -46,7 +46,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 _START_TIMEOUT_S = 10.0
 _LINE = 8  # int64 of a cache line
 # While a server starts, others of its processes have a core most of the time; with 12 steps four starts of six found
-# that a second thread does not pay, and answered alone at two thirds of the pace.
+# that a second thread does not pay.
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
 _LONG_STEP_S = 0.05
 _NEVER_NS = 2**63 - 1
@@ -63,8 +63,7 @@ class Room(NamedTuple):
 
 
 class CpuStep:
-    """Weights in kernel form; keeps no state between calls, but for what caches keep and
-    how long strides took.
+    """Weights in kernel form; keeps no state between calls, but for what caches keep and how long strides took.
 
     Scores take keys as columns, 32 rows at a time. Blocks whose rows are settled are turned once and stay with their
     cache: turning all of them took longer than reading int8 weights. Where rows are hidden they lie in another order,
@@ -139,13 +138,13 @@ class CpuStep:
 
     def use_when_alone(self, most: int) -> None:
         """Run ahead alone with up to so many threads, as many as pay and the system has; steps keep theirs."""
-        count = self.num_threads
+        count, alone = self.num_threads, max(self.num_threads, most)
         try:
-            self.use_threads(count, max(count, most))
+            self.use_threads(count, alone)
         except RuntimeError:
+            alone = count
             self.use_threads(count)
-            return
-        logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", max(count, most))
+        logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", alone)
 
     def use_threads(self, count: int, most_alone: int | None = None) -> None:
         """Step with so many from now on, and run ahead alone with as many or up to `most_alone`. All are started here:

@@ -53,7 +53,7 @@ _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies be
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
 _SLACK_S = 0.005
 _LEAST_AT_ONCE = 2  # tokens
-_LONGEST = 3.0  # times what tokens in one go should take; mostly they take twice as much at most
+_LONGEST = 3.0  # times what tokens in one go should take: where no other process has a core, none of 600 took so long
 _RELUCTANCE = 12  # forwards from tokens too many or too late: a model may never want what a grammar does
 
 logger = logging.getLogger(__name__)
@@ -334,7 +334,7 @@ class TargetLoop(WorkerLoop):
             return False
         if not self._scheduler.allocate(request, most):
             return True  # preempted: there is nothing left to do for it now
-        started, longest_s = time.monotonic(), 3.0 * self._config.stream_interval_s
+        started, longest_s = time.monotonic(), _LONGEST * self._config.stream_interval_s
         with self._confined_to(request.request_id):
             tokens = self._model.decode(request.rows([]), request.sampler, request.committed, most, longest_s)
             request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE

@@ -151,8 +151,9 @@ class TargetRequest:
         return Tokens(
             request_id=self.request_id,
             ids=committed,
-            num_judged=num_accepted + is_rejected,
-            num_accepted=num_accepted,
+            # What would come after an end was compared, too, but is no token of the answer.
+            num_judged=min(num_accepted + is_rejected, len(committed)),
+            num_accepted=min(num_accepted, len(committed)),
             draft_video_tokens=self.speculation.draft_video_tokens,
         )
 

@@ -73,6 +73,15 @@ def test_the_proposal_behind_those_verified_is_judged_as_well(
     assert rest == ([4] if judged[0] == judged[1] else [])
 
 
+@pytest.mark.parametrize("wanted", [4, 9])
+def test_what_comes_after_an_end_is_no_token_of_the_answer(wanted: int) -> None:
+    """An answer would have more accepted tokens than tokens, or a rejected one that it never had."""
+    found = running([1, 2, 3, 4], [0.9] * 4)
+    found.stop_ids = frozenset({2})
+    result = found.judge(found.pending(), [1, 2, 3, wanted])
+    assert (result.ids, result.num_judged, result.num_accepted) == ((1, 2), 2, 2)
+
+
 @given(
     confidences=st.lists(st.one_of(st.floats(0.01, 1.0), st.just(1.0)), max_size=12),
     least=st.floats(0.0, 1.0),

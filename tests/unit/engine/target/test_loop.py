@@ -161,6 +161,24 @@ def test_proposals_are_verified_in_one_forward_and_committed_with_one_token_more
     assert len(told) >= len(text) - 12, "all but what the last forward committed"
 
 
+def test_what_was_proposed_while_a_prompt_was_read_is_in_the_first_forward(stack: ExitStack) -> None:
+    target = Target(stack, stream_interval_s=0.2)
+    draft, text = target.draft(), text_of("a", 24)
+    target.loop._costs.base_s, target.loop._costs.row_s = 1e-3, 2e-4  # rows so dear that proposals are not waited for
+    target.loop._acceptance = 0.98
+    target.model.gates["prefill"].shut()
+    target.submit(request("a"))
+    target.model.gates["prefill"].wait_reached()
+    target.model.gates["prefill"].let_through()
+    target.model.gates["prefill"].wait_reached()  # at the second and last chunk
+    propose(draft, "a", 1, text[1:4])
+    target.model.gates["prefill"].open()
+    target.end_of("a")
+    assert target.said_of("a") == text
+    assert target.model.steps[0] == [tuple(text[:4])]
+    assert target.tokens_of("a")[1].ids == tuple(text[1:5])
+
+
 def test_a_wrong_proposal_ends_its_epoch_and_the_next_epoch_is_taken(stack: ExitStack) -> None:
     target = Target(stack)
     draft = target.draft()
@@ -281,6 +299,7 @@ def test_strides_are_no_longer_than_tokens_are_kept_back(stack: ExitStack) -> No
     target.submit(request("a", speculation=SpeculationMode.OFF))
     target.end_of("a")
     assert max(target.model.strides) == 3
+    assert target.model.longest_s == pytest.approx(3 * 0.035), "or nobody is told anything where cores are lacking"
 
 
 @pytest.mark.parametrize("most_kept", [0, 1])
