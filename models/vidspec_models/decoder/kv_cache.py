@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder.hiding import HiddenRows
 from vidspec_models.decoder.placement import LayerSpan
 
 _RESERVE = 256  # rows, of an answer still to come
@@ -47,6 +46,34 @@ class CacheGeometry:
     def padded(self, num_tokens: int) -> int:
         """Rounded up to whole blocks."""
         return -(-num_tokens // self.context_block) * self.context_block
+
+
+@dataclass(slots=True)
+class HiddenRows:
+    """Rows that later layers store and do not attend to: what DyCoke's second stage leaves out.
+
+    The layers from `first_layer` on keep them in their first `count` places. `order` says which row lies in each of the
+    first R places of those layers; from R on every row is in its own.
+    """
+
+    first_layer: int
+    count: int
+    order: Tensor  # int64 [R]
+    attention: Tensor  # float32 [candidates]: what the choice was made by
+
+    def within(self, span: LayerSpan, mask: Tensor | None, block: int) -> tuple[int, int, Tensor | None]:
+        """Of a span of layers: how many see every row; behind how many rows the others' attention starts; their mask.
+
+        Hidden rows that fill whole blocks are skipped; the rest is closed in the mask, by a large number instead of
+        -inf: a kernel that meets nothing but -inf in its first part would make a NaN.
+        """
+        whole = len(range(span.layers.start, min(self.first_layer, span.layers.stop)))
+        skipped = self.count // block * block
+        if mask is None:
+            return whole, skipped, None
+        closed = mask[:, skipped:].clone()
+        closed[:, : self.count - skipped] = torch.finfo(mask.dtype).min / 4
+        return whole, skipped, closed
 
 
 class KVCache:

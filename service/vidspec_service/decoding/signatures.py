@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vidspec_service.decoding.unsupported import STILL_IMAGE_BRANDS, guess, is_animated_webp
+import string
+
 from vidspec_service.errors import VideoUnsupported
 
 HEAD_BYTES = 512  # enough for three MPEG-TS packets
@@ -26,6 +27,21 @@ _VIDEOS = (
     "and H.264 and H.265 without a container."
 )
 _STILLS = ". Accepted as an image are PNG, JPEG and WebP."
+_NOT_VIDEO = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"BM", "a BMP image"),
+    (b"%PDF", "a PDF document"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"ID3", "an MP3 audio file"),
+    (b"fLaC", "a FLAC audio file"),
+    (b"#EXTM3U", "a playlist"),
+    (b"ffconcat", "a playlist"),
+)
+_RIFF_NOT_VIDEO = {b"WAVE": "a WAV audio file", b"WEBP": "a WebP image"}
+_STILL_IMAGE_BRANDS = {b"avif", b"heic", b"heix", b"mif1"}
+_TEXT = frozenset(string.printable.encode())
 
 
 def check_signature(head: bytes, *, is_still: bool = False) -> None:
@@ -34,19 +50,19 @@ def check_signature(head: bytes, *, is_still: bool = False) -> None:
     A client's file name and media type are never asked. `is_still`: an image is expected, and nothing else will do.
     """
     if not (_is_still(head) if is_still else _is_container(head)):
-        what = "a video" if is_still and _is_container(head) else guess(head)
+        what = "a video" if is_still and _is_container(head) else _guess(head)
         raise VideoUnsupported(f"The file is {what}{_STILLS if is_still else _VIDEOS}", param="video")
 
 
 def _is_still(head: bytes) -> bool:
     return head.startswith((_PNG, b"\xff\xd8\xff")) or (
-        head[:4] == b"RIFF" and head[8:12] == b"WEBP" and not is_animated_webp(head)
+        head[:4] == b"RIFF" and head[8:12] == b"WEBP" and not _is_animated_webp(head)
     )
 
 
 def _is_container(head: bytes) -> bool:
     if head[4:8] in _MP4_BOXES:
-        return head[8:12] not in STILL_IMAGE_BRANDS
+        return head[8:12] not in _STILL_IMAGE_BRANDS
     if head[:4] == b"RIFF":
         return head[8:12] == b"AVI "
     if head.startswith(_PNG):
@@ -70,3 +86,24 @@ def _is_transport_stream(head: bytes) -> bool:
         if len(syncs) >= 2 and set(syncs) == {0x47}:
             return True
     return False
+
+
+def _guess(head: bytes) -> str:
+    """What a refused file seems to be, for the client who sent it; completes "The file is ..."."""
+    for magic, name in _NOT_VIDEO:
+        if head.startswith(magic):
+            return name
+    if _is_animated_webp(head):
+        return "an animated WebP image"
+    if head[:4] == b"RIFF" and head[8:12] in _RIFF_NOT_VIDEO:
+        return _RIFF_NOT_VIDEO[head[8:12]]
+    if head[4:8] == b"ftyp" and head[8:12] in _STILL_IMAGE_BRANDS:
+        return "a HEIF or AVIF image"
+    if head and _TEXT.issuperset(head):
+        return "text"
+    return "of an unknown kind"
+
+
+def _is_animated_webp(head: bytes) -> bool:
+    """By its extended header; FFmpeg reads none of its frames."""
+    return head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and len(head) > 20 and bool(head[20] & 2)

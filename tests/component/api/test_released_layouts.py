@@ -28,7 +28,7 @@ from vidspec_models.request import VIDEO, SpeculationMode, Turn, Video
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import read_clip
-from vidspec_service.engine.frontend.token_logprobs import TokenSpeller
+from vidspec_service.engine.frontend.token_facts import TokenSpeller
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

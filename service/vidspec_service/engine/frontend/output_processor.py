@@ -10,8 +10,7 @@ from tokenizers.decoders import DecodeStream
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.engine.frontend.request_table import RequestMessage
-from vidspec_service.engine.frontend.token_details import TokenDetailer
-from vidspec_service.engine.frontend.token_logprobs import TokenSpeller
+from vidspec_service.engine.frontend.token_facts import TokenDetailer, TokenSpeller
 from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
     Accepted,

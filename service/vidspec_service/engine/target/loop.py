@@ -38,11 +38,10 @@ from vidspec_service.engine.ipc.messages import (
 )
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
-from vidspec_service.engine.target.forced_tokens import with_forced
-from vidspec_service.engine.target.logprobs import with_logprobs
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
+from vidspec_service.engine.target.token_facts import with_forced, with_logprobs
 from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop

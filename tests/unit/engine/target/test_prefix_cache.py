@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_models.decoder.hiding import HiddenRows
-from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache, KVPool
+from vidspec_models.decoder.kv_cache import CacheGeometry, HiddenRows, KVCache, KVPool
 from vidspec_models.inputs import VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_service.engine.target.scheduler import PrefixCache
 

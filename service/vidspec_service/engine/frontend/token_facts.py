@@ -1,13 +1,15 @@
-"""Log probabilities with their tokens spelt out, byte for byte, as OpenAI's API tells them."""
+"""What an answer tells of its tokens, for requests that ask: who wrote each, and log probabilities, spelt out."""
 
 from __future__ import annotations
 
 import re
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel
+from tokenizers.decoders import ByteLevel, DecodeStream
 
-from vidspec_service.engine.types import Logprob, RowLogprobs, TokenLogprob
+from vidspec_models.request import GenerationRequest
+from vidspec_service.engine.ipc.messages import Tokens
+from vidspec_service.engine.types import Logprob, RowLogprobs, TokenDetail, TokenLogprob, TokenSource
 
 _LEAST = -9999.0  # JSON has no infinity; vLLM says the same
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -18,8 +20,35 @@ _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
+class TokenDetailer:
+    """One request's tokens, in order. A stream of its own: what is held back of the answer's text is told here."""
+
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._silent = frozenset(request.stop_token_ids)
+        for token in request.committed:
+            self._text_of(token)
+
+    def details(self, ids: tuple[int, ...], told: Tokens) -> tuple[TokenDetail, ...]:
+        """Of `ids`, the tokens of `told` up to the answer's end."""
+        return tuple(
+            TokenDetail(text=self._text_of(token), source=_source(place, told)) for place, token in enumerate(ids)
+        )
+
+    def _text_of(self, token: int) -> str:
+        return "" if token in self._silent else self._stream.step(self._tokenizer, token) or ""
+
+
+def _source(place: int, told: Tokens) -> TokenSource:
+    """What the grammar forces nobody had to guess, whoever said it; the accepted draft tokens come first."""
+    if place in told.forced:
+        return TokenSource.GRAMMAR
+    return TokenSource.DRAFT if place < told.num_accepted else TokenSource.TARGET
+
+
 class TokenSpeller:
-    """The bytes of a tokenizer's tokens, which may be parts of a character."""
+    """The bytes of a tokenizer's tokens, which may be parts of a character, as OpenAI's API tells them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

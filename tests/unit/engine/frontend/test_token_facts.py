@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
-from vidspec_service.engine.frontend.token_logprobs import TokenSpeller
+from vidspec_service.engine.frontend.token_facts import TokenSpeller
 from vidspec_service.engine.types import Logprob, TokenLogprob
 
 
