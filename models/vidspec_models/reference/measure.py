@@ -30,6 +30,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 
 _ROWS = {"target": (1, 2, 4, 9, 17), "draft": (1,)}
 _WARM_UP, _CHUNK, _STRIDE = 5, 512, 4
+_STRIDES_S = 1.0
 _COPIES = 12
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}  # far more than caches hold
 _ASKED = (Turn(role="user", parts=(prompt_text(0),)),)
@@ -135,16 +136,21 @@ def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int]
     return {num_rows: statistics.median(measured[_WARM_UP:]) for num_rows, measured in times.items()}
 
 
-def time_strides(model: VideoLM, cache: KVCache, context: int, repeats: int) -> float | None:
-    """Median seconds of a token of several that the model makes in one go; None where it cannot."""
+def time_strides(model: VideoLM, cache: KVCache, context: int, seconds: float = _STRIDES_S) -> float | None:
+    """Median seconds of a token of several that the model makes in one go; None where it cannot.
+
+    For so long: how many threads pay is found out by strides, and a number of them that had bad luck at first is tried
+    again a quarter of a second later.
+    """
     sampler, times = CoupledSampler(GREEDY), list[float]()
-    for _ in range(_WARM_UP + repeats):
-        cache.length = context
-        started = time.perf_counter()
+    began = now = time.perf_counter()
+    while now < began + seconds:
+        started, cache.length = now, context
         if not model.decode(StepRows(cache=cache, ids=[0], position=context), sampler, [], _STRIDE):
             return None
-        times.append((time.perf_counter() - started) / _STRIDE)
-    return statistics.median(times[_WARM_UP:])
+        now = time.perf_counter()
+        times.append((now - started) / _STRIDE)
+    return statistics.median(times)
 
 
 def time_copies(device: torch.device) -> float:

@@ -70,7 +70,7 @@ def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, 
     return Forwards(
         threads=threads,
         seconds=time_steps(model, cache, context, rows, _REPEATS),
-        stride_s=time_strides(model, cache, context, _REPEATS),
+        stride_s=time_strides(model, cache, context),
         **dataclasses.asdict(Placement.of(model)),
     )
 
