@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vidspec_models.request import TowerRows
+
 NO_CELL = -1  # in `Prompt.grid`: a video row that is no cell of a frame
 CLIP_GAP = 1000  # frame numbers left out between two videos: what compares frames close in time compares none of both
 
@@ -54,6 +56,7 @@ class Prompt:
     grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
     layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
     identity: PromptIdentity | None = None  # None: nothing computed for it may serve another prompt
+    tower: tuple[TowerRows, ...] = ()  # of its videos, for a draft with the same tower; empty where some were known
 
     @property
     def num_tokens(self) -> int:

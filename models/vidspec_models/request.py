@@ -106,6 +106,14 @@ DEFAULT_TEMPLATE = ChatTemplate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TowerRows:
+    """What a vision tower has made of a video, before the projector: who has the same tower need not run it again."""
+
+    words: str  # what stands for the video in the templated text
+    rows: NDArray[np.float32]  # [T, rows of a frame, width]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Video:
     """One clip's chosen frames, as the model will see them, and what a processor wants to know of their source."""
 
@@ -115,6 +123,7 @@ class Video:
     source_num_frames: int
     duration_s: float
     key: str | None = None  # equal keys mean equal frames, chosen for the same caller; None: unlike any other
+    tower: TowerRows | None = None  # where another worker has seen it with the same tower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

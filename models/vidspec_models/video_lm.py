@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,7 +20,7 @@ from vidspec_models.families.base import Family, check_text_fits
 from vidspec_models.families.tools import tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, Turn, Video
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
 
@@ -73,6 +73,7 @@ class VideoLM:
         self._step = step or decoder.step
         self._runner = step if isinstance(step, RunsAhead) else None
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
+        self.hands_on_tower = False  # another model takes the tower's rows: prompts come with them
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.
         self._num_tokens = None if processor is None else max(processor.tokenizer.get_vocab().values()) + 1
@@ -108,13 +109,17 @@ class VideoLM:
     def max_frames(self) -> int | None:
         return self._family.max_frames(self._processor)
 
+    def tower_digest(self) -> str | None:
+        """Equal for two models one of whose towers can stand for the other's; None where none can."""
+        return self._family.tower_digest(self._model, self._processor)
+
     def num_video_tokens(self, video: Video) -> int:
         """Prompt rows that it takes at least."""
         return self._family.num_video_tokens(self._model, self._processor, video)
 
     @torch.inference_mode()
     def encode(self, video: Video) -> EncodedVideo:
-        """Run the vision tower."""
+        """Run the vision tower, or go on from what an equal one has made of the video."""
         with self.decoder.cores:
             return self._family.encode(self._model, self._processor, video)
 
@@ -149,7 +154,8 @@ class VideoLM:
 
         def make() -> Prompt:
             features = [known.get(video, self.encode) for video in videos]
-            return family.prepare(model, processor, self.decoder, turns, features, template)
+            prompt = family.prepare(model, processor, self.decoder, turns, features, template)
+            return replace(prompt, tower=_tower_of(features)) if self.hands_on_tower else prompt
 
         return make() if self._side is None else self._side.run(make)
 
@@ -254,3 +260,13 @@ class VideoLM:
             )
         rows.cache.length += len(rows.ids) + len(found[0]) - 1
         return found
+
+
+def _tower_of(videos: Sequence[EncodedVideo]) -> tuple[TowerRows, ...]:
+    """What the tower has made of them just now; nothing where it has not of all."""
+    rows = [video.tower_rows for video in videos if video.tower_rows is not None]
+    if len(rows) < len(videos):
+        return ()
+    return tuple(
+        TowerRows(words=video.words, rows=each.float().cpu().numpy()) for video, each in zip(videos, rows, strict=True)
+    )

@@ -50,13 +50,20 @@ class Family(ABC):
         """What the video processor must be told besides the frames and their metadata."""
         return {}
 
+    def tower_digest(self, model: Any, processor: Any) -> str | None:
+        """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on."""
+        return None
+
     @abstractmethod
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
 
     @abstractmethod
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        """Process the frames and run the vision tower: what is the same in every conversation about the video."""
+        """Process the frames and run the vision tower: what is the same in every conversation about the video.
+
+        Neither is done where the video comes with rows of an equal tower (see `tower_digest`).
+        """
 
     def prepare(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cells, processed
+from vidspec_models.families.shared_tower import heard, tower_digest
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import Video
 
@@ -29,25 +30,49 @@ class SquareFrames(Family):
         features: Tensor = model.get_video_features(pixels).pooler_output
         return features
 
+    def pooled(self, model: Any, projected: Tensor) -> Tensor:
+        """Rows of frames [T, rows, hidden size] from what the projector makes of a tower's."""
+        return projected
+
+    def tower_digest(self, model: Any, processor: Any) -> str | None:
+        return tower_digest(model.model.vision_tower, model.config, processor)
+
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return len(video.frames) * self.side(model, processor) ** 2
 
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
         """A few frames at a time: pixels and the tower's memory do not grow with the video."""
-        side, arguments = self.side(model, processor), self.video_arguments(processor)
-        features = []
-        for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
-            outputs = processed(processor, _frames_from(video, first), arguments)
-            pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
-            features.append(self.features(model, pixels).flatten(0, 1))
-        # Of all of its pixels only the shape counts for what stands for the video in the text.
-        all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
+        side = self.side(model, processor)
+        words, features, tower_rows = (self._seen if video.tower is None else self._known)(model, processor, video)
         return EncodedVideo(
-            words=processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0),
-            features=torch.cat(features),
+            words=words,
+            features=features,
             grid=cells(len(video.frames), side, side),
             key=video.key,
+            tower_rows=tower_rows,
         )
+
+    def _seen(self, model: Any, processor: Any, video: Video) -> tuple[str, Tensor, Tensor | None]:
+        """Its words, its features, and what the tower made of it."""
+        features, arguments = [], self.video_arguments(processor)
+        with heard(model.model.multi_modal_projector) as rows:
+            for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
+                outputs = processed(processor, _frames_from(video, first), arguments)
+                pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
+                features.append(self.features(model, pixels).flatten(0, 1))
+        # Of all of its pixels only the shape counts for what stands for the video in the text.
+        all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
+        words = processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
+        return words, torch.cat(features), torch.cat(rows)
+
+    def _known(self, model: Any, _: Any, video: Video) -> tuple[str, Tensor, Tensor | None]:
+        """The same of a video that an equal tower has seen."""
+        assert video.tower is not None
+        features = []
+        for rows in torch.from_numpy(video.tower.rows).split(_FRAMES_AT_ONCE):
+            projected = model.model.multi_modal_projector(rows.to(model.device, model.dtype))
+            features.append(self.pooled(model, projected).flatten(0, 1))
+        return video.tower.words, torch.cat(features), None
 
 
 def _frames_from(video: Video, first: int) -> Video:
@@ -70,6 +95,10 @@ class LlavaOnevision(SquareFrames):
 
     def features(self, model: Any, pixels: Tensor) -> Tensor:
         return super().features(model, pixels)[:, :-1]  # without the newline
+
+    def pooled(self, model: Any, projected: Tensor) -> Tensor:
+        pooled: Tensor = model.model.apply_pooling(projected)
+        return pooled
 
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
         encoded = super().encode(model, processor, video)

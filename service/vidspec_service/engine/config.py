@@ -64,6 +64,11 @@ class EngineConfig:
         return self.draft is not None and self.draft.model == NGRAM
 
     @property
+    def has_draft_model(self) -> bool:
+        """Whether there is a draft worker."""
+        return self.draft is not None and not self.has_ngram_draft
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """What clients call the model; the first is the one that they are told."""
         return self.served_model_name or (self.target.name,)

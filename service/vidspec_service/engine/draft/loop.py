@@ -31,7 +31,7 @@ from vidspec_service.engine.ipc.messages import (
     Relevance,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, read_scores
+from vidspec_service.engine.ipc.payload import CellScores, Following, read_following, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
@@ -40,7 +40,7 @@ from vidspec_service.engine.worker.meter import Teller
 
 _PACE_MEMORY = 0.95
 
-FromTarget = Follow | Verdict | CellScores | Release
+FromTarget = Following | Verdict | CellScores | Release
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,9 @@ class DraftLoop(WorkerLoop):
         for message, fds in self._target.receive():
             if isinstance(message, Relevance):
                 said.append(read_scores(message, fds[0]))
-            elif isinstance(message, Follow | Verdict | Release):
+            elif isinstance(message, Follow):
+                said.append(read_following(message, fds))
+            elif isinstance(message, Verdict | Release):
                 said.append(message)
         return said
 
@@ -100,8 +102,9 @@ class DraftLoop(WorkerLoop):
     def _hear(self, said: FromTarget) -> None:
         if isinstance(said, Release):
             self._forget(said.request_id)
-        elif isinstance(said, Follow):
+        elif isinstance(said, Following):
             if (offered := self._offered.pop(said.request_id, None)) is not None:
+                offered.see(said.tower)
                 self._inputs.submit(offered)
         elif said.request_id in self._early:
             self._early[said.request_id].append(said)

@@ -138,8 +138,10 @@ class LocalEngine(EngineClient):
         target, draft = self._workers["target"], self._workers.get("draft")
         if draft is None or {target.state, draft.state} != {WorkerState.READY}:
             return
+        towers = [self._ready[role].tower for role in ("target", "draft")]
+        shares_tower = None not in towers and towers[0] == towers[1]
         for worker, end in zip((draft, target), Channel.pair(), strict=True):
-            worker.send(Peer(), (end.fileno(),))
+            worker.send(Peer(shares_tower=shares_tower), (end.fileno(),))
             end.close()
 
     def _open(self) -> None:

@@ -20,7 +20,7 @@ from vidspec_service.errors import ConfigError
 def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
     """Role to configuration; "draft" is missing where the target works alone, or needs no model to draft."""
     found = {"target": config.target}
-    if config.draft is not None and not config.has_ngram_draft:
+    if config.draft is not None and config.has_draft_model:
         found["draft"] = config.draft
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import mmap
 import os
 from collections.abc import Iterable, Sequence
@@ -13,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec_models.request import GenerationRequest
+from vidspec_models.request import GenerationRequest, TowerRows
 from vidspec_service.engine.ipc.channel import MAX_FDS
-from vidspec_service.engine.ipc.messages import Relevance
+from vidspec_service.engine.ipc.messages import Follow, Relevance
 from vidspec_service.errors import CapacityError
 from vidspec_service.shared_frames import SharedFrames, mapped
 
@@ -109,6 +110,35 @@ def read_scores(message: Relevance, fd: int) -> CellScores:
         file.seek(0)  # the descriptors share a position, which writing has moved
         values = np.frombuffer(file.read(), np.float16)
     return CellScores(request_id=message.request_id, grid_checksum=message.grid_checksum, values=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """A request that the draft is to follow, and what the target's tower has made of its videos, if that serves."""
+
+    request_id: str
+    tower: tuple[TowerRows, ...] = ()
+
+
+def write_following(following: Following) -> tuple[Follow, list[int]]:
+    """The message, and the rows in a new memfd if there are any. The caller closes it."""
+    message = Follow(
+        request_id=following.request_id,
+        words=tuple(video.words for video in following.tower),
+        shapes=tuple(video.rows.shape for video in following.tower),
+    )
+    return message, [_memfd("vidspec-tower", *(video.rows for video in following.tower))] if following.tower else []
+
+
+def read_following(message: Follow, fds: Sequence[int]) -> Following:
+    """On the draft's side; closes the descriptors."""
+    if not fds:
+        return Following(request_id=message.request_id)
+    with os.fdopen(fds[0], "rb") as file:
+        file.seek(0)
+        rows = [np.frombuffer(bytearray(file.read(4 * math.prod(shape))), np.float32).reshape(shape) for shape in message.shapes]
+    tower = [TowerRows(words=words, rows=each) for words, each in zip(message.words, rows, strict=True)]
+    return Following(request_id=message.request_id, tower=tuple(tower))
 
 
 def _memfd(name: str, *parts: bytes | NDArray[Any]) -> int:

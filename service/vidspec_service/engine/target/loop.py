@@ -107,6 +107,7 @@ class TargetLoop(WorkerLoop):
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
+                self._draft.shares_tower = self._model.hands_on_tower = message.shares_tower
                 self._meet(Channel.from_fd(fds[0]))
         proposals = [message for message, _ in self._draft.receive() if isinstance(message, Proposal)]
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
@@ -134,7 +135,8 @@ class TargetLoop(WorkerLoop):
     def _admit(self) -> None:
         """Have waiting requests prepared; those that are enter the scheduler or are refused."""
         while (item := self._scheduler.begin_preparing()) is not None:
-            self._gate.begin(item.request, num_sharing=self._scheduler.num_unfinished)
+            if not self._draft.shares_tower:
+                self._gate.begin(item.request, num_sharing=self._scheduler.num_unfinished)
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
@@ -165,6 +167,8 @@ class TargetLoop(WorkerLoop):
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
+        if self._draft.shares_tower:  # it has waited for what our tower makes of the videos
+            self._gate.begin(request, num_sharing=self._scheduler.num_unfinished, tower=prompt.tower)
         self._teller.prepared(item, prompt.num_tokens)
         self._outbox.send(
             Accepted(

@@ -20,7 +20,7 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
-from vidspec_models.request import GenerationRequest
+from vidspec_models.request import GenerationRequest, TowerRows
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.messages import Generate
@@ -50,6 +50,13 @@ class Input:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    def see(self, tower: Sequence[TowerRows]) -> None:
+        """Another worker's tower has made this of its videos; nothing is where that had nothing to do."""
+        if tower:
+            pairs = zip(self.request.videos, tower, strict=True)
+            videos = tuple(replace(video, tower=rows) for video, rows in pairs)
+            self.request = replace(self.request, videos=videos)
 
     def sampler(self, model_end_ids: frozenset[int]) -> CoupledSampler:
         """What chooses its tokens: made here for both workers, so that the draft's law is the target's."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -17,12 +18,13 @@ from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Follow, Proposal, Release, Verdict
+from vidspec_service.engine.ipc.payload import Following, close, write_following
 
 FOR_ONE = 64  # rows of cache; the draft sees a tenth of the video
 LENGTH = 60
@@ -257,3 +259,27 @@ def test_of_several_answers_the_draft_reads_the_prompt_once(stack: ExitStack, mo
         draft.target.next(Proposal)
     assert [joined(draft.of(name)) for name in names] == [text_of("what")[1:5]] * 3
     assert sum(num_rows) == draft.loop._active[names[0]].prompt.num_tokens
+
+
+def test_rows_of_the_targets_tower_come_with_the_videos_that_it_prepares(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, prepared, prepare = Draft(stack), list[Video](), RecordingModel.prepare
+
+    def noted(model: RecordingModel, turns: Any, videos: Any, *rest: Any) -> Any:
+        prepared.extend(videos)
+        return prepare(model, turns, videos, *rest)
+
+    monkeypatch.setattr(RecordingModel, "prepare", noted)
+    frames = np.zeros((2, 4, 4, 3), np.uint8)
+    video = Video(frames=frames, source_indices=(0, 1), source_fps=1.0, source_num_frames=2, duration_s=2.0)
+    rows = TowerRows(words="<video>", rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    submit(draft.api.channel, request("a", videos=(video,)))
+    message, fds = write_following(Following(request_id="a", tower=(rows,)))
+    draft.target.channel.send(message, fds)
+    close(fds)
+    draft.tell("a", 0, text_of("a")[:1], max_lead=2)
+    draft.chain("a", 2)
+    (seen,) = prepared
+    assert seen.tower is not None
+    assert (seen.tower.words, seen.tower.rows.tolist()) == (rows.words, rows.rows.tolist())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.engine.far_ends import prompt_of
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
@@ -51,8 +52,14 @@ def draft() -> Iterator[Draft]:
 def running(
     mode: SpeculationMode, *, acceptance: float = 0.9, num_committed: int = 1, limit: int = 4000
 ) -> TargetRequest:
-    committed = [7] * num_committed
-    return target_request(mode=mode, acceptance=acceptance, max_tokens=limit, committed=committed, prepare_s=PREPARE_S)
+    return target_request(
+        prompt_of("r"),
+        mode=mode,
+        acceptance=acceptance,
+        max_tokens=limit,
+        committed=[7] * num_committed,
+        prepare_s=PREPARE_S,
+    )
 
 
 @pytest.mark.parametrize("mode", [SpeculationMode.SERIAL, SpeculationMode.PARALLEL])

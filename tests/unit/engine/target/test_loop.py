@@ -7,13 +7,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tests.unit.engine.counting_model import CELLS, Running, configure, submit
 from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_models.inputs import Prompt
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerRows
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
@@ -69,9 +71,9 @@ class Target:
         self.loop = TargetLoop(cast("VideoLM", self.model), theirs, configure("target", **config), costs)
         self.thread = stack.enter_context(Running(self.loop, ours))
 
-    def draft(self, *, is_full: bool = False) -> Far:
+    def draft(self, *, is_full: bool = False, shares_tower: bool = False) -> Far:
         """A draft that is there from now on."""
-        far = introduce(self.api.channel, is_full=is_full)
+        far = introduce(self.api.channel, is_full=is_full, shares_tower=shares_tower)
         self._stack.callback(far.close)
         return far
 
@@ -503,3 +505,32 @@ def test_a_draft_that_came_while_a_request_was_paused_is_told_everything_when_it
     assert (verdict.start, verdict.ids) == (0, tuple(text_of("young", 60)[:known]))
     target.go_on()
     target.end_of("young")
+
+
+@pytest.mark.parametrize("shares_tower", [False, True])
+def test_a_draft_with_the_same_tower_is_asked_once_that_has_run(stack: ExitStack, shares_tower: bool) -> None:
+    class Failing(RecordingModel):
+        def prepare(self, *_: Any) -> Any:
+            raise ValueError("there is no such video")
+
+    target = Target(stack, Failing())
+    draft = target.draft(shares_tower=shares_tower)
+    target.submit(request("a"))
+    target.api.next(Rejected)
+    draft.next(Release)
+    assert len(draft.of(Follow)) == (0 if shares_tower else 1)
+
+
+def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_question(stack: ExitStack) -> None:
+    rows = TowerRows(words="<video>", rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+
+    class Seeing(RecordingModel):
+        def prepare(self, *given: Any) -> Prompt:
+            return replace(super().prepare(*given), tower=(rows,))
+
+    target = Target(stack, Seeing())
+    draft = target.draft(shares_tower=True)
+    target.submit(request("a"))
+    asked = draft.next(Follow)
+    assert (asked.request_id, asked.words, asked.shapes) == ("a", ("<video>",), ((2, 3, 4),))
+    target.end_of("a")
