@@ -136,7 +136,8 @@ def read_following(message: Follow, fds: Sequence[int]) -> Following:
         return Following(request_id=message.request_id)
     with os.fdopen(fds[0], "rb") as file:
         file.seek(0)
-        rows = [np.frombuffer(bytearray(file.read(4 * math.prod(shape))), np.float32).reshape(shape) for shape in message.shapes]
+        read = [bytearray(file.read(4 * math.prod(shape))) for shape in message.shapes]  # which torch may write to
+    rows = [np.frombuffer(each, np.float32).reshape(shape) for each, shape in zip(read, message.shapes, strict=True)]
     tower = [TowerRows(words=words, rows=each) for words, each in zip(message.words, rows, strict=True)]
     return Following(request_id=message.request_id, tower=tuple(tower))
 
