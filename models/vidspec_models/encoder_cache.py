@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -22,7 +22,6 @@ class EncodedVideo:
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, where positions depend on them
     seconds_per_patch: float | None = None  # of time, where positions depend on it
     key: str | None = None
-    tower_rows: Tensor | None = None  # [T, rows of a frame, width] before the projector, until the cache takes it
 
     @property
     def num_frames(self) -> int:
@@ -42,15 +41,14 @@ class EncoderCache:
         self._kept: OrderedDict[str, EncodedVideo] = OrderedDict()
 
     def get(self, video: Video, encode: Callable[[Video], EncodedVideo]) -> EncodedVideo:
-        """The video's features, computed by `encode` if they are not here; only then with the tower's rows."""
-        if video.key is not None and video.key in self._kept:
-            self._kept.move_to_end(video.key)
-            return self._kept[video.key]
-        encoded = encode(video)
-        if video.key is not None:
-            self._kept[video.key] = replace(encoded, tower_rows=None)
-            self._num_bytes += encoded.num_bytes
+        """The video's features, computed by `encode` if they are not here."""
+        if video.key is None:
+            return encode(video)
+        if (kept := self._kept.get(video.key)) is None:
+            kept = self._kept[video.key] = encode(video)
+            self._num_bytes += kept.num_bytes
+        self._kept.move_to_end(video.key)
         while self._num_bytes > self._max_bytes:
             _, dropped = self._kept.popitem(last=False)
             self._num_bytes -= dropped.num_bytes
-        return encoded
+        return kept

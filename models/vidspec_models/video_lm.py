@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,7 +74,6 @@ class VideoLM:
         self._step = step or decoder.step
         self._runner = step if isinstance(step, RunsAhead) else None
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
-        self.hands_on_tower = False  # another model takes the tower's rows: prompts come with them
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.
         self._num_tokens = None if processor is None else max(processor.tokenizer.get_vocab().values()) + 1
@@ -136,10 +136,12 @@ class VideoLM:
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
+        hands_on_tower: bool = False,
     ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
-        Raises ContextOverflow, before that cost where the videos alone, or the words alone, are far too much.
+        With `hands_on_tower` the prompt says what the tower has made of its videos, unless one was known. Raises
+        ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
         num_video_tokens = sum(map(self.num_video_tokens, videos))
@@ -153,9 +155,14 @@ class VideoLM:
         known = encoded or EncoderCache(0)
 
         def make() -> Prompt:
-            features = [known.get(video, self.encode) for video in videos]
+            features, tower = list[EncodedVideo](), list[TowerRows]()
+            for video in videos:
+                with family.heard(model) if hands_on_tower else nullcontext([]) as rows:
+                    features.append(known.get(video, self.encode))
+                if rows:
+                    tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
             prompt = family.prepare(model, processor, self.decoder, turns, features, template)
-            return replace(prompt, tower=_tower_of(features)) if self.hands_on_tower else prompt
+            return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 
         return make() if self._side is None else self._side.run(make)
 
@@ -260,13 +267,3 @@ class VideoLM:
             )
         rows.cache.length += len(rows.ids) + len(found[0]) - 1
         return found
-
-
-def _tower_of(videos: Sequence[EncodedVideo]) -> tuple[TowerRows, ...]:
-    """What the tower has made of them just now; nothing where it has not of all."""
-    rows = [video.tower_rows for video in videos if video.tower_rows is not None]
-    if len(rows) < len(videos):
-        return ()
-    return tuple(
-        TowerRows(words=video.words, rows=each.float().cpu().numpy()) for video, each in zip(videos, rows, strict=True)
-    )

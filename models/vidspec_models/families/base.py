@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,10 @@ class Family(ABC):
     def tower_digest(self, model: Any, processor: Any) -> str | None:
         """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on."""
         return None
+
+    def heard(self, model: Any) -> AbstractContextManager[list[Tensor]]:
+        """What its tower's rows are meanwhile, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
+        return nullcontext([])
 
     @abstractmethod
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -40,39 +41,35 @@ class SquareFrames(Family):
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return len(video.frames) * self.side(model, processor) ** 2
 
+    def heard(self, model: Any) -> AbstractContextManager[list[Tensor]]:
+        return heard(model.model.multi_modal_projector)
+
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
         """A few frames at a time: pixels and the tower's memory do not grow with the video."""
         side = self.side(model, processor)
-        words, features, tower_rows = (self._seen if video.tower is None else self._known)(model, processor, video)
-        return EncodedVideo(
-            words=words,
-            features=features,
-            grid=cells(len(video.frames), side, side),
-            key=video.key,
-            tower_rows=tower_rows,
-        )
+        words, features = (self._seen if video.tower is None else self._known)(model, processor, video)
+        return EncodedVideo(words=words, features=features, grid=cells(len(video.frames), side, side), key=video.key)
 
-    def _seen(self, model: Any, processor: Any, video: Video) -> tuple[str, Tensor, Tensor | None]:
-        """Its words, its features, and what the tower made of it."""
+    def _seen(self, model: Any, processor: Any, video: Video) -> tuple[str, Tensor]:
+        """Its words and its features."""
         features, arguments = [], self.video_arguments(processor)
-        with heard(model.model.multi_modal_projector) as rows:
-            for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
-                outputs = processed(processor, _frames_from(video, first), arguments)
-                pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
-                features.append(self.features(model, pixels).flatten(0, 1))
+        for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
+            outputs = processed(processor, _frames_from(video, first), arguments)
+            pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
+            features.append(self.features(model, pixels).flatten(0, 1))
         # Of all of its pixels only the shape counts for what stands for the video in the text.
         all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
         words = processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
-        return words, torch.cat(features), torch.cat(rows)
+        return words, torch.cat(features)
 
-    def _known(self, model: Any, _: Any, video: Video) -> tuple[str, Tensor, Tensor | None]:
+    def _known(self, model: Any, _: Any, video: Video) -> tuple[str, Tensor]:
         """The same of a video that an equal tower has seen."""
         assert video.tower is not None
         features = []
         for rows in torch.from_numpy(video.tower.rows).split(_FRAMES_AT_ONCE):
             projected = model.model.multi_modal_projector(rows.to(model.device, model.dtype))
             features.append(self.pooled(model, projected).flatten(0, 1))
-        return video.tower.words, torch.cat(features), None
+        return video.tower.words, torch.cat(features)
 
 
 def _frames_from(video: Video, first: int) -> Video:

@@ -36,9 +36,9 @@ def tower_digest(tower: nn.Module, config: Any, processor: Any) -> str:
 
 @contextmanager
 def heard(projector: nn.Module) -> Iterator[list[Tensor]]:
-    """What the projector is given meanwhile, in order."""
+    """What the projector is given meanwhile, in order; on the CPU, so that a device's memory does not fill with it."""
     given: list[Tensor] = []
-    hook = projector.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+    hook = projector.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0].float().cpu()))
     try:
         yield given
     finally:

@@ -136,7 +136,7 @@ def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int]
     return {num_rows: statistics.median(measured[_WARM_UP:]) for num_rows, measured in times.items()}
 
 
-def time_strides(model: VideoLM, cache: KVCache, context: int, seconds: float = _STRIDES_S) -> float | None:
+def time_strides(model: VideoLM, cache: KVCache, context: int) -> float | None:
     """Median seconds of a token of several that the model makes in one go; None where it cannot.
 
     For so long: how many threads pay is found out by strides, and a number of them that had bad luck at first is tried
@@ -144,7 +144,7 @@ def time_strides(model: VideoLM, cache: KVCache, context: int, seconds: float = 
     """
     sampler, times = CoupledSampler(GREEDY), list[float]()
     began = now = time.perf_counter()
-    while now < began + seconds:
+    while now < began + _STRIDES_S:
         started, cache.length = now, context
         if not model.decode(StepRows(cache=cache, ids=[0], position=context), sampler, [], _STRIDE):
             return None

@@ -155,9 +155,10 @@ class OracleDraft(VideoLM):
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
+        hands_on_tower: bool = False,
     ) -> Prompt:
         """As any model; remembers which prompt this is."""
-        prompt = super().prepare(turns, videos, encoded, template)
+        prompt = super().prepare(turns, videos, encoded, template, hands_on_tower)
         self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
         return prompt
 

@@ -31,7 +31,7 @@ from vidspec_service.engine.ipc.messages import (
     Relevance,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, Following, read_following, read_scores
+from vidspec_service.engine.ipc.payload import CellScores, Following, TowerMemory, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
@@ -87,7 +87,7 @@ class DraftLoop(WorkerLoop):
             if isinstance(message, Relevance):
                 said.append(read_scores(message, fds[0]))
             elif isinstance(message, Follow):
-                said.append(read_following(message, fds))
+                said.append(Following(request_id=message.request_id, tower=TowerMemory(fds[0]) if fds else None))
             elif isinstance(message, Verdict | Release):
                 said.append(message)
         return said
@@ -104,7 +104,7 @@ class DraftLoop(WorkerLoop):
             self._forget(said.request_id)
         elif isinstance(said, Following):
             if (offered := self._offered.pop(said.request_id, None)) is not None:
-                offered.see(said.tower)
+                offered.tower = said.tower
                 self._inputs.submit(offered)
         elif said.request_id in self._early:
             self._early[said.request_id].append(said)

@@ -21,7 +21,7 @@
 | API    | draft  | Generate   | the same request, before the target gets it                           |
 | API    | draft  | Cancel     | as for the target                                                     |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
-| target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt (one fd: its tower)  |
+| target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt (a fd: TowerMemory)  |
 | draft  | target | Proposal   | the draft has run ahead by a few tokens                               |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
 | target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
@@ -163,12 +163,10 @@ class Peer(Struct, frozen=True, kw_only=True):
     shares_tower: bool = False  # the vision towers of both are the same: the target's serves for the draft
 
 
-class Follow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Follow(Struct, frozen=True, kw_only=True):
     """The draft is to prepare a request that the API has given it, and to run ahead of it."""
 
     request_id: str
-    words: tuple[str, ...] = ()  # see TowerRows; one for each video whose rows come in shared memory
-    shapes: tuple[tuple[int, int, int], ...] = ()  # of those rows
 
 
 class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,6 +6,7 @@ import asyncio
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from vidspec_models.request import GenerationRequest, TowerRows
 from vidspec_service.engine.ipc.channel import MAX_FDS
-from vidspec_service.engine.ipc.messages import Follow, Relevance
+from vidspec_service.engine.ipc.messages import Relevance
 from vidspec_service.errors import CapacityError
 from vidspec_service.shared_frames import SharedFrames, mapped
 
@@ -112,34 +113,41 @@ def read_scores(message: Relevance, fd: int) -> CellScores:
     return CellScores(request_id=message.request_id, grid_checksum=message.grid_checksum, values=values)
 
 
+class TowerMemory:
+    """What a tower has made of a request's videos, in shared memory that is freed with its last holder."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes ownership of the descriptor."""
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def of(cls, tower: Sequence[TowerRows]) -> TowerMemory:
+        """Raises OSError where the machine has no room for it."""
+        encoded = msgspec.msgpack.Encoder(enc_hook=np.shape).encode(tower)
+        length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
+        return cls(_memfd("vidspec-tower", length, encoded, *(video.rows for video in tower)))
+
+    def read(self) -> list[TowerRows]:
+        """A copy. Raises OSError."""
+        memory = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)
+        offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
+
+        def rows(_: type, shape: list[int]) -> NDArray[np.float32]:
+            nonlocal offset
+            copied = np.frombuffer(memory, np.float32, math.prod(shape), offset).reshape(shape).copy()
+            offset += copied.nbytes
+            return copied
+
+        return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=list[TowerRows], dec_hook=rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """A request that the draft is to follow, and what the target's tower has made of its videos, if that serves."""
+    """A request that the draft is to follow; with what the target's tower has made of its videos, if that serves."""
 
     request_id: str
-    tower: tuple[TowerRows, ...] = ()
-
-
-def write_following(following: Following) -> tuple[Follow, list[int]]:
-    """The message, and the rows in a new memfd if there are any. The caller closes it."""
-    message = Follow(
-        request_id=following.request_id,
-        words=tuple(video.words for video in following.tower),
-        shapes=tuple(video.rows.shape for video in following.tower),
-    )
-    return message, [_memfd("vidspec-tower", *(video.rows for video in following.tower))] if following.tower else []
-
-
-def read_following(message: Follow, fds: Sequence[int]) -> Following:
-    """On the draft's side; closes the descriptors."""
-    if not fds:
-        return Following(request_id=message.request_id)
-    with os.fdopen(fds[0], "rb") as file:
-        file.seek(0)
-        read = [bytearray(file.read(4 * math.prod(shape))) for shape in message.shapes]  # which torch may write to
-    rows = [np.frombuffer(each, np.float32).reshape(shape) for each, shape in zip(read, message.shapes, strict=True)]
-    tower = [TowerRows(words=words, rows=each) for words, each in zip(message.words, rows, strict=True)]
-    return Following(request_id=message.request_id, tower=tuple(tower))
+    tower: TowerMemory | None
 
 
 def _memfd(name: str, *parts: bytes | NDArray[Any]) -> int:

@@ -11,7 +11,6 @@ first tokens. The modes that force speculation ask at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,11 +19,11 @@ from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.inputs import cell_rows, grid_checksum
 from vidspec_models.preservation.strategies import find_strategy
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, using_threads
-from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows
+from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import PeerLink
-from vidspec_service.engine.ipc.messages import Configure, Release, Relevance, Verdict
-from vidspec_service.engine.ipc.payload import CellScores, Following, close, write_following, write_scores
+from vidspec_service.engine.ipc.messages import Configure, Follow, Release, Relevance, Verdict
+from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, write_scores
 from vidspec_service.engine.speculation.plan import StepCosts
 from vidspec_service.engine.target.request import TargetRequest
 
@@ -51,13 +50,9 @@ class DraftLink(PeerLink):
         speculation.num_told = len(committed)
         self.send(verdict)
 
-    def ask(self, request_id: str, tower: Sequence[TowerRows]) -> None:
-        """To follow a request, of whose videos our tower has made this; nothing if the draft must run its own."""
-        message, fds = write_following(Following(request_id=request_id, tower=tuple(tower)))
-        try:
-            self.send(message, fds)
-        finally:
-            close(fds)
+    def ask(self, request_id: str, tower: TowerMemory | None) -> None:
+        """To follow a request, of whose videos our tower has made this; None if the draft must run its own."""
+        self.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
 
 
 class DraftGate:
@@ -69,7 +64,7 @@ class DraftGate:
         self._asked: set[str] = set()
         self._answer_tokens = _FIRST_GUESS
 
-    def begin(self, request: GenerationRequest, *, num_sharing: int, tower: Sequence[TowerRows] = ()) -> None:
+    def begin(self, request: GenerationRequest, *, num_sharing: int, tower: TowerMemory | None = None) -> None:
         """A request is about to be prepared, or has been, then with what the tower has made of its videos.
 
         `num_sharing`, it included, are anywhere on the target.
@@ -92,7 +87,7 @@ class DraftGate:
         if plan.is_off:
             return False
         if not is_asked and self._pays(request, token_s * (1.0 - 1.0 / max(plan.speedup, 1.0)), num_sharing):
-            self._ask(request.request_id, request.prompt.tower)
+            self._ask(request.request_id, None)
         return request.request_id in self._asked
 
     def end(self, request: TargetRequest) -> None:
@@ -119,7 +114,7 @@ class DraftGate:
     def _is_free(self, num_sharing: int) -> bool:
         return num_sharing == 1 or not self._shares_cores
 
-    def _ask(self, request_id: str, tower: Sequence[TowerRows]) -> None:
+    def _ask(self, request_id: str, tower: TowerMemory | None) -> None:
         if self._draft.channel is not None:
             self._asked.add(request_id)
             self._draft.ask(request_id, tower)

@@ -107,7 +107,7 @@ class TargetLoop(WorkerLoop):
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
-                self._draft.shares_tower = self._model.hands_on_tower = message.shares_tower
+                self._draft.shares_tower = self._inputs.hands_on_tower = message.shares_tower
                 self._meet(Channel.from_fd(fds[0]))
         proposals = [message for message, _ in self._draft.receive() if isinstance(message, Proposal)]
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
@@ -168,7 +168,7 @@ class TargetLoop(WorkerLoop):
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
         if self._draft.shares_tower:  # it has waited for what our tower makes of the videos
-            self._gate.begin(request, num_sharing=self._scheduler.num_unfinished, tower=prompt.tower)
+            self._gate.begin(request, num_sharing=self._scheduler.num_unfinished, tower=item.tower)
         self._teller.prepared(item, prompt.num_tokens)
         self._outbox.send(
             Accepted(

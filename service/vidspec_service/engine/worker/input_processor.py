@@ -20,11 +20,11 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
-from vidspec_models.request import GenerationRequest, TowerRows
+from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.messages import Generate
-from vidspec_service.engine.ipc.payload import read_request
+from vidspec_service.engine.ipc.payload import TowerMemory, read_request
 
 Compress = Callable[[GenerationRequest, Prompt], Prompt]
 
@@ -39,6 +39,7 @@ class Input:
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
     grammar: GrammarMask | None = None
+    tower: TowerMemory | None = None  # what the target's tower has made of the videos, for a draft that has the same
     queue_s: float = 0.0
     prepare_s: float = 0.0
 
@@ -50,13 +51,6 @@ class Input:
     @property
     def request_id(self) -> str:
         return self.request.request_id
-
-    def see(self, tower: Sequence[TowerRows]) -> None:
-        """Another worker's tower has made this of its videos; nothing is where that had nothing to do."""
-        if tower:
-            pairs = zip(self.request.videos, tower, strict=True)
-            videos = tuple(replace(video, tower=rows) for video, rows in pairs)
-            self.request = replace(self.request, videos=videos)
 
     def sampler(self, model_end_ids: frozenset[int]) -> CoupledSampler:
         """What chooses its tokens: made here for both workers, so that the draft's law is the target's."""
@@ -77,6 +71,7 @@ class InputProcessor:
         self._compress = compress
         # Those that several answers have, for as long as one that has it is at work here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
+        self.hands_on_tower = False  # a draft takes what the tower makes of videos
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._done: deque[Input] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -100,7 +95,7 @@ class InputProcessor:
     def _process(self, item: Input) -> None:
         request, started = item.request, time.monotonic()
         try:
-            item.prompt = self._prompt(request)
+            item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
         except (ContextOverflow, GrammarError) as error:
             item.prompt = error
@@ -112,12 +107,28 @@ class InputProcessor:
         self._done.append(item)
         os.eventfd_write(self._wake, 1)
 
-    def _prompt(self, request: GenerationRequest) -> Prompt:
+    def _prompt(self, item: Input) -> Prompt:
+        request, videos = item.request, item.request.videos
         if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
             return shared
-        prompt = self._model.prepare(request.turns, request.videos, self._encoder_cache, request.template)
+        if item.tower is not None:
+            seen = zip(videos, item.tower.read(), strict=True)
+            videos, item.tower = tuple(replace(video, tower=rows) for video, rows in seen), None
+        hands_on = self.hands_on_tower and request.speculation is not SpeculationMode.OFF
+        prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, hands_on)
+        if prompt.tower:
+            item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
         if self._compress is not None:
             prompt = self._compress(request, prompt)
         if request.prompt_of is not None:
             self._shared[request.prompt_of] = prompt
         return prompt
+
+
+def _in_memory(tower: Sequence[TowerRows]) -> TowerMemory | None:
+    """None where the machine has no room: the draft then runs a tower of its own."""
+    try:
+        return TowerMemory.of(tower)
+    except OSError as error:
+        logger.warning("what the tower makes of videos cannot be handed on: %s", error)
+        return None

@@ -24,7 +24,7 @@ from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Follow, Proposal, Release, Verdict
-from vidspec_service.engine.ipc.payload import Following, close, write_following
+from vidspec_service.engine.ipc.payload import TowerMemory
 
 FOR_ONE = 64  # rows of cache; the draft sees a tenth of the video
 LENGTH = 60
@@ -275,9 +275,8 @@ def test_rows_of_the_targets_tower_come_with_the_videos_that_it_prepares(
     video = Video(frames=frames, source_indices=(0, 1), source_fps=1.0, source_num_frames=2, duration_s=2.0)
     rows = TowerRows(words="<video>", rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
     submit(draft.api.channel, request("a", videos=(video,)))
-    message, fds = write_following(Following(request_id="a", tower=(rows,)))
-    draft.target.channel.send(message, fds)
-    close(fds)
+    memory = TowerMemory.of([rows])
+    draft.target.channel.send(Follow(request_id="a"), (memory.descriptor,))
     draft.tell("a", 0, text_of("a")[:1], max_lead=2)
     draft.chain("a", 2)
     (seen,) = prepared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,12 +26,14 @@ from vidspec_service.engine.ipc.messages import (
     Ended,
     Follow,
     Message,
+    Peer,
     Proposal,
     Rejected,
     Release,
     Tokens,
     Verdict,
 )
+from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import CostMeter
 from vidspec_service.engine.target.loop import TargetLoop
 from vidspec_service.engine.types import Accepted
@@ -521,16 +524,43 @@ def test_a_draft_with_the_same_tower_is_asked_once_that_has_run(stack: ExitStack
     assert len(draft.of(Follow)) == (0 if shares_tower else 1)
 
 
-def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_question(stack: ExitStack) -> None:
-    rows = TowerRows(words="<video>", rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+class Seeing(RecordingModel):
+    """What its tower makes of videos takes more room than a channel has."""
 
-    class Seeing(RecordingModel):
-        def prepare(self, *given: Any) -> Prompt:
-            return replace(super().prepare(*given), tower=(rows,))
+    rows = TowerRows(words="<video>" * 100_000, rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+
+    def prepare(self, *given: Any) -> Prompt:
+        *_, hands_on_tower = given
+        return replace(super().prepare(*given), tower=(self.rows,) if hands_on_tower else ())
+
+
+def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_question(stack: ExitStack) -> None:
+    target = Target(stack, Seeing())
+    near, far = Channel.pair()
+    target.api.channel.send(Peer(shares_tower=True), (near.fileno(),))
+    near.close()
+    stack.callback(far.close)
+    target.submit(request("a"))
+    wait_readable([far], 20)
+    received = far.receive()
+    assert received is not None
+    asked, fds = received
+    assert asked == Follow(request_id="a")
+    (given,) = TowerMemory(*fds).read()
+    assert (given.words, given.rows.tolist()) == (Seeing.rows.words, Seeing.rows.rows.tolist())
+    target.end_of("a")
+
+
+def test_without_room_for_what_the_tower_makes_the_draft_runs_its_own(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
 
     target = Target(stack, Seeing())
     draft = target.draft(shares_tower=True)
+    monkeypatch.setattr(TowerMemory, "of", full)
     target.submit(request("a"))
-    asked = draft.next(Follow)
-    assert (asked.request_id, asked.words, asked.shapes) == ("a", ("<video>",), ((2, 3, 4),))
+    assert draft.next(Follow) == Follow(request_id="a")
     target.end_of("a")
+    assert target.said_of("a") == text_of("a", 24)
