@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,9 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.gguf_file import write_gguf
-from vidspec_service.bench.peers.llama import LlamaPair
+from vidspec_service.bench.peers.pair import PromptRows, ask
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
 from vidspec_service.bench.peers.worker import OwnModel, StockModel
@@ -55,25 +58,50 @@ def target(request_: GenerationRequest) -> Iterator[Child[OwnModel]]:
         yield child
 
 
-@pytest.mark.slow
-def test_a_peer_says_what_transformers_says_alone_and_with_a_draft(
-    target: Child[OwnModel], request_: GenerationRequest
-) -> None:
-    pytest.importorskip("ik_llama_cpp")
-    end_id = target.ask(OwnModel.end_id)
-    rows = target.ask(OwnModel.embeddings, request_)
+@pytest.fixture(scope="module")
+def rows(target: Child[OwnModel], request_: GenerationRequest) -> PromptRows:
     with Child(OwnModel, ModelSpec(path=BUNDLED, role="draft", device="cpu", dtype="float32"), 2) as child:
         draft_rows = child.ask(OwnModel.embeddings, request_)
+    return PromptRows(place=1, target=target.ask(OwnModel.embeddings, request_), draft=draft_rows)
+
+
+@pytest.fixture(scope="module")
+def expected(request_: GenerationRequest, rows: PromptRows) -> tuple[int, ...]:
     with Child(StockModel, ModelSpec(path=BUNDLED, role="target", device="cpu", dtype="float32"), 2) as child:
-        expected = child.ask(StockModel.answer, request_)
-        assert child.ask(StockModel.prefill_s, rows) > 0
-    with Child(LlamaPair, "bf16", 2, end_id) as child:
-        for num_draft_tokens in (0, 5):
-            found = child.ask(LlamaPair.answer, rows, draft_rows, NUM_TOKENS, num_draft_tokens)
-            assert found.ids == expected.ids
-            assert found.began < found.prefilled <= found.times[0] < found.times[-1]
+        assert child.ask(StockModel.prefill_s, rows.target) > 0
+        return child.ask(StockModel.answer, request_).ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("ik_llama.cpp", "bf16"),
+        ("openvino", "f32"),
+        ("openvino", "int8"),
+        ("onnxruntime", "fp32"),
+        ("onnxruntime", "int8"),
+        ("assisted", "float32"),
+    ],
+)
+def test_a_peer_says_what_transformers_says_alone_and_with_a_draft(
+    target: Child[OwnModel], rows: PromptRows, expected: tuple[int, ...], name: str, weights: str
+) -> None:
+    engine = ENGINES[name]
+    for package in engine.packages:
+        if not find_spec(package):
+            pytest.skip(f"needs {package}")
+    blind = replace(rows, place=0, draft=np.zeros_like(rows.draft))
+    with Child(engine.make, weights, 2, target.ask(OwnModel.end_id), [blind, rows]) as child:
+        for num_draft_tokens in (0, 5) if engine.is_alone else (5,):
+            found = child.ask(ask, rows, NUM_TOKENS, num_draft_tokens)
+            assert found.ids == expected
+            assert found.began < found.prefilled < found.times[-1]
             assert found.num_accepted <= found.num_judged
             assert (found.num_accepted > NUM_TOKENS // 2) is (num_draft_tokens > 0)
+        misled = child.ask(ask, blind, NUM_TOKENS, 5)
+        assert misled.ids == expected  # after tokens that had to be forgotten
+        assert misled.num_accepted < min(found.num_accepted, misled.num_judged)
 
 
 def test_our_prefill_is_timed_alone(target: Child[OwnModel], request_: GenerationRequest) -> None:
@@ -84,7 +112,14 @@ def test_our_prefill_is_timed_alone(target: Child[OwnModel], request_: Generatio
 @pytest.mark.timeout(600)
 def test_a_whole_comparison() -> None:
     pytest.importorskip("ik_llama_cpp")
-    options = PeersOptions(num_prompts=2, max_tokens=20, dtypes=("float32",), weights=("bf16",), draft_tokens=(4,))
+    options = PeersOptions(
+        num_prompts=2,
+        max_tokens=20,
+        dtypes=("float32",),
+        peers=("ik_llama.cpp", "assisted"),
+        weights=("bf16",),
+        draft_tokens=(4,),
+    )
     found = measure_peers(options, PAIR, lambda *_: None)
     provenance = Provenance.now("test")
     figures = peers_report(options, found, provenance).figures
@@ -94,6 +129,7 @@ def test_a_whole_comparison() -> None:
         "vidspec float32, parallel",
         "ik_llama.cpp bf16",
         "ik_llama.cpp bf16, 4 ahead",
+        "transformers float32, 4 ahead",
     ]
     assert all(row["as_transformers"] == 2 for row in figures["results"])
     assert all(row["tokens_per_s"] > 0 and row["prefill_s"] > 0 for row in figures["results"])

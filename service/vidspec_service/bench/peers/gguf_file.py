@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from vidspec_service.bench.peers.checkpoint import language_config, language_tensors
 
 _TENSORS = {
     "self_attn.q_proj": "attn_q",
@@ -16,7 +17,6 @@ _TENSORS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-_EMBEDDING = "embed_tokens.weight"
 
 
 def write_gguf(checkpoint: Path, weights: str, output: Path) -> None:
@@ -25,11 +25,8 @@ def write_gguf(checkpoint: Path, weights: str, output: Path) -> None:
     Vectors stay float32, as in every such file.
     """
     import gguf
-    from safetensors.torch import load_file
 
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["text_config"]
-    tensors = load_file(checkpoint / "model.safetensors")
-    prefix = next(name for name in tensors if name.endswith(_EMBEDDING)).removesuffix(_EMBEDDING)
+    config = language_config(checkpoint)
     kind = gguf.GGMLQuantizationType[weights.upper()]
     writer = gguf.GGUFWriter(output, "qwen2")
     writer.add_name(checkpoint.name)
@@ -43,12 +40,10 @@ def write_gguf(checkpoint: Path, weights: str, output: Path) -> None:
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    for name, tensor in tensors.items():
-        if name.startswith(prefix):
-            numbers = tensor.float().numpy()
-            as_kind = gguf.GGMLQuantizationType.F32 if numbers.ndim == 1 else kind
-            packed = gguf.quantize(numbers, as_kind)
-            writer.add_tensor(_their_name(name.removeprefix(prefix)), packed, raw_dtype=as_kind)
+    for name, tensor in language_tensors(checkpoint).items():
+        numbers = tensor.numpy()
+        as_kind = gguf.GGMLQuantizationType.F32 if numbers.ndim == 1 else kind
+        writer.add_tensor(_their_name(name), gguf.quantize(numbers, as_kind), raw_dtype=as_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -56,7 +51,7 @@ def write_gguf(checkpoint: Path, weights: str, output: Path) -> None:
 
 
 def _their_name(name: str) -> str:
-    if name == _EMBEDDING:
+    if name == "embed_tokens.weight":
         return "token_embd.weight"
     if name == "norm.weight":
         return "output_norm.weight"

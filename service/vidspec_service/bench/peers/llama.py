@@ -1,44 +1,21 @@
-"""ik_llama.cpp through its C interface: a prompt's embeddings in, greedy tokens out. Runs in a child process.
-
-The loop is the plain one of its own examples: greedy, and for speculation so many tokens of the draft, then all of them
-in one batch of the target. Between two calls of the library there is a lookup in its logits, some microseconds.
-"""
+"""ik_llama.cpp through its C interface: a prompt's embeddings in, greedy tokens out. Runs in a child process."""
 
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.spec import BUNDLED, ModelSpec, model_path
+from vidspec_service.bench.peers.checkpoint import checkpoint_of
 from vidspec_service.bench.peers.gguf_file import write_gguf
-
-CONTEXT = 1024  # tokens
-MOST_DRAFT_TOKENS = 63
+from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, Pair, PromptRows
 
 _SILENCE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)  # for its log
-
-Embeddings = NDArray[np.float32]  # [P, hidden size], of a prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAnswer:
-    """Times are of the monotonic clock."""
-
-    ids: tuple[int, ...]  # the end token included
-    began: float
-    prefilled: float  # the target's prompt is done, and the first token known
-    times: tuple[float, ...]  # of what was committed together; the first once the draft's prompt is done, too
-    num_judged: int = 0  # as `SpeculationStats` has it
-    num_accepted: int = 0
 
 
 class LlamaModel:
@@ -116,56 +93,13 @@ class _Batch:
             self.raw.seq_id[row][0] = 0
 
 
-class LlamaPair:
-    """Target and draft of a pair in one process, one after the other, as their own examples have it."""
+def llama_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptRows]) -> Pair:
+    """The bundled pair; `weights` is GGML's name of a type. The draft has one thread, which is its fastest."""
+    return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
 
-    def __init__(self, weights: str, threads: int, end_id: int) -> None:
-        """`weights` is GGML's name of a type; the bundled pair's. The draft has one thread, which is its fastest."""
-        with TemporaryDirectory(prefix="vidspec-gguf-") as folder:
-            found = []
-            for role, count in (("target", threads), ("draft", 1)):
-                path = Path(folder) / f"{role}.gguf"
-                write_gguf(Path(model_path(ModelSpec(path=BUNDLED, role=role))), weights, path)
-                found.append(LlamaModel(path, count))
-        self._target, self._draft = found
-        self._end_id = end_id
 
-    def answer(self, target: Embeddings, draft: Embeddings, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
-        """Greedy, the target alone without draft tokens; embeddings of the same prompt for either."""
-        began = time.monotonic()
-        ids = [self._target.prefill(target)]
-        prefilled = time.monotonic()
-        if num_draft_tokens:
-            self._draft.prefill(draft)
-        times, num_judged, num_accepted = [time.monotonic()], 0, 0
-        while len(ids) < max_tokens and ids[-1] != self._end_id:
-            pending = self._drafted(ids, len(draft), num_draft_tokens)
-            chosen = self._target.step([ids[-1], *pending], 1 + len(pending))
-            right = next((i for i, (a, b) in enumerate(zip(pending, chosen, strict=False)) if a != b), len(pending))
-            for token in chosen[: right + 1]:
-                ids.append(token)
-                if token == self._end_id or len(ids) == max_tokens:
-                    break
-            times.append(time.monotonic())
-            self._target.cut(len(target) + len(ids) - 1)
-            self._draft.cut(min(self._draft.length, len(draft) + len(ids) - 1))
-            num_judged, num_accepted = num_judged + right + (right < len(pending)), num_accepted + right
-        return PeerAnswer(
-            ids=tuple(ids),
-            began=began,
-            prefilled=prefilled,
-            times=tuple(times),
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-        )
-
-    def _drafted(self, ids: Sequence[int], num_prompt_rows: int, count: int) -> list[int]:
-        """So many tokens after `ids`, up to the end token."""
-        found: list[int] = []
-        feed = list(ids[self._draft.length - num_prompt_rows :])
-        while len(found) < count:
-            found += self._draft.step(feed, 1)
-            if found[-1] == self._end_id:
-                break
-            feed = found[-1:]
-        return found
+def _load(role: str, weights: str, threads: int) -> LlamaModel:
+    with TemporaryDirectory(prefix="vidspec-gguf-") as folder:
+        path = Path(folder) / f"{role}.gguf"
+        write_gguf(checkpoint_of(role), weights, path)
+        return LlamaModel(path, threads)

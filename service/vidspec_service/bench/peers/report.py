@@ -44,12 +44,12 @@ def comparisons(found: Sequence[Results]) -> Iterator[Row]:
         peers = [each for each in others if each.contender.speculates is speculates]
         if not speculates:  # whoever reads fewer bits of weights has less to do
             peers = [each for each in peers if each.contender.bits >= bits]
-        best = max(peers, key=lambda each: decoding(each.samples).rate)
-        yield _compared("decoding", mine, best, _decoding_groups(mine, best))
+        if peers:
+            best = max(peers, key=lambda each: decoding(each.samples).rate)
+            yield _compared("decoding", mine, best, _decoding_groups(mine, best))
         if not speculates:
             rivals = [each for each in others if not each.contender.speculates and each is not stock]
-            fastest = min(rivals, key=lambda each: median(each.prefill_s))
-            for peer in (stock, fastest):
+            for peer in (stock, *sorted(rivals, key=lambda each: median(each.prefill_s))[:1]):
                 yield _compared("prefill, time", mine, peer, _prefill_groups(mine, peer))
 
 
@@ -80,14 +80,14 @@ def peers_report(options: PeersOptions, found: Sequence[Results], provenance: Pr
     num_rows = stock.samples[0].prompt_tokens
     return Report(
         bench="peers",
-        baseline=f"ik_llama.cpp and transformers on the same weights, {num_cores()} threads, in the same run",
+        baseline=f"other engines and transformers on the same weights, {num_cores()} threads, in the same run",
         provenance=provenance,
         hardware=hardware(),
         subject=f"the bundled pair; {options.num_prompts} captions after {num_rows} rows",
         facts={"prompts": f"{options.num_prompts} captions of test clips, {num_rows} rows each, greedy"},
         figures={"prompts": options.num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
         body=list(_body(rows, compared, options.num_prompts)),
-        pictures={"plot": Picture(size=(9, 4.5), draw=lambda figure: draw_rates(figure, rows))},
+        pictures={"plot": Picture(size=(9, 1.5 + 0.3 * len(rows)), draw=lambda figure: draw_rates(figure, rows))},
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -24,12 +23,14 @@ from vidspec_service.bench.common.options import count, number, option
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.peers.llama import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, LlamaPair, PeerAnswer
+from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
+from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
+from vidspec_service.bench.peers.pair import ask as ask_peer
 from vidspec_service.bench.peers.worker import OwnModel, StockModel
 from vidspec_service.engine.config import MOST_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats
-from vidspec_service.errors import ConfigError
+from vidspec_service.errors import ConfigError, GenerationFailed
 from vidspec_service.telemetry import Metrics
 
 T = TypeVar("T")
@@ -37,8 +38,6 @@ T = TypeVar("T")
 STOCK = "transformers"
 _WARM_UP_PROMPTS = 1
 _BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
-_THEIR_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4}
-_PACKAGES = ("gguf", "ik_llama_cpp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +49,13 @@ class PeersOptions:
     dtypes: Sequence[str] = option(
         ("float32", "int8"), "--dtypes", "ours (default float32 int8)", nargs="+", choices=list(_BITS)
     )
-    weights: Sequence[str] = option(
-        ("bf16", "q8_0"), "--weights", "theirs (default bf16 q8_0)", nargs="+", choices=list(_THEIR_BITS)
+    peers: Sequence[str] = option(
+        tuple(ENGINES), "--peers", "engines beside stock transformers (default: all)", nargs="+", choices=list(ENGINES)
     )
+    weights: Sequence[str] = option(
+        ("bf16", "q8_0"), "--weights", "theirs, or what they have of as many bits (default bf16 q8_0)",
+        nargs="+", choices=list(GGML_BITS),
+    )  # fmt: skip
     draft_tokens: Sequence[int] = option(
         (8, 12), "--draft-tokens", "of their speculation, a verification (default 8 12)",
         nargs="+", type=count, metavar="N",
@@ -65,8 +68,7 @@ class Prompt:
 
     index: int  # negative: to warm up with
     request: GenerationRequest
-    target: Embeddings
-    draft: Embeddings
+    rows: PromptRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +94,8 @@ def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
         raise ConfigError("peers are compared on the bundled pair, whose language models can be handed to them")
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]'")
+    if missing := sorted({name for peer in options.peers for name in ENGINES[peer].missing()}):
+        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]', or choose other --peers")
     if max(options.draft_tokens) > MOST_DRAFT_TOKENS:
         raise ConfigError(f"--draft-tokens may be {MOST_DRAFT_TOKENS} at most, not {max(options.draft_tokens)}")
     return asyncio.run(_measure(options, pair, tell))
@@ -103,14 +105,18 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
     async with AsyncExitStack() as stack:
         tell("making the prompts", 0, 0)
         prompts, end_id = await asyncio.to_thread(_prompts, options, pair)
-        most = CONTEXT - max(len(prompt.target) for prompt in prompts) - max(options.draft_tokens)
+        most = CONTEXT - max(len(prompt.rows.target) for prompt in prompts) - max(options.draft_tokens)
         if options.max_tokens > most:
             raise ConfigError(f"--max-tokens may be {most} at most behind these prompts, not {options.max_tokens}")
         contenders = [await _stock(stack, pair, tell)]
         for dtype in options.dtypes:
             contenders += await _ours(stack, pair, dtype, tell)
-        for weights in options.weights:
-            contenders += await _theirs(stack, options, weights, end_id, tell)
+        rows = [prompt.rows for prompt in prompts]
+        for engine in (ENGINES[name] for name in dict.fromkeys(options.peers)):
+            for weights in engine.weights(options.weights):
+                tell(f"loading {engine.name} in {weights}", 0, 0)
+                child = await _opened(stack, engine.make, weights, num_cores(), end_id, rows)
+                contenders += _theirs(options, engine, weights, child)
         results = [Results(contender=each) for each in contenders]
         for number_, prompt in enumerate(prompts):
             by = number_ % len(results)
@@ -143,7 +149,8 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
             end_id = child.ask(OwnModel.end_id)
     target, draft = found
     return [
-        Prompt(index=i, request=request, target=target[i], draft=draft[i]) for i, request in requests.items()
+        Prompt(index=i, request=request, rows=PromptRows(place=place, target=target[i], draft=draft[i]))
+        for place, (i, request) in enumerate(requests.items())
     ], end_id
 
 
@@ -156,7 +163,7 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Conte
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
         began = asyncio.get_running_loop().time()
         found = await asyncio.to_thread(child.ask, StockModel.answer, request)
-        prefill_s = await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.target)
+        prefill_s = await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
         sample = Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=began, times=found.token_times)
         return sample, prefill_s
 
@@ -185,33 +192,40 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
     return found
 
 
-async def _theirs(
-    stack: AsyncExitStack, options: PeersOptions, weights: str, end_id: int, tell: Tell
-) -> list[Contender]:
-    tell(f"loading ik_llama.cpp in {weights}", 0, 0)
-    child = await _opened(stack, LlamaPair, weights, num_cores(), end_id)
-
+def _theirs(options: PeersOptions, engine: Engine, weights: str, child: Child[Peer]) -> list[Contender]:
     async def ask(prompt: Prompt, num_draft_tokens: int) -> tuple[Sample, float]:
-        answer = await asyncio.to_thread(
-            child.ask, LlamaPair.answer, prompt.target, prompt.draft, options.max_tokens, num_draft_tokens
-        )
-        return _sample(answer, len(prompt.target)), answer.prefilled - answer.began
+        found = await asyncio.to_thread(child.ask, ask_peer, prompt.rows, options.max_tokens, num_draft_tokens)
+        return peer_sample(found, len(prompt.rows.target)), found.prefilled - found.began
 
     return [
         Contender(
-            name=f"ik_llama.cpp {weights}" + (f", {num_draft_tokens} ahead" if num_draft_tokens else ""),
-            bits=_THEIR_BITS[weights],
+            name=f"{engine.name} {weights}" + (f", {num_draft_tokens} ahead" if num_draft_tokens else ""),
+            bits=engine.bits[weights],
             speculates=num_draft_tokens > 0,
             ask=partial(ask, num_draft_tokens=num_draft_tokens),
         )
-        for num_draft_tokens in (0, *options.draft_tokens)
+        for num_draft_tokens in ([0] if engine.is_alone else []) + list(options.draft_tokens)
     ]
 
 
-def _sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
+def peer_sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
+    """Raises GenerationFailed for an answer that ended with its prompt.
+
+    A sample's rate leaves out one token. Where several were there at the first of the times, that time is set back, so
+    that all tokens but one have the rate of those that were timed.
+    """
+    num_timed = len(answer.ids) - answer.num_first
+    if num_timed < 1:
+        raise GenerationFailed(f"an answer of {len(answer.ids)} tokens is too short to be timed")
+    first, last = answer.times[0], answer.times[-1]
+    began_decoding = last - (last - first) * (len(answer.ids) - 1) / num_timed
     stats = SpeculationStats(num_draft_tokens=answer.num_judged, num_accepted_tokens=answer.num_accepted)
     return Sample(
-        ids=answer.ids, prompt_tokens=prompt_tokens, submitted=answer.began, times=answer.times, speculation=stats
+        ids=answer.ids,
+        prompt_tokens=prompt_tokens,
+        submitted=answer.began,
+        times=(began_decoding, *answer.times[1:]),
+        speculation=stats,
     )
 
 

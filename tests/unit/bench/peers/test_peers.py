@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.peers import run
+from vidspec_service.bench.peers import engines
+from vidspec_service.bench.peers.engines import ENGINES
+from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows
 from vidspec_service.bench.peers.report import peers_report
-from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, Results, measure_peers
+from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, Results, measure_peers, peer_sample
+from vidspec_service.bench.peers.streamed import Step, streamed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import SpeculationStats
-from vidspec_service.errors import ConfigError
+from vidspec_service.errors import ConfigError, GenerationFailed
 
 PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
 PROVENANCE = Provenance(command="vidspec bench peers", created="now", versions={}, load_average=0.0)
@@ -50,7 +55,9 @@ FOUND = [
     results("vidspec float32, off", 32, 0.005, 0.200),
     results("ik_llama.cpp bf16", 16, 0.003, 0.250),
     results("ik_llama.cpp q8_0", 8, 0.002, 0.200, last_id=8),
+    results("OpenVINO int8", 8, 0.003, 0.190),
     results("ik_llama.cpp q8_0, 8 ahead", 8, 0.002, 0.200, speculates=True),
+    results("ONNX Runtime int8, 8 ahead", 8, 0.0015, 0.200, speculates=True),
 ]
 
 
@@ -60,13 +67,23 @@ def test_ours_are_compared_with_the_best_that_do_as_much() -> None:
     assert found == {
         ("decoding", "vidspec int8, off", "ik_llama.cpp q8_0"): pytest.approx(0.5),
         ("prefill, time", "vidspec int8, off", "transformers"): pytest.approx(0.5),
-        ("prefill, time", "vidspec int8, off", "ik_llama.cpp q8_0"): pytest.approx(0.75),
-        ("decoding", "vidspec int8, parallel", "ik_llama.cpp q8_0, 8 ahead"): pytest.approx(2.0),
+        ("prefill, time", "vidspec int8, off", "OpenVINO int8"): pytest.approx(0.15 / 0.19),
+        ("decoding", "vidspec int8, parallel", "ONNX Runtime int8, 8 ahead"): pytest.approx(1.5),
         # Of fewer bits than ours nobody counts who reads less for a token; a prefill is bound by arithmetic.
         ("decoding", "vidspec float32, off", "transformers"): pytest.approx(4.0),
         ("prefill, time", "vidspec float32, off", "transformers"): pytest.approx(2 / 3),
-        ("prefill, time", "vidspec float32, off", "ik_llama.cpp q8_0"): pytest.approx(1.0),
+        ("prefill, time", "vidspec float32, off", "OpenVINO int8"): pytest.approx(0.2 / 0.19),
     }
+
+
+def test_ours_are_compared_with_transformers_where_nobody_else_was_asked() -> None:
+    alone = [each for each in FOUND if each.contender.name in ("transformers", "vidspec int8, off")]
+    parallel = next(each for each in FOUND if each.contender.name == "vidspec int8, parallel")
+    report = peers_report(PeersOptions(num_prompts=3, peers=("assisted",)), [*alone, parallel], PROVENANCE)
+    assert [(row["what"], row["over"]) for row in report.figures["comparisons"]] == [
+        ("decoding", "transformers"),
+        ("prefill, time", "transformers"),
+    ]
 
 
 def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
@@ -78,7 +95,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
     assert rows["ik_llama.cpp q8_0"]["as_transformers"] == 0
     console = Console(file=io.StringIO(), width=148)
     report.show(console)
-    assert "0.75x (0.75x..0.75x)" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0.79x (0.79x..0.79x)" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_plot_has_a_bar_for_each() -> None:
@@ -97,11 +114,92 @@ def test_other_models_are_refused() -> None:
 
 
 def test_missing_packages_are_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "find_spec", lambda name: None if name == "gguf" else object())
-    with pytest.raises(ConfigError, match=r"gguf missing: pip install 'vidspec\[peers\]'"):
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name in ("gguf", "nncf") else object())
+    with pytest.raises(ConfigError, match=r"gguf and nncf missing: pip install 'vidspec\[peers\]', or .* --peers"):
         measure_peers(PeersOptions(), PAIR, lambda *_: None)
+
+
+def test_packages_of_engines_that_nobody_asked_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "gguf" else object())
+    options = PeersOptions(peers=("onnxruntime",), draft_tokens=(64,))
+    with pytest.raises(ConfigError, match="63 at most"):  # which is looked at next
+        measure_peers(options, PAIR, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked", "own"),
+    [
+        ("ik_llama.cpp", ("bf16", "q8_0", "f16"), ["bf16", "q8_0", "f16"]),
+        ("openvino", ("bf16", "q8_0", "q4_0"), ["f16", "int8"]),
+        ("onnxruntime", ("bf16", "f32", "q4_0"), ["fp32", "int4"]),
+        ("assisted", ("bf16", "q8_0"), ["float32"]),
+    ],
+)
+def test_an_engine_takes_its_narrowest_weights_of_as_many_bits(
+    engine: str, asked: tuple[str, ...], own: list[str]
+) -> None:
+    assert list(ENGINES[engine].weights(asked)) == own
 
 
 def test_more_draft_tokens_than_a_batch_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="63 at most, not 64"):
         measure_peers(PeersOptions(draft_tokens=(8, 64)), PAIR, lambda *_: None)
+
+
+class Counter:
+    """Says that after n comes n + 1, but for one place, from which it is one off."""
+
+    def __init__(self, wrong: int = 0) -> None:
+        self.length = 0
+        self.rows: list[int] = []
+        self._wrong = wrong
+
+    def prefill(self, embeddings: Embeddings) -> int:
+        self.rows = [0] * len(embeddings)
+        self.length = len(embeddings)
+        return 10
+
+    def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
+        self.rows += ids
+        self.length = len(self.rows)
+        return [each + 1 + (each + 1 == self._wrong) for each in ids[-num_wanted:]]
+
+    def cut(self, length: int) -> None:
+        del self.rows[length:]
+        self.length = length
+
+
+def prompt() -> PromptRows:
+    return PromptRows(place=0, target=np.zeros((3, 4), np.float32), draft=np.zeros((3, 2), np.float32))
+
+
+@pytest.mark.parametrize(("num_draft_tokens", "wrong"), [(0, 0), (1, 0), (3, 0), (1, 11), (3, 12), (3, 13), (3, 19)])
+def test_the_loop_says_what_the_target_says_alone(num_draft_tokens: int, wrong: int) -> None:
+    target, draft = Counter(), Counter(wrong)
+    found = Pair(target, draft, end_id=19).answer(prompt(), 50, num_draft_tokens)
+    assert found.ids == tuple(range(10, 20))
+    assert target.rows == [0, 0, 0, *range(10, 19)]  # what was thrown away is forgotten
+    assert draft.length == len(draft.rows)  # only what is there can be cut
+    assert found.num_judged - found.num_accepted == (wrong > 0)
+
+
+def test_the_loop_ends_with_the_tokens_that_were_asked_for() -> None:
+    assert Pair(Counter(), Counter(), end_id=19).answer(prompt(), 4, 8).ids == (10, 11, 12, 13)
+
+
+def test_a_rate_is_of_the_tokens_behind_those_of_the_prompt() -> None:
+    answer = PeerAnswer(ids=tuple(range(11)), began=0.0, prefilled=1.0, times=(2.0, 2.5, 4.0), num_first=5)
+    sample = peer_sample(answer, 525)
+    assert (len(sample.ids) - 1) / (sample.last - sample.first) == pytest.approx(6 / 2.0)
+
+
+def test_an_answer_that_ends_with_its_prompt_cannot_be_timed() -> None:
+    with pytest.raises(GenerationFailed, match="of 5 tokens is too short"):
+        peer_sample(PeerAnswer(ids=(1,) * 5, began=0.0, prefilled=1.0, times=(2.0,), num_first=5), 525)
+
+
+def test_what_a_streamer_saw_is_an_answer() -> None:
+    steps = [Step(1.0, 1), Step(2.0, 9), Step(3.0, 9), Step(4.0, 4), Step(5.0, 2)]
+    found = streamed(range(25), steps, 8, began=0.5, prefilled=1.0, untimed=2)
+    assert (found.times, found.num_first) == ((2.0, 3.0, 4.0, 5.0), 10)
+    assert (found.num_accepted, found.num_judged) == (8 + 3 + 1, 8 + 4 + 1)

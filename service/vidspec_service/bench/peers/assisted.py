@@ -1,0 +1,67 @@
+"""Assisted generation of stock transformers, the draft as assistant. Runs in a child process.
+
+`generate` never hands a video's frames to the assistant, which then guesses blindly. So both models get the prompt
+through their input tables (see `stock_language`); nothing else of them is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows
+from vidspec_service.bench.peers.streamed import Step, streamed
+
+
+class _Streamer:
+    """As `generate` calls it: first with the prompt, then with what was committed together."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def put(self, ids: Any) -> None:
+        self.steps.append(Step.now(ids.numel()))
+
+    def end(self) -> None:
+        pass
+
+
+class AssistedPair:
+    """The bundled pair in float32. Target and draft take turns on the same threads."""
+
+    def __init__(self, _weights: str, threads: int, _end_id: int, _prompts: Sequence[PromptRows]) -> None:
+        import torch
+
+        from vidspec_service.bench.peers.stock_language import StockLanguageModel
+
+        logging.disable(logging.WARNING)  # transformers warns of how its own assistant is called
+        torch.set_num_threads(threads)
+        self._target, self._draft = StockLanguageModel("target"), StockLanguageModel("draft")
+
+    def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
+        """Greedy, with the same number of draft tokens in every step."""
+        import torch
+
+        (places,) = self._target.extend([prompt.target])
+        self._draft.extend([prompt.draft])
+        assistant = self._draft.model
+        assistant.generation_config.num_assistant_tokens = num_draft_tokens
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+        ids, streamer = torch.tensor([places]), _Streamer()
+        began = time.monotonic()
+        with torch.inference_mode():
+            found = self._target.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                assistant_model=assistant,
+                streamer=streamer,
+            )
+        answer, steps = found[0, ids.shape[1] :].tolist(), streamer.steps[1:]
+        # Its first step puts both prompts in and judges the first draft, so the prefill is timed by itself.
+        prefilled = began + self._target.prefill_s(prompt.target)
+        return streamed(answer, steps, num_draft_tokens, began=began, prefilled=prefilled, untimed=1)

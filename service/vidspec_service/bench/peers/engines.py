@@ -1,0 +1,64 @@
+"""Which other engines there are, what they need, and in which widths they have weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from vidspec_service.bench.peers.assisted import AssistedPair
+from vidspec_service.bench.peers.llama import llama_pair
+from vidspec_service.bench.peers.onnx_peer import onnx_pair
+from vidspec_service.bench.peers.openvino_peer import OpenVinoPair
+from vidspec_service.bench.peers.pair import Peer
+
+GGML_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4}  # as `--weights` names them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Another engine with the bundled pair."""
+
+    name: str  # in reports
+    packages: tuple[str, ...]  # by which it is imported
+    make: Callable[..., Peer]  # in a child process, of: its name of weights, threads, the end token, all prompts
+    bits: Mapping[str, int]  # of the weights that it can have, by its own names
+    is_alone: bool = True  # answers without draft tokens, too
+
+    def weights(self, asked: Iterable[str]) -> Iterator[str]:
+        """Its own for each of GGML's names: the narrowest of as many bits at least, and none twice."""
+        found = (
+            name if name in self.bits else min(self._at_least(GGML_BITS[name]), key=self.bits.__getitem__)
+            for name in asked
+        )
+        return iter(dict.fromkeys(found))
+
+    def _at_least(self, bits: int) -> list[str]:
+        return [name for name, own in self.bits.items() if own >= bits]
+
+    def missing(self) -> list[str]:
+        """Packages that are not installed."""
+        return [name for name in self.packages if find_spec(name) is None]
+
+
+ENGINES = {
+    "ik_llama.cpp": Engine(
+        name="ik_llama.cpp", packages=("gguf", "ik_llama_cpp"), make=llama_pair, bits=GGML_BITS
+    ),
+    "openvino": Engine(
+        name="OpenVINO",
+        packages=("openvino", "openvino_genai", "openvino_tokenizers", "nncf"),
+        make=OpenVinoPair,
+        bits={"f32": 32, "f16": 16, "int8": 8},
+    ),
+    "onnxruntime": Engine(
+        name="ONNX Runtime",
+        packages=("onnxruntime", "onnxruntime_genai", "onnx_ir"),
+        make=onnx_pair,
+        bits={"fp32": 32, "int8": 8, "int4": 4},
+    ),
+    # Without a draft it is the baseline, which is always there.
+    "assisted": Engine(
+        name="transformers", packages=(), make=AssistedPair, bits={"float32": 32}, is_alone=False
+    ),
+}  # fmt: skip

@@ -1,0 +1,102 @@
+"""ONNX Runtime on the file that its GenAI package builds: embeddings in, greedy tokens out. Runs in a child process.
+
+The package's own generator takes ids and no prompt of embeddings. So the session below it is driven here, as it does it
+itself: keys and values are written where the earlier ones lie, and what is forgotten is just not counted any more.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from vidspec_models.errors import ModelLoadError
+from vidspec_service.bench.peers.checkpoint import checkpoint_of, input_table, language_config, language_tensors
+from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptRows
+
+_BUILDER = "onnxruntime_genai.models.builder"  # a script with imports of its own kind, no module to call
+
+
+class OnnxModel:
+    """One model with one sequence in its cache."""
+
+    def __init__(self, folder: Path, checkpoint: Path, threads: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 3  # errors
+        self._session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
+        self._value = onnxruntime.OrtValue.ortvalue_from_numpy
+        config = language_config(checkpoint)
+        heads = config["num_key_value_heads"]
+        shape = (1, heads, CONTEXT, config["hidden_size"] // config["num_attention_heads"])
+        self._binding = self._session.io_binding()
+        self._binding.bind_output("logits")  # the first, to be the first of what comes back
+        for name in (f"{i}.{what}" for i in range(config["num_hidden_layers"]) for what in ("key", "value")):
+            values = self._value(np.zeros(shape, np.float32))
+            self._binding.bind_ortvalue_input(f"past_key_values.{name}", values)
+            self._binding.bind_ortvalue_output(f"present.{name}", values)
+        self._table = input_table(checkpoint)
+        self._mask = np.ones((1, CONTEXT), np.int64)
+        self.length = 0
+
+    def prefill(self, embeddings: Embeddings) -> int:
+        """The token after a new prompt."""
+        self.length = 0
+        (found,) = self._run(embeddings, num_wanted=1)
+        return found
+
+    def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
+        """Append tokens; the likeliest after each of the last `num_wanted` of them."""
+        return self._run(self._table[list(ids)], num_wanted)
+
+    def cut(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        self.length = length
+
+    def _run(self, rows: Embeddings, num_wanted: int) -> list[int]:
+        self.length += len(rows)
+        self._binding.bind_ortvalue_input("inputs_embeds", self._value(rows[None]))
+        self._binding.bind_ortvalue_input("attention_mask", self._value(self._mask[:, : self.length]))
+        self._binding.bind_output("logits")  # again, as their shape is another one
+        self._session.run_with_iobinding(self._binding)
+        logits: Any = self._binding.get_outputs()[0].numpy()
+        found: list[int] = logits[0, -num_wanted:].argmax(-1).tolist()
+        return found
+
+
+def onnx_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptRows]) -> Pair:
+    """The bundled pair; `weights` is the builder's name of a precision. The draft has one thread, its fastest."""
+    return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
+
+
+def _load(role: str, weights: str, threads: int) -> OnnxModel:
+    checkpoint = checkpoint_of(role)
+    with TemporaryDirectory(prefix="vidspec-onnx-") as folder:
+        build_onnx(checkpoint, weights, Path(folder))
+        return OnnxModel(Path(folder), checkpoint, threads)
+
+
+def build_onnx(checkpoint: Path, weights: str, output: Path) -> None:
+    """The folder of a checkpoint's decoder that takes embeddings. Raises ModelLoadError where the builder fails."""
+    from safetensors.torch import save_file
+
+    with TemporaryDirectory(prefix="vidspec-qwen2-") as given:
+        config = {**language_config(checkpoint), "architectures": ["Qwen2ForCausalLM"], "dtype": "float32"}
+        (Path(given) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        tensors = {f"model.{name}": tensor for name, tensor in language_tensors(checkpoint).items()}
+        save_file(tensors, Path(given) / "model.safetensors", metadata={"format": "pt"})
+        (Path(given) / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
+        arguments = ["-i", given, "-o", str(output), "-p", weights, "-e", "cpu", "-c", given]
+        command = [sys.executable, "-m", _BUILDER, *arguments, "--extra_options", "exclude_embeds=true"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        raise ModelLoadError(f"the builder of ONNX Runtime GenAI cannot build {checkpoint}: {last}")

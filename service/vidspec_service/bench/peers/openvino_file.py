@@ -1,0 +1,111 @@
+"""A language model as the files that OpenVINO's pipelines read. Runs in a child process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from vidspec_service.bench.peers.stock_language import StockLanguageModel
+
+_NAMES = ("input_ids", "attention_mask", "position_ids", "beam_idx")
+
+
+def write_openvino(language: StockLanguageModel, weights: str, folder: Path) -> None:
+    """Model and tokenizer; weights are f32, f16 or int8: NNCF's, with a scale for each output.
+
+    Input tables are not rounded to int8: a prompt's rows are no weights.
+    """
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # it would report every conversion to its maker
+    import nncf
+    import openvino
+    from openvino_tokenizers import convert_tokenizer
+
+    model = _converted(language)
+    if weights == "int8":
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of its bars
+            model = nncf.compress_weights(
+                model, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=nncf.IgnoredScope(types=["Gather"])
+            )
+    openvino.save_model(model, folder / "openvino_model.xml", compress_to_fp16=weights == "f16")
+    # The speculative pipeline asks for one, though it is given ids.
+    tokenizer, detokenizer = convert_tokenizer(language.tokenizer, with_detokenizer=True)
+    openvino.save_model(tokenizer, folder / "openvino_tokenizer.xml")
+    openvino.save_model(detokenizer, folder / "openvino_detokenizer.xml")
+    language.decoder.config.save_pretrained(folder)
+
+
+def _converted(language: StockLanguageModel) -> Any:
+    """With keys and values as the model's own state, as its pipelines expect it."""
+    import openvino
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    config = language.decoder.config
+    heads, width = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    past = [torch.zeros(1, heads, 3, width) for _ in range(2 * config.num_hidden_layers)]
+    example = (torch.ones(1, 2).long(), torch.ones(1, 5).long(), torch.tensor([[3, 4]]), torch.zeros(1).int(), *past)
+    with torch.no_grad():
+        model = openvino.convert_model(_Forward(language), example_input=example)
+    inputs = [f"past_key_values.{i}.{what}" for i in range(config.num_hidden_layers) for what in ("key", "value")]
+    outputs = [name.replace("past_key_values", "present") for name in inputs]
+    shapes = [[-1, -1]] * 3 + [[-1]] + [[-1, heads, -1, width]] * len(inputs)
+    for place, name, shape in zip(model.inputs, [*_NAMES, *inputs], shapes, strict=True):
+        place.tensor.set_names({name})
+        place.node.set_friendly_name(name)  # by which paged attention finds it
+        place.node.set_partial_shape(openvino.PartialShape(shape))
+    for place, name in zip(model.outputs, ["logits", *outputs], strict=True):
+        place.tensor.set_names({name})
+    model.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(model, dict(zip(inputs, outputs, strict=True)))
+    _begin_empty(model, heads, width)
+    return model
+
+
+def _begin_empty(model: Any, heads: int, width: int) -> None:
+    """The state before the first run: no rows, for as many sequences as there are."""
+    from openvino import opset13 as op
+
+    batch = op.gather(op.shape_of(model.input("input_ids"), "i64"), op.constant([0]), op.constant(0))
+    shape = op.concat([batch, op.constant([heads]), op.constant([0]), op.constant([width])], 0)
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
+            node.set_arguments([op.broadcast(op.constant(0.0, dtype=node.get_output_element_type(0)), shape)])
+    model.validate_nodes_and_infer_types()
+
+
+class _Past:
+    """Keys and values as the decoder asks a cache for them, all of them tensors that a trace can follow."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object) -> list[torch.Tensor]:
+        mine = slice(2 * layer, 2 * layer + 2)
+        self.tensors[mine] = [torch.cat(both, 2) for both in zip(self.tensors[mine], (keys, values), strict=True)]
+        return self.tensors[mine]
+
+    def get_seq_length(self, *_: object) -> int:
+        return self.tensors[0].shape[2]
+
+
+class _Forward(torch.nn.Module):
+    """Ids and earlier keys and values in, logits and all keys and values out."""
+
+    def __init__(self, language: StockLanguageModel) -> None:
+        super().__init__()
+        self._table, self._decoder, self._head = language.table, language.decoder, language.head
+
+    def forward(self, ids: Any, attention_mask: Any, position_ids: Any, beam_idx: Any, *past: Any) -> tuple[Any, ...]:
+        cache = _Past([tensor.index_select(0, beam_idx) for tensor in past])
+        columns = torch.arange(attention_mask.shape[1])
+        # For pipelines without paged attention, which has a mask of its own.
+        mask = torch.where(columns[None, None, None] <= position_ids[:, None, :, None], 0.0, -65504.0)
+        found = self._decoder(
+            inputs_embeds=self._table(ids), attention_mask=mask, position_ids=position_ids, past_key_values=cache
+        )
+        return (self._head(found.last_hidden_state), *cache.tensors)
