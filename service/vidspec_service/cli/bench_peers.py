@@ -1,6 +1,7 @@
 """Compare with other engines on the bundled pair's own weights, on the same prompts in the same run.
 
-ik_llama.cpp, alone and with a loop of speculation, and stock transformers. Needs the packages of 'vidspec[peers]'.
+ik_llama.cpp, OpenVINO GenAI and ONNX Runtime, alone and with speculation, and stock transformers, alone and with its
+assisted generation. Needs the packages of 'vidspec[peers]'.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ def expected(request_: GenerationRequest, rows: PromptRows) -> tuple[int, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # beside other work on both cores OpenVINO took minutes
 @pytest.mark.parametrize(
     ("name", "weights"),
     [
