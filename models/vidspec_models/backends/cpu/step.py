@@ -17,8 +17,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, BrokenBarrierError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,13 +36,11 @@ from vidspec_models.backends.cpu.packing import (
     step_weights,
 )
 from vidspec_models.backends.cpu.segments import COLUMNS, KEPT, NUM_ROWS, START, described, note_columns
-from vidspec_models.backends.cpu.team import Member, meet, now_ns, share
+from vidspec_models.backends.cpu.team import Member, Team, meet, now_ns, share
 from vidspec_models.backends.cpu.team_size import TeamSize
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_START_TIMEOUT_S = 10.0
-_LINE = 8  # int64 of a cache line
 # While a server starts, others of its processes have a core most of the time; with 12 steps four starts of six found
 # that a second thread does not pay.
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
@@ -123,7 +119,7 @@ class CpuStep:
         began = time.monotonic()
         num_threads = self.num_threads if longest_s is None else self.alone.choose(began)
         until_ns = _NEVER_NS if longest_s is None else int(1e9 * (began + longest_s))
-        self._together(
+        self._team.run(
             num_threads,
             lambda member: run_ahead(
                 member, first, following, position, self._embedding, self._tables, table, num_kv_heads, eps, scale,
@@ -142,34 +138,23 @@ class CpuStep:
         try:
             self.use_threads(count, alone)
         except RuntimeError:
-            alone = count
-            self.use_threads(count)
+            alone = count  # which are there
         logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", alone)
 
     def use_threads(self, count: int, most_alone: int | None = None) -> None:
-        """Step with so many from now on, and run ahead alone with as many or up to `most_alone`. All are started here:
-        one that could not be would leave the others waiting.
+        """Step with so many from now on, and run ahead alone with as many or up to `most_alone`.
 
         Raises RuntimeError where the system has no more threads.
         """
         most = most_alone or count
+        self._team = Team(most)
         self.num_threads, self.alone = count, TeamSize(count, most)
-        ready = Barrier(most)
-        # No more than these, so that every member has one of its own.
-        self._team = ThreadPoolExecutor(max(most - 1, 1), thread_name_prefix="step")
-        try:
-            for _ in range(most - 1):
-                self._team.submit(ready.wait)
-            ready.wait(_START_TIMEOUT_S)
-        except (RuntimeError, BrokenBarrierError):
-            ready.abort()
-            raise
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
         """Logits [n, V padded] of rows hidden [n, E], by the whole team."""
         _, num_kv_heads, eps, scale, weights = self.constants
         room = self._room(hidden)
-        self._together(
+        self._team.run(
             min(self.num_threads, self.decoder.cores.num_threads),
             lambda member: decode(
                 member, room.rows, tables, segments, num_kv_heads, eps, scale, weights, self.scratch(), room.logits
@@ -181,15 +166,6 @@ class CpuStep:
         num_heads, num_kv_heads, _, _, weights = self.constants
         rows = rows_of(hidden, num_heads, num_kv_heads, self._tables.shape[2], weights)
         return Room(rows, np.empty((len(hidden), weights.head.shape[0] * STRIP), np.float32))
-
-    def _together(self, count: int, work: Callable[[Member], None]) -> None:
-        """By so many of the team, the calling thread among them."""
-        meeting = np.zeros(_LINE, np.int64)  # so that nothing else lies near it
-        members = [Member(number, count, meeting.ctypes.data) for number in range(count)]
-        others = [self._team.submit(work, member) for member in members[1:]]
-        work(members[0])
-        for other in others:
-            other.result()
 
     def _best_team(self, seconds_of: Callable[[int], float], most: int) -> int:
         """How many threads steps take, up to `most`: twice as many as long as that pays, for who has a thread leaves

@@ -5,9 +5,16 @@ What a thread computes does not depend on how many there are, so that their numb
 
 from __future__ import annotations
 
+import ctypes
+import os
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, get_native_id
 from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -15,11 +22,15 @@ from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.layers import compiled
 
+_START_TIMEOUT_S = 10.0
+_LINE = 8  # int64 of a cache line
 _I64 = ir.IntType(64)
 _SPINS = 2000  # some microseconds; then whoever waits for this core may have it
 _YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
 _NAP_US = 50
 _PATIENCE = 2**20  # naps; a minute at least
+
+_libc = ctypes.CDLL(None)
 
 
 class Member(NamedTuple):
@@ -28,6 +39,55 @@ class Member(NamedTuple):
     number: int  # from 0
     team_size: int
     meeting: int  # address of an int64, 0 at the beginning: how many have come to a meeting so far
+
+
+class Team:
+    """The thread that calls, and others that wait for it meanwhile."""
+
+    def __init__(self, size: int) -> None:
+        """All are started here: one that could not be would leave the others waiting.
+
+        Raises RuntimeError where the system has no more threads.
+        """
+        ready = Barrier(size)
+
+        def begin() -> int:
+            ready.wait()
+            return get_native_id()
+
+        # No more than these, so that every member has one of its own.
+        self._others = ThreadPoolExecutor(max(size - 1, 1), thread_name_prefix="step")
+        try:
+            begun = [self._others.submit(begin) for _ in range(size - 1)]
+            ready.wait(_START_TIMEOUT_S)
+        except RuntimeError:
+            ready.abort()
+            self._others.shutdown()
+            raise
+        self._ids = [each.result() for each in begun]
+        self._their_cores = set[int]()
+
+    def run(self, count: int, work: Callable[[Member], None]) -> None:
+        """`work` by so many members, at most all, the calling thread among them; returns when all have done theirs."""
+        if count > 1:
+            self._leave_my_core()
+        meeting = np.zeros(_LINE, np.int64)  # so that nothing else lies near it
+        members = [Member(number, count, meeting.ctypes.data) for number in range(count)]
+        others = [self._others.submit(work, member) for member in members[1:]]
+        work(members[0])
+        for other in others:
+            other.result()
+
+    def _leave_my_core(self) -> None:
+        """Linux may wake a thread on the core of who wakes it, after a pause in one case of six, and leave both there
+        for milliseconds: two that wait for each other then take longer than one alone.
+        """
+        cores = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
+        if cores and cores != self._their_cores:
+            self._their_cores = cores
+            with suppress(OSError):  # a sandbox may forbid it
+                for thread in self._ids:
+                    os.sched_setaffinity(thread, cores)
 
 
 @compiled

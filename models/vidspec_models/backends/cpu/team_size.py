@@ -2,6 +2,9 @@
 
 Who measures while a server starts shares the cores with its other processes, and finds in every other start that a
 second thread does not pay. What a stride takes later is known for nothing. Bits do not depend on the size.
+
+The first strides after a pause, a prompt for instance, take up to three times as long, whatever their size: caches and
+clock are cold. A size that is tried then looks bad, and as it is left it would never be tried at another time.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import math
 
 _WORTH = 0.9  # of the time with half as many: nothing else of ours is at work, but other processes may be
 _AGAIN_S = 0.25  # after that another size is tried once more: processes come and go
+_PAUSE_S = 0.008  # of strides that follow one another none of 2,000 waited so long
+_WARM_S = 0.01  # of work, until strides take what they take from then on
 _MEMORY = 0.8  # of a size's pace, where it becomes slower; a faster one counts at once
 
 
@@ -23,12 +28,17 @@ class TeamSize:
             self._sizes.append(min(2 * self._sizes[-1], most))
         self._token_s = dict.fromkeys(self._sizes, math.inf)
         self._used_at = dict.fromkeys(self._sizes, -math.inf)
+        self._ended = self._warm_at = -math.inf
+        self._is_warm = False
 
     def choose(self, now: float) -> int:
         """For the next tokens, at a time in seconds: the one that pays, or one not tried for a while."""
+        if now - self._ended > _PAUSE_S:
+            self._warm_at = now + _WARM_S
+        self._is_warm = now >= self._warm_at
         best = self._sizes[0]
         for size in self._sizes:
-            if now - self._used_at[size] > _AGAIN_S:
+            if self._is_warm and now - self._used_at[size] > _AGAIN_S:
                 return size
             if self._token_s[size] < _WORTH * self._token_s[best]:
                 best = size
@@ -36,6 +46,9 @@ class TeamSize:
 
     def observe(self, size: int, token_s: float, now: float) -> None:
         """That many threads took so long for a token."""
+        self._ended = now
+        if not self._is_warm:
+            return
         before, self._used_at[size] = self._token_s[size], now
         is_first = math.isinf(before)
         self._token_s[size] = token_s if is_first else min(token_s, _MEMORY * before + (1 - _MEMORY) * token_s)

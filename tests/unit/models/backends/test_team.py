@@ -1,5 +1,6 @@
 """Threads that make one step together: the bits of a single one, however many there are and wherever they wait."""
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu import team
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import Array
-from vidspec_models.backends.cpu.team import Member, meet, now_ns, share
+from vidspec_models.backends.cpu.team import Member, Team, meet, now_ns, share
 
 pytestmark = pytest.mark.unit
 
@@ -88,8 +89,27 @@ def test_threads_that_cannot_be_had_leave_none_waiting(monkeypatch: pytest.Monke
         patched.setattr(ThreadPoolExecutor, "submit", refuse_second)
         with pytest.raises(RuntimeError, match="new thread"):
             step.use_threads(3)
-    step._team.shutdown(wait=True)  # hangs where one waits
     assert threading.active_count() <= before + 1
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_nobody_shares_the_core_of_who_calls() -> None:
+    together, cores = Team(3), os.sched_getaffinity(0)
+    together.run(1, lambda member: None)
+    assert all(os.sched_getaffinity(thread) == cores for thread in together._ids)
+    together.run(3, lambda member: None)
+    assert all(len(os.sched_getaffinity(thread)) == len(cores) - 1 for thread in together._ids)
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_a_team_works_where_nobody_may_choose_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    done: list[int] = []
+    Team(2).run(2, lambda member: done.append(member.number))
+    assert sorted(done) == [0, 1]
 
 
 def test_who_is_alone_goes_on_with_what_threads_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
