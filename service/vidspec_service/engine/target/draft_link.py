@@ -69,9 +69,17 @@ class DraftGate:
 
         `num_sharing`, it included, are anywhere on the target.
         """
-        mode = request.speculation
-        if mode is not SpeculationMode.OFF and (mode is not SpeculationMode.AUTO or self._is_free(num_sharing)):
+        if self.is_asked_at_once(request, num_sharing):
             self._ask(request.request_id, tower)
+
+    def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
+        """Whether the draft is, or would be, asked to follow before anything is known of the answer."""
+        mode = request.speculation
+        return mode is not SpeculationMode.OFF and (mode is not SpeculationMode.AUTO or self._is_free(num_sharing))
+
+    def is_asked(self, request_id: str) -> bool:
+        """Whether the draft was."""
+        return request_id in self._asked
 
     def replan(self, request: TargetRequest, costs: StepCosts, *, num_sharing: int) -> bool:
         """Plan how far the draft may run ahead of a decoding request, and ask it to follow if that pays by now.
@@ -79,7 +87,7 @@ class DraftGate:
         Returns whether it follows.
         """
         token_s = costs.alone_s
-        is_asked = request.request_id in self._asked
+        is_asked = self.is_asked(request.request_id)
         if not is_asked and not self._pays(request, token_s, num_sharing):
             return False  # not even proposals that take no time would pay: no plan need be searched
         request.speculation.replan(costs)
@@ -88,7 +96,7 @@ class DraftGate:
             return False
         if not is_asked and self._pays(request, token_s * (1.0 - 1.0 / max(plan.speedup, 1.0)), num_sharing):
             self._ask(request.request_id, None)
-        return request.request_id in self._asked
+        return self.is_asked(request.request_id)
 
     def end(self, request: TargetRequest) -> None:
         """An answer is complete."""
@@ -126,7 +134,7 @@ def expected_rest(answer_tokens: float, num_committed: int) -> float:
 
 
 class RelevanceSource:
-    """Notes the text's queries while they are prefilled; the draft is told once the first token is out."""
+    """Notes the text's queries while they are prefilled; a draft that follows is told once the first token is out."""
 
     def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:
         self._decoder = model.decoder
@@ -154,7 +162,7 @@ class RelevanceSource:
         return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:
-        """Its prompt has just been prefilled: tell the draft, unless the request has ended or lost its room again."""
+        """Of a prompt that has been prefilled, unless that was done: tell the draft, which has been asked to follow."""
         queries, request.text_queries = request.text_queries, None
         cache = request.cache
         if queries is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:

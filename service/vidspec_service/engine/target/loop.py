@@ -107,7 +107,7 @@ class TargetLoop(WorkerLoop):
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
-                self._draft.shares_tower = self._inputs.hands_on_tower = message.shares_tower
+                self._draft.shares_tower = message.shares_tower
                 self._meet(Channel.from_fd(fds[0]))
         proposals = [message for message, _ in self._draft.receive() if isinstance(message, Proposal)]
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
@@ -135,8 +135,11 @@ class TargetLoop(WorkerLoop):
     def _admit(self) -> None:
         """Have waiting requests prepared; those that are enter the scheduler or are refused."""
         while (item := self._scheduler.begin_preparing()) is not None:
-            if not self._draft.shares_tower:
-                self._gate.begin(item.request, num_sharing=self._scheduler.num_unfinished)
+            num_sharing = self._scheduler.num_unfinished
+            if self._draft.shares_tower:
+                item.hands_on_tower = self._gate.is_asked_at_once(item.request, num_sharing)
+            else:
+                self._gate.begin(item.request, num_sharing=num_sharing)
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
@@ -223,7 +226,6 @@ class TargetLoop(WorkerLoop):
             if logits is None:
                 return
             self._begin_decoding(request, logits)
-            self._relevance.measure(request)
 
     def _num_prefill_rows(self) -> int:
         """Where bits do not hang on it: as many as cost least, or half as many as usual where streams stand still.
@@ -372,6 +374,8 @@ class TargetLoop(WorkerLoop):
         self._outbox.send(tokens)
         if request.finish_reason is not None:
             self._end(request)
+        elif self._gate.is_asked(request.request_id):
+            self._relevance.measure(request)
 
     def _end(self, request: TargetRequest) -> None:
         self._scheduler.finish(request.request_id)

@@ -160,6 +160,7 @@ class Scheduler:
         if self.decoding.pop(request.request_id, None) is None:
             self.prefilling.remove(request)
         self._pool.release(request.cache)
+        request.text_queries = None  # of rows that are computed anew
         request.num_rows_waited = math.inf
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
 

@@ -20,7 +20,7 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
-from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows
+from vidspec_models.request import GenerationRequest, TowerRows
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.messages import Generate
@@ -39,7 +39,8 @@ class Input:
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
     grammar: GrammarMask | None = None
-    tower: TowerMemory | None = None  # what the target's tower has made of the videos, for a draft that has the same
+    hands_on_tower: bool = False  # a draft will be asked that takes what our tower makes of the videos
+    tower: TowerMemory | None = None  # that: made here, or come from the target
     queue_s: float = 0.0
     prepare_s: float = 0.0
 
@@ -71,7 +72,6 @@ class InputProcessor:
         self._compress = compress
         # Those that several answers have, for as long as one that has it is at work here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
-        self.hands_on_tower = False  # a draft takes what the tower makes of videos
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._done: deque[Input] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -114,8 +114,7 @@ class InputProcessor:
         if item.tower is not None:
             seen = zip(videos, item.tower.read(), strict=True)
             videos, item.tower = tuple(replace(video, tower=rows) for video, rows in seen), None
-        hands_on = self.hands_on_tower and request.speculation is not SpeculationMode.OFF
-        prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, hands_on)
+        prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, item.hands_on_tower)
         if prompt.tower:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
         if self._compress is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,11 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from tests.unit.engine.counting_model import CELLS, Running, configure, submit
 from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerRows
 from vidspec_models.sampling import CoupledSampler
@@ -30,6 +34,7 @@ from vidspec_service.engine.ipc.messages import (
     Proposal,
     Rejected,
     Release,
+    Relevance,
     Tokens,
     Verdict,
 )
@@ -529,9 +534,20 @@ class Seeing(RecordingModel):
 
     rows = TowerRows(words="<video>" * 100_000, rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_handed_on = self.num_observed = 0
+
     def prepare(self, *given: Any) -> Prompt:
         *_, hands_on_tower = given
+        self.num_handed_on += hands_on_tower
         return replace(super().prepare(*given), tower=(self.rows,) if hands_on_tower else ())
+
+    def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
+        if observer is not None:
+            observer(0, torch.ones(num_rows, 1, 2))
+            self.num_observed += 1
+        return super().prefill(prompt, cache, num_rows)
 
 
 def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_question(stack: ExitStack) -> None:
@@ -549,6 +565,34 @@ def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_questi
     (given,) = TowerMemory(*fds).read()
     assert (given.words, given.rows.tolist()) == (Seeing.rows.words, Seeing.rows.rows.tolist())
     target.end_of("a")
+
+
+def test_a_draft_that_is_not_asked_costs_the_target_nothing(stack: ExitStack) -> None:
+    """What it would choose cells by is measured when it is asked after all."""
+
+    class Slow(Seeing):
+        def prepare(self, *given: Any) -> Prompt:
+            time.sleep(0.1)  # so much that the draft's part of it is not worth it in a crowd
+            return super().prepare(*given)
+
+    target = Target(stack, model := Slow(), preservation=Preservation.HIPPO)
+    target.loop._costs = FixedCosts(base_s=1e-3, row_s=1e-6, draft_s=1e-5)
+    draft = target.draft(shares_tower=True)
+    begin(target, draft, "first", max_tokens=100)
+    target.submit(request("off", max_tokens=100, speculation=SpeculationMode.OFF))
+    target.submit(request("second", max_tokens=160, speculation=SpeculationMode.AUTO))
+    target.forward_until(lambda step: len(step) == 3)
+    draft.poll()
+    assert [asked.request_id for asked in draft.of(Follow)] == ["first"]
+    assert [told.request_id for told in draft.of(Relevance)] == ["first"]
+    assert (model.num_handed_on, model.num_observed) == (1, 2), "of 'off' nobody will ever read anything"
+    target.go_on()
+    target.end_of("first")
+    target.end_of("off")
+    assert draft.next(Follow, lambda asked: asked.request_id == "second")
+    draft.next(Relevance, lambda told: told.request_id == "second")
+    target.end_of("second")
+    assert target.said_of("second") == text_of("second", 160)
 
 
 def test_without_room_for_what_the_tower_makes_the_draft_runs_its_own(

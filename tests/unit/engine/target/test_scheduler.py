@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVPool
 from vidspec_models.inputs import Prompt
+from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.worker.input_processor import Input
@@ -44,9 +46,13 @@ def test_the_youngest_gives_way_and_returns_when_there_is_room() -> None:
     for item in (old, young):
         scheduler.add(item)
         assert prefill(scheduler, item)
+    law = STRATEGIES["hippo"].relevance
+    assert law is not None
+    young.text_queries = TextQueries(young.prompt, law, 1, 1.0)
     assert scheduler.allocate(old, 8)
     assert list(scheduler.preempted) == [young]
     assert young.cache.capacity == 0
+    assert young.text_queries is None, "they would be noted twice"
     scheduler.finish("old")
     assert scheduler.next_prefill() is young
 
