@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -572,7 +571,7 @@ def test_a_draft_that_is_not_asked_costs_the_target_nothing(stack: ExitStack) ->
 
     class Slow(Seeing):
         def prepare(self, *given: Any) -> Prompt:
-            time.sleep(0.1)  # so much that the draft's part of it is not worth it in a crowd
+            wait_readable([], 0.1)  # so long that the draft's part of it is not worth it in a crowd
             return super().prepare(*given)
 
     target = Target(stack, model := Slow(), preservation=Preservation.HIPPO)
