@@ -3,8 +3,8 @@
 Who measures while a server starts shares the cores with its other processes, and finds in every other start that a
 second thread does not pay. What a stride takes later is known for nothing. Bits do not depend on the size.
 
-The first strides after a pause, a prompt for instance, take up to three times as long, whatever their size: caches and
-clock are cold. A size that is tried then looks bad, and as it is left it would never be tried at another time.
+The first strides after a pause, a prompt for instance, take up to three times as long, whatever their size. One that is
+tried then looks bad, and as it is left it would never be tried at another time.
 """
 
 from __future__ import annotations
