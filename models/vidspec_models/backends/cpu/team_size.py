@@ -13,7 +13,7 @@ import math
 
 _WORTH = 0.9  # of the time with half as many: nothing else of ours is at work, but other processes may be
 _AGAIN_S = 0.25  # after that another size is tried once more: processes come and go
-_PAUSE_S = 0.008  # of strides that follow one another none of 2,000 waited so long
+_PAUSE_S = 0.008  # between strides that follow one another lie 0.3 to 1.4 ms
 _WARM_S = 0.01  # of work, until strides take what they take from then on
 _MEMORY = 0.8  # of a size's pace, where it becomes slower; a faster one counts at once
 

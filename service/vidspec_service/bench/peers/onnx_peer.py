@@ -20,6 +20,7 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_service.bench.peers.checkpoint import checkpoint_of, input_table, language_config, language_tensors
 from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptRows
 
+_BUILD_TIMEOUT_S = 600.0  # it takes some seconds
 _BUILDER = "onnxruntime_genai.models.builder"  # a script with imports of its own kind, no module to call
 
 
@@ -96,7 +97,10 @@ def build_onnx(checkpoint: Path, weights: str, output: Path) -> None:
         (Path(given) / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
         arguments = ["-i", given, "-o", str(output), "-p", weights, "-e", "cpu", "-c", given]
         command = [sys.executable, "-m", _BUILDER, *arguments, "--extra_options", "exclude_embeds=true"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise ModelLoadError(f"the builder of ONNX Runtime GenAI takes too long over {checkpoint}") from None
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
         raise ModelLoadError(f"the builder of ONNX Runtime GenAI cannot build {checkpoint}: {last}")

@@ -75,7 +75,9 @@ class DraftGate:
     def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether the draft is, or would be, asked to follow before anything is known of the answer."""
         mode = request.speculation
-        return mode is not SpeculationMode.OFF and (mode is not SpeculationMode.AUTO or self._is_free(num_sharing))
+        if self._draft.channel is None or mode is SpeculationMode.OFF:
+            return False
+        return mode is not SpeculationMode.AUTO or self._is_free(num_sharing)
 
     def is_asked(self, request_id: str) -> bool:
         """Whether the draft was."""
@@ -181,7 +183,8 @@ class RelevanceSource:
         self.tell(request)
 
     def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
-        """What was measured of another answer to the same prompt holds for this one."""
+        """What was measured of another answer to the same prompt, or is still to be, holds for this one."""
+        request.text_queries = lender.text_queries
         if lender.relevance is not None:
             request.relevance = replace(lender.relevance, request_id=request.request_id)
             self.tell(request)

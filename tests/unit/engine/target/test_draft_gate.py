@@ -116,6 +116,7 @@ def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: D
 def test_without_a_draft_nobody_is_followed() -> None:
     gate = DraftGate(DraftLink(), shares_cores=True)
     assert not gate.replan(running(SpeculationMode.PARALLEL), COSTS, num_sharing=1)
+    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
 
 
 @given(mean=st.floats(1, 1e4), committed=st.integers(0, 10_000))

@@ -150,6 +150,22 @@ def test_a_request_that_lost_its_room_again_is_measured_when_it_comes_back(ends:
     assert len(told(theirs)) == 1
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_another_answer_to_the_same_prompt_is_told_the_same(ends: tuple[DraftLink, Channel], is_measured: bool) -> None:
+    """Also where the first one's draft was not asked, so that nothing was measured of it."""
+    link, theirs = ends
+    source, lender, borrower = source_of(link), running_of(), running_of()
+    prefill(source, lender)
+    if is_measured:
+        source.measure(lender)
+    borrower.cache.length = lender.cache.length
+    source.borrow(borrower, lender)
+    source.measure(borrower)
+    source.measure(lender)
+    first, second = told(theirs)
+    assert np.array_equal(first.values, second.values)
+
+
 def test_a_prompt_without_video_is_no_trouble(ends: tuple[DraftLink, Channel]) -> None:
     link, theirs = ends
     source, running = source_of(link), running_of(num_cells=0)
