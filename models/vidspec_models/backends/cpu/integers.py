@@ -125,6 +125,8 @@ def integer_tile(
                     return [emitter.load_spread(emitter.beyond(here, 4 * r), lanes, kind) for r in range(num_rows)]
 
                 record = emitter.address(records, block, index(RECORD_BYTES), 1)
+                for line in range(BLOCK_BYTES, RECORD_BYTES, CACHE_LINE):  # what `_block_sums` leaves of a record
+                    prefetch_ahead(emitter, emitter.beyond(record, line))
                 here = emitter.address(words, block, index(num_rows * BLOCK // TOGETHER), 4)
                 before = of_rows(starts, I32) if TOGETHER == 4 else [splat_int(0, lanes)] * num_rows
                 results = dict(zip(places, totals, strict=True))
