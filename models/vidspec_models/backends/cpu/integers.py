@@ -7,7 +7,7 @@ after the other: a row's bits depend neither on the rows beside it nor on the in
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,11 +30,20 @@ _HAS_VNNI = _MOST_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512
 TOGETHER = 4 if _HAS_VNNI else 2
 
 
+class Integers(NamedTuple):
+    """Rows [n, K] as `integer_tile` takes them, one tile's after the other's; see `to_integers`."""
+
+    num_rows: int
+    words: Array  # int32 [n * K / TOGETHER]
+    scales: Array  # [n * K / 64]
+    starts: Array  # int32 [n * K / 64]
+
+
 @compiled
-def integer_product(x: Array, strips: Array, out: Array, begin: int, end: int) -> None:
-    """As `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
-    num_rows, blocks = x.shape[0], strips.shape[1]
-    words = np.empty(num_rows * x.shape[1] // TOGETHER, np.int32)  # of one tile after the other
+def integer_rows(x: Array) -> Integers:
+    """x [n, K]."""
+    num_rows, blocks = x.shape[0], x.shape[1] // BLOCK
+    words = np.empty(num_rows * x.shape[1] // TOGETHER, np.int32)
     scales, starts = np.empty(num_rows * blocks, np.float32), np.empty(num_rows * blocks, np.int32)
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     first = 0
@@ -47,14 +56,23 @@ def integer_product(x: Array, strips: Array, out: Array, begin: int, end: int) -
                 scales[first * blocks + row - first :].ctypes.data, starts[first * blocks + row - first :].ctypes.data,
             )  # fmt: skip
         first = last
+    return Integers(num_rows, words, scales, starts)
+
+
+@compiled
+def integer_product(x: Integers, strips: Array, out: Array, begin: int, end: int) -> None:
+    """As `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
+    num_rows, blocks = x.num_rows, strips.shape[1]
+    num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     for strip in range(begin, end):
         weights = strips[strip].ctypes.data
         first = 0
         for tile in range(num_tiles):
             last = num_rows * (tile + 1) // num_tiles
-            lines, factors = words[first * x.shape[1] // TOGETHER :].ctypes.data, scales[first * blocks :].ctypes.data
-            begins, place = starts[first * blocks :].ctypes.data, out[first, strip * STRIP :].ctypes.data
-            integer_tile(last - first, lines, factors, begins, weights, blocks, place, out.shape[1])
+            lines = x.words[first * blocks * (BLOCK // TOGETHER) :].ctypes.data
+            scales, starts = x.scales[first * blocks :].ctypes.data, x.starts[first * blocks :].ctypes.data
+            place = out[first, strip * STRIP :].ctypes.data
+            integer_tile(last - first, lines, scales, starts, weights, blocks, place, out.shape[1])
             first = last
 
 

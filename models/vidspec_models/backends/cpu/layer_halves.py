@@ -1,7 +1,7 @@
 """A layer in two halves, for the rows of a step as for those of a prompt, for one thread as for a team of them.
 
 Between them every row's keys and values are written: what attends may be cut into blocks of rows, which threads share.
-In a team each member has its share of every product's columns and of the key/value heads.
+Of a team each member takes its part of every product's columns, and key/value heads with some of the rows.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from vidspec_models.backends.cpu.integers import integer_product
+from vidspec_models.backends.cpu.integers import integer_product, integer_rows
 from vidspec_models.backends.cpu.layers import (
     attend_segment,
     compiled,
     rms_norm,
+    rounded,
     strip_product,
     write_keys_and_values,
 )
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, StepWeights
 from vidspec_models.backends.cpu.segments import NUM_ROWS, START
-from vidspec_models.backends.cpu.team import Member, meet, share
+from vidspec_models.backends.cpu.team import Member, begin_task, end_task, share, take_part
 from vidspec_models.backends.cpu.tiles import copy_line, gated
 
 
@@ -49,8 +50,27 @@ def rows_of(hidden: Array, num_heads: int, num_kv_heads: int, width: int, weight
     )
 
 
-def product(x: Array, strips: Array, out: Array, begin: int, end: int) -> None:
-    """out [n, N] += x [n, K] times strips begin..end, in the arithmetic that those are for."""
+def operand(x: Array, strips: Array) -> Any:
+    """x [n, K] in the arithmetic that the strips are for."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(operand)
+def _operand(x: Any, strips: Any) -> Any:
+    def integer(x: Any, strips: Any) -> Any:
+        return integer_rows(x)
+
+    def half(x: Any, strips: Any) -> Any:
+        return rounded(x)
+
+    def same(x: Any, strips: Any) -> Any:
+        return x
+
+    return integer if strips.dtype == types.int8 else half if strips.dtype == types.uint16 else same
+
+
+def product(x: Any, strips: Array, out: Array, begin: int, end: int) -> None:
+    """out [n, N] += an operand [n, K] times strips begin..end, in the arithmetic that those are for."""
     raise NotImplementedError("compiled only")
 
 
@@ -74,21 +94,29 @@ def project(
 
     Keys and values go into the segments' caches, in the type of `queries`.
     """
-    num_rows = rows.hidden.shape[0]
-    normed = np.empty_like(rows.hidden)
-    qkv = rows.heads.reshape(num_rows, rows.heads.shape[1] * rows.heads.shape[2])
-    rms_norm(rows.hidden, weights.attention_norm[layer], eps, normed)
-    begin, end = share(member, weights.qkv.shape[1])
-    if begin < end:
-        bias = weights.qkv_bias[layer, begin * STRIP :].ctypes.data
-        for row in range(num_rows):
-            copy_line(qkv, bias, qkv[row, begin * STRIP :].ctypes.data, (end - begin) * STRIP // LANES)
-        product(normed, weights.qkv[layer], qkv, begin, end)
-    meet(member)
-    begin, end = share(member, num_kv_heads)
-    for segment in range(segments.shape[0]):
-        norm, one = weights.head_norm[layer], segments[segment]
-        write_keys_and_values(rows.heads, one, layer, num_kv_heads, begin, end, norm, tables, eps, queries)
+    num_rows, num_strips = rows.hidden.shape[0], weights.qkv.shape[1]
+    num_parts = min(member.team_size, num_strips)
+    begin_task(member, num_parts)
+    part = take_part(member)
+    if part >= 0:
+        normed = np.empty_like(rows.hidden)
+        rms_norm(rows.hidden, weights.attention_norm[layer], eps, normed)
+        x, qkv = operand(normed, weights.qkv[layer]), rows.heads.reshape(num_rows, num_strips * STRIP)
+        while part >= 0:
+            begin, end = share(part, num_parts, num_strips)
+            bias = weights.qkv_bias[layer, begin * STRIP :].ctypes.data
+            for row in range(num_rows):
+                copy_line(qkv, bias, qkv[row, begin * STRIP :].ctypes.data, (end - begin) * STRIP // LANES)
+            product(x, weights.qkv[layer], qkv, begin, end)
+            part = take_part(member)
+    end_task(member)
+    begin_task(member, segments.shape[0] * num_kv_heads)
+    part = take_part(member)
+    while part >= 0:
+        norm, one, kv = weights.head_norm[layer], segments[part // num_kv_heads], part % num_kv_heads
+        write_keys_and_values(rows.heads, one, layer, num_kv_heads, kv, kv + 1, norm, tables, eps, queries)
+        part = take_part(member)
+    end_task(member)
 
 
 @compiled
@@ -97,37 +125,70 @@ def finish(
     weights: StepWeights, queries: Array,
 ) -> None:  # fmt: skip
     """Attention with projected heads, output product and MLP, added to the rows. queries [64, D]: scratch."""
-    num_rows, inner = rows.acted.shape
-    longest = 0
-    for segment in range(segments.shape[0]):
-        longest = max(longest, segments[segment, START] + segments[segment, NUM_ROWS])
-    # One more than is seen: a row's last weight may be multiplied in a pair.
-    scores = np.empty((MAX_LINES, (longest // STRIP + 1) * STRIP), np.float32)
-    begin, end = share(member, num_kv_heads)
-    for segment in range(segments.shape[0]):
-        one = segments[segment]
-        attend_segment(rows.heads, one, layer, num_kv_heads, begin, end, scale, queries, scores, rows.mixed)
-    meet(member)
-    mixed = rows.mixed.reshape(num_rows, rows.mixed.shape[1] * rows.mixed.shape[2])
-    begin, end = share(member, weights.output.shape[1])
-    product(mixed, weights.output[layer], rows.hidden, begin, end)
-    meet(member)
-    normed = np.empty_like(rows.hidden)
-    rms_norm(rows.hidden, weights.mlp_norm[layer], eps, normed)
-    begin, end = share(member, inner // STRIP)
-    if begin < end:
-        first, num_vectors, strips = begin * STRIP, (end - begin) * STRIP // LANES, weights.gate_up[layer]
-        for row in range(num_rows):
-            for column in range(first, end * STRIP):
-                rows.gate_up[row, column] = 0
-                rows.gate_up[row, inner + column] = 0
-        product(normed, strips, rows.gate_up, begin, end)
-        product(normed, strips, rows.gate_up, inner // STRIP + begin, inner // STRIP + end)
-        for row in range(num_rows):
-            gate = rows.gate_up[row, first:].ctypes.data
-            gated(gate, rows.gate_up[row, inner + first :].ctypes.data, num_vectors)
-            copy_line(rows.acted, gate, rows.acted[row, first:].ctypes.data, num_vectors)
-    meet(member)
-    begin, end = share(member, weights.down.shape[1])
-    product(rows.acted, weights.down[layer], rows.hidden, begin, end)
-    meet(member)
+    attend_all(member, rows, segments, layer, num_kv_heads, scale, queries)
+    num_rows, num_heads, width = rows.mixed.shape
+    add_product(member, rows.mixed.reshape(num_rows, num_heads * width), weights.output[layer], rows.hidden)
+    inner = rows.acted.shape[1]
+    num_parts = min(member.team_size, inner // STRIP)
+    begin_task(member, num_parts)
+    part = take_part(member)
+    if part >= 0:
+        normed, strips = np.empty_like(rows.hidden), weights.gate_up[layer]
+        rms_norm(rows.hidden, weights.mlp_norm[layer], eps, normed)
+        x = operand(normed, strips)
+        while part >= 0:
+            begin, end = share(part, num_parts, inner // STRIP)
+            first, num_vectors = begin * STRIP, (end - begin) * STRIP // LANES
+            for row in range(num_rows):
+                for column in range(first, end * STRIP):
+                    rows.gate_up[row, column] = 0
+                    rows.gate_up[row, inner + column] = 0
+            product(x, strips, rows.gate_up, begin, end)
+            product(x, strips, rows.gate_up, inner // STRIP + begin, inner // STRIP + end)
+            for row in range(num_rows):
+                gate = rows.gate_up[row, first:].ctypes.data
+                gated(gate, rows.gate_up[row, inner + first :].ctypes.data, num_vectors)
+                copy_line(rows.acted, gate, rows.acted[row, first:].ctypes.data, num_vectors)
+            part = take_part(member)
+    end_task(member)
+    add_product(member, rows.acted, weights.down[layer], rows.hidden)
+
+
+@compiled
+def attend_all(
+    member: Member, rows: Rows, segments: Array, layer: int, num_kv_heads: int, scale: float, queries: Array
+) -> None:  # fmt: skip
+    """Every segment's rows, each key/value head's in as many blocks as it takes for all members to have one."""
+    blocks = (member.team_size - 1) // (segments.shape[0] * num_kv_heads) + 1
+    begin_task(member, segments.shape[0] * num_kv_heads * blocks)
+    part = take_part(member)
+    if part >= 0:
+        longest = 0
+        for segment in range(segments.shape[0]):
+            longest = max(longest, segments[segment, START] + segments[segment, NUM_ROWS])
+        # One more than is seen: a row's last weight may be multiplied in a pair.
+        scores = np.empty((MAX_LINES, (longest // STRIP + 1) * STRIP), np.float32)
+        while part >= 0:
+            one, kv, block = segments[part // blocks // num_kv_heads], part // blocks % num_kv_heads, part % blocks
+            begin, end = share(block, blocks, one[NUM_ROWS])
+            if begin < end:
+                attend_segment(
+                    rows.heads, one, layer, num_kv_heads, kv, begin, end, scale, queries, scores, rows.mixed
+                )  # fmt: skip
+            part = take_part(member)
+    end_task(member)
+
+
+@compiled
+def add_product(member: Member, x: Array, strips: Array, out: Array) -> None:
+    """out [n, N] += x [n, K] times strips."""
+    num_parts = min(member.team_size, strips.shape[0])
+    begin_task(member, num_parts)
+    part = take_part(member)
+    if part >= 0:
+        given = operand(x, strips)
+        while part >= 0:
+            begin, end = share(part, num_parts, strips.shape[0])
+            product(given, strips, out, begin, end)
+            part = take_part(member)
+    end_task(member)

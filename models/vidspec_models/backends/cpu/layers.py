@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
 from vidspec_models.backends.cpu.segments import (
@@ -69,29 +68,21 @@ def forget_stale(folder: Path, sources: Path = Path(__file__).parent) -> None:
                 kept.unlink()
 
 
-def operand(x: Array, strips: Array) -> Array:
-    """x [n, K] in the arithmetic that the strips are for."""
-    raise NotImplementedError("compiled only")
-
-
-@overload(operand)
-def _operand(x: Any, strips: Any) -> Any:
-    def rounded(x: Any, strips: Any) -> Any:
-        out = np.empty(x.shape, np.uint16)
-        for row in range(x.shape[0]):
-            copy_line(out, x[row].ctypes.data, out[row].ctypes.data, x.shape[1] // LANES)
-        return out
-
-    def same(x: Any, strips: Any) -> Any:
-        return x
-
-    return rounded if strips.dtype == types.uint16 else same
+@compiled
+def rounded(x: Array) -> Array:
+    """x [n, K] as bfloat16."""
+    out = np.empty(x.shape, np.uint16)
+    for row in range(x.shape[0]):
+        copy_line(out, x[row].ctypes.data, out[row].ctypes.data, x.shape[1] // LANES)
+    return out
 
 
 @compiled
 def strip_product(x: Array, strips: Array, out: Array, begin: int, end: int) -> None:
-    """out [n, N] += x [n, K] times strips [N / 32, K, 32], see `StepWeights`; only columns of strips begin..end."""
-    x = operand(x, strips)
+    """out [n, N] += x [n, K] times strips [N / 32, K, 32], see `StepWeights`; only columns of strips begin..end.
+
+    x is float32, or bfloat16 where the strips are.
+    """
     num_rows, inner, width = x.shape[0], strips.shape[1], strips.shape[2]
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     x_stride, out_stride = x.shape[1], out.shape[1]
@@ -188,13 +179,28 @@ def attend(
 
 
 @compiled
+def turned_keys(segment: Array, head: int, line: int) -> int:
+    """The address of a layer's head's keys as columns; `line` bytes a row."""
+    return int(segment[COLUMNS] + head * ((segment[CAPACITY] + STRIP - 1) // STRIP) * STRIP * line)
+
+
+@compiled
+def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> None:
+    """Keep blocks of keys up to `num_columns` rows as columns, too."""
+    keys, turned = segment[KEYS] + head * segment[CAPACITY] * line, turned_keys(segment, head, line)
+    for row in range(segment[KEPT], num_columns, STRIP):
+        transpose_lines(keys + row * line, STRIP, line // FLOAT // LANES, turned + row * line)
+
+
+@compiled
 def write_keys_and_values(
     heads: Array, segment: Array, layer: int, num_kv_heads: int, begin: int, end: int, head_norm: Array, tables: Array,
     eps: float, queries: Array,
 ) -> None:  # fmt: skip
     """Norm and rotate a segment's heads [rows, H + 2 KV, D], write keys and values in the type of `queries`.
 
-    Only key/value heads begin..end, and the query heads that read them.
+    Only key/value heads begin..end, and the query heads that read them. What was written before is turned, too, where
+    that is wanted.
     """
     first, num_rows, start = segment[FIRST], segment[NUM_ROWS], segment[START]
     keys, values, capacity = segment[KEYS], segment[VALUES], segment[CAPACITY]
@@ -213,53 +219,46 @@ def write_keys_and_values(
             place = ((layer * num_kv_heads + kv) * capacity + start + row - first) * line
             copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
             copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
+    for kv in range(begin, end):
+        turn_keys(segment, layer * num_kv_heads + kv, num_settled(segment), line)
 
 
 @compiled
-def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> int:
-    """Keep blocks of keys up to `num_columns` rows as columns, too; the address of those of a layer's head."""
-    keys, capacity, columns, kept = segment[KEYS], segment[CAPACITY], segment[COLUMNS], segment[KEPT]
-    turned = columns + head * ((capacity + STRIP - 1) // STRIP) * STRIP * line
-    for row in range(kept, num_columns, STRIP):
-        block = keys + (head * capacity + row) * line
-        transpose_lines(block, STRIP, line // FLOAT // LANES, turned + row * line)
-    return int(turned)
+def num_settled(segment: Array) -> int:
+    """How many of the rows before a segment's are read as columns, if any."""
+    return int(segment[START] // STRIP * STRIP if segment[COLUMNS] else 0)
 
 
 @compiled
 def attend_segment(
-    heads: Array, segment: Array, layer: int, num_kv_heads: int, begin: int, end: int, scale: float, queries: Array,
-    scores: Array, mixed: Array,
+    heads: Array, segment: Array, layer: int, num_kv_heads: int, kv: int, begin: int, end: int, scale: float,
+    queries: Array, scores: Array, mixed: Array,
 ) -> None:  # fmt: skip
-    """Attend with a segment's heads [rows, H + 2 KV, D], whose keys and values are written; mixed [rows, H, D].
+    """Attend with rows begin..end of a segment's heads [rows, H + 2 KV, D], of which all keys and values are written.
 
-    Only query heads that read key/value heads begin..end.
+    Only query heads that read key/value head `kv`; mixed [rows, H, D].
 
     queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
     """
-    first, num_rows, start = segment[FIRST], segment[NUM_ROWS], segment[START]
-    keys, values, capacity = segment[KEYS], segment[VALUES], segment[CAPACITY]
-    width = heads.shape[2]
+    start, capacity, width = segment[START], segment[CAPACITY], heads.shape[2]
     num_heads = heads.shape[1] - 2 * num_kv_heads
     group = num_heads // num_kv_heads
     line, num_vectors = width * queries.itemsize, width // LANES
     skipped = segment[HIDDEN] if layer >= segment[FIRST_HIDDEN_LAYER] else 0
-    num_columns = start // STRIP * STRIP if segment[COLUMNS] else 0
+    head = layer * num_kv_heads + kv
+    place, columns = (head * capacity + skipped) * line, turned_keys(segment, head, line)
     at_once = MAX_LINES // group
-    out = np.empty((min(at_once, num_rows) * group, width), np.float32)
-    for kv in range(begin, end):
-        place = ((layer * num_kv_heads + kv) * capacity + skipped) * line
-        columns = turn_keys(segment, layer * num_kv_heads + kv, num_columns, line)
-        for row in range(first, first + num_rows, at_once):
-            count = min(at_once, first + num_rows - row)
-            for i in range(count * group):
-                head = heads[row + i // group, kv * group + i % group]
-                copy_line(queries, head.ctypes.data, queries[i].ctypes.data, num_vectors)
-            attend(
-                queries, count * group, group, keys + place, values + place, columns, num_columns,
-                start + row - first + 1 - skipped, scale, scores, out,
-            )  # fmt: skip
-            for i in range(count):
-                for member in range(group):
-                    source, target = out[i * group + member], mixed[row + i, kv * group + member]
-                    copy_line(mixed, source.ctypes.data, target.ctypes.data, num_vectors)
+    out = np.empty((min(at_once, end - begin) * group, width), np.float32)
+    for row in range(begin, end, at_once):
+        count, first = min(at_once, end - row), segment[FIRST] + row
+        for i in range(count * group):
+            query = heads[first + i // group, kv * group + i % group]
+            copy_line(queries, query.ctypes.data, queries[i].ctypes.data, num_vectors)
+        attend(
+            queries, count * group, group, segment[KEYS] + place, segment[VALUES] + place, columns,
+            num_settled(segment), start + row + 1 - skipped, scale, scores, out,
+        )  # fmt: skip
+        for i in range(count):
+            for member in range(group):
+                source, target = out[i * group + member], mixed[first + i, kv * group + member]
+                copy_line(mixed, source.ctypes.data, target.ctypes.data, num_vectors)

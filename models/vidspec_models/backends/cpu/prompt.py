@@ -21,11 +21,10 @@ from vidspec_models.backends.cpu.layers import compiled, turn_keys
 from vidspec_models.backends.cpu.packing import STRIP, Array
 from vidspec_models.backends.cpu.segments import COLUMNS, FIRST, KEPT, NUM_ROWS, START, described, note_columns
 from vidspec_models.backends.cpu.step import CpuStep
-from vidspec_models.backends.cpu.team import Member
+from vidspec_models.backends.cpu.team import alone
 from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_ALONE = Member(0, 1, 0)
 _MOST_ROWS, _LEAST_ROWS = 64, 24  # of a block: what lies between its products stays in a core's cache
 
 
@@ -79,10 +78,10 @@ class CpuPrompt:
         ]
 
         def project_block(layer: int, own: _Block) -> None:
-            project(_ALONE, own.rows, own.tables, own.segment, layer, num_kv_heads, eps, weights, own.queries)
+            project(alone(), own.rows, own.tables, own.segment, layer, num_kv_heads, eps, weights, own.queries)
 
         def finish_block(layer: int, own: _Block) -> None:
-            finish(_ALONE, own.rows, own.segment, layer, num_kv_heads, eps, scale, weights, own.queries)
+            finish(alone(), own.rows, own.segment, layer, num_kv_heads, eps, scale, weights, own.queries)
 
         for block in blocks:
             block.segment[0, KEPT] = num_settled  # before anything is attended to

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.backends.cpu.integers import TOGETHER
-from vidspec_models.backends.cpu.layer_halves import Rows, finish, product, project, rows_of
-from vidspec_models.backends.cpu.layers import compiled, rms_norm
+from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project, rows_of
+from vidspec_models.backends.cpu.layers import compiled, num_settled, rms_norm
 from vidspec_models.backends.cpu.packing import (
     MAX_LINES,
     STRIP,
@@ -35,8 +35,8 @@ from vidspec_models.backends.cpu.packing import (
     as_array,
     step_weights,
 )
-from vidspec_models.backends.cpu.segments import COLUMNS, KEPT, NUM_ROWS, START, described, note_columns
-from vidspec_models.backends.cpu.team import Member, Team, meet, now_ns, share
+from vidspec_models.backends.cpu.segments import KEPT, NUM_ROWS, START, described, note_columns
+from vidspec_models.backends.cpu.team import Member, Team, begin_task, end_task, now_ns, take_part
 from vidspec_models.backends.cpu.team_size import TeamSize
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
@@ -45,6 +45,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 # that a second thread does not pay.
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
 _LONG_STEP_S = 0.05
+_MANY_ROWS = 8  # of which a thread's part pays for waking it
 _NEVER_NS = 2**63 - 1
 _WORTH = 0.8  # of a step's time: with 0.7 an answer took three quarters as long, with 0.78 nearly as long as before
 
@@ -142,24 +143,29 @@ class CpuStep:
         logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", alone)
 
     def use_threads(self, count: int, most_alone: int | None = None) -> None:
-        """Step with so many from now on, and run ahead alone with as many or up to `most_alone`.
+        """Step with so many from now on; with as many or up to `most_alone` run ahead alone, or step with many rows.
 
         Raises RuntimeError where the system has no more threads.
         """
         most = most_alone or count
         self._team = Team(most)
-        self.num_threads, self.alone = count, TeamSize(count, most)
+        self.num_threads, self.alone, self.many_rows = count, TeamSize(count, most), TeamSize(count, most)
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
         """Logits [n, V padded] of rows hidden [n, E], by the whole team."""
         _, num_kv_heads, eps, scale, weights = self.constants
-        room = self._room(hidden)
+        room, began = self._room(hidden), time.monotonic()
+        wanted = self.num_threads if len(hidden) < _MANY_ROWS else self.many_rows.choose(began)
+        num_threads = min(wanted, self.decoder.cores.num_threads)
         self._team.run(
-            min(self.num_threads, self.decoder.cores.num_threads),
+            num_threads,
             lambda member: decode(
                 member, room.rows, tables, segments, num_kv_heads, eps, scale, weights, self.scratch(), room.logits
             ),
         )
+        if len(hidden) >= _MANY_ROWS and num_threads == wanted:
+            now = time.monotonic()
+            self.many_rows.observe(num_threads, (now - began) / len(hidden), now)
         return room.logits
 
     def _room(self, hidden: Array) -> Room:
@@ -210,17 +216,19 @@ def decode(
     for layer in range(weights.mlp_norm.shape[0]):
         project(member, rows, tables, segments, layer, num_kv_heads, eps, weights, queries)
         finish(member, rows, segments, layer, num_kv_heads, eps, scale, weights, queries)
-    if member.number == 0:
-        for segment in range(segments.shape[0]):
-            num_settled = segments[segment, START] // STRIP * STRIP
-            segments[segment, KEPT] = num_settled if segments[segment, COLUMNS] else 0
     normed = np.empty_like(rows.hidden)
     rms_norm(rows.hidden, weights.final_norm, eps, normed)
-    begin, end = share(member, weights.head.shape[0])
-    for row in range(logits.shape[0]):
-        for column in range(begin * STRIP, end * STRIP):
-            logits[row, column] = 0
-    product(normed, weights.head, logits, begin, end)
+    begin_task(member, 1)
+    part = take_part(member)
+    while part >= 0:
+        for segment in range(segments.shape[0]):
+            segments[segment, KEPT] = num_settled(segments[segment])
+        for row in range(logits.shape[0]):
+            for column in range(logits.shape[1]):
+                logits[row, column] = 0
+        part = take_part(member)
+    end_task(member)
+    add_product(member, normed, weights.head, logits)
 
 
 @compiled
@@ -245,16 +253,18 @@ def run_ahead(
         num_rows = room.logits.shape[0]
         rotary = tables[position : position + num_rows]
         decode(member, room.rows, rotary, segment, num_kv_heads, eps, scale, weights, queries, room.logits)
-        meet(member)
-        if member.number == 0:
+        begin_task(member, 1)
+        part = take_part(member)
+        while part >= 0:
             tokens[i], margins[i] = choose(room.logits[num_rows - 1], sharpness, noise[i])
             segment[0, START] += num_rows
             segment[0, NUM_ROWS] = 1
             following.rows.hidden[0] = embedding[tokens[i]]
             if now_ns() > until_ns:
                 made[0] = i + 1
+            part = take_part(member)
+        end_task(member)
         position += num_rows
-        meet(member)
 
 
 @compiled

@@ -1,6 +1,8 @@
-"""Team: threads that go through one kernel together, each with its share of every product, and wait for each other.
+"""Team: threads that go through one kernel together and take the parts of each of its tasks, whoever comes first.
 
-What a thread computes does not depend on how many there are, so that their number is free: a row's bits stay the same.
+A part has the same result whoever computes it, and a task is over when all its parts are done: nobody waits for a
+thread that has no core, but for the part that it has begun. One that comes late finds tasks without parts until it has
+caught up, or the kernel's end. So their number is free, and a row's bits stay the same.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.layers import compiled
+from vidspec_models.backends.cpu.packing import Array
 
 _START_TIMEOUT_S = 10.0
-_LINE = 8  # int64 of a cache line
+_LINE, _LINE_BYTES = 16, 128  # int64 of what one core takes from another's cache: a line and its neighbour
+_FIRST, _LAST, _HOLDS = range(3)
 _I64 = ir.IntType(64)
 _SPINS = 2000  # some microseconds; then whoever waits for this core may have it
 _YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
@@ -38,7 +42,18 @@ class Member(NamedTuple):
 
     number: int  # from 0
     team_size: int
-    meeting: int  # address of an int64, 0 at the beginning: how many have come to a meeting so far
+    parts: int  # address of two lines, noughts at the beginning: how many parts were taken so far, and how many done
+    own: Array  # int64 [3], likewise: where the current task's parts begin and end, and what was taken of them
+
+
+def joined(number: int, team_size: int, parts: int) -> Member:
+    """At the beginning of a kernel."""
+    return Member(number, team_size, parts, np.zeros(_HOLDS + 1, np.int64))
+
+
+def alone() -> Member:
+    """A team of one."""
+    return joined(0, 1, 0)
 
 
 class Team:
@@ -68,15 +83,19 @@ class Team:
         self._their_cores = set[int]()
 
     def run(self, count: int, work: Callable[[Member], None]) -> None:
-        """`work` by so many members, at most all, the calling thread among them; returns when all have done theirs."""
-        if count > 1:
-            self._leave_my_core()
-        meeting = np.zeros(_LINE, np.int64)  # so that nothing else lies near it
-        members = [Member(number, count, meeting.ctypes.data) for number in range(count)]
-        others = [self._others.submit(work, member) for member in members[1:]]
-        work(members[0])
+        """`work` by so many members, at most all, the calling thread among them; returns when all parts are done.
+
+        A member that has no core meanwhile does nothing, or ends later, when it finds nothing left to do.
+        """
+        if count == 1:
+            work(alone())
+            return
+        self._leave_my_core()
+        parts = np.zeros(2 * _LINE, np.int64)
+        others = [self._others.submit(_join, work, number, count, parts) for number in range(1, count)]
+        work(joined(0, count, parts.ctypes.data))
         for other in others:
-            other.result()
+            other.cancel()
 
     def _leave_my_core(self) -> None:
         """Linux may wake a thread on the core of who wakes it, after a pause in one case of six, and leave both there
@@ -90,23 +109,54 @@ class Team:
                     os.sched_setaffinity(thread, cores)
 
 
-@compiled
-def share(member: Member, total: int) -> tuple[int, int]:
-    """First and last of a member's part of so many things that all have to be done."""
-    return total * member.number // member.team_size, total * (member.number + 1) // member.team_size
+def _join(work: Callable[[Member], None], number: int, count: int, parts: Array) -> None:
+    """The array and not its address alone, since who comes late reads it when the call is over."""
+    work(joined(number, count, parts.ctypes.data))
 
 
 @compiled
-def meet(member: Member) -> None:
-    """Wait until all are here; what any of them has written, all can read afterwards.
+def share(part: int, num_parts: int, total: int) -> tuple[int, int]:
+    """First and last of a part's share of so many things."""
+    return total * part // num_parts, total * (part + 1) // num_parts
 
-    Raises RuntimeError where one does not come for a minute: it has failed.
+
+@compiled
+def begin_task(member: Member, num_parts: int) -> None:
+    """The next task. All members begin the same ones one after the other, and end each."""
+    member.own[_FIRST] = member.own[_LAST]
+    member.own[_LAST] += num_parts
+
+
+@compiled
+def take_part(member: Member) -> int:
+    """A part of the task that nobody has taken, from 0, or -1; what this member has taken before it has done."""
+    own = member.own
+    if member.team_size == 1:
+        own[_HOLDS] = own[_HOLDS] + 1 if own[_FIRST] + own[_HOLDS] < own[_LAST] else 0
+        return int(own[_HOLDS] - 1)
+    if own[_HOLDS]:
+        own[_HOLDS] = 0
+        _add(member.parts + _LINE_BYTES)
+    taken = _number(member.parts)
+    while taken < own[_LAST]:
+        found = _exchange(member.parts, taken, taken + 1)
+        if found == taken:
+            own[_HOLDS] = 1
+            return int(taken - own[_FIRST])
+        taken = found
+    return -1
+
+
+@compiled
+def end_task(member: Member) -> None:
+    """Wait until all parts of the task are done; what was written by any member, all can read afterwards.
+
+    Raises RuntimeError where one is not done for a minute: its member has failed.
     """
     if member.team_size == 1:
         return
-    awaited = (_come(member.meeting) // member.team_size + 1) * member.team_size
     tries = 0
-    while _number_come(member.meeting) < awaited:
+    while _number(member.parts + _LINE_BYTES) < member.own[_LAST]:
         tries += 1
         if tries > _SPINS + _YIELDS + _PATIENCE:
             raise RuntimeError("a thread of the team is missing")
@@ -132,22 +182,35 @@ def now_ns(_typing: Any) -> Any:
 
 
 @intrinsic
-def _come(_typing: Any, meeting: Any) -> Any:
-    """How many had come before."""
+def _add(_typing: Any, number: Any) -> Any:
+    """One to the int64 at an address."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
+        builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
+        return context.get_dummy_value()
 
-    return types.int64(meeting), generate
+    return types.none(number), generate
 
 
 @intrinsic
-def _number_come(_typing: Any, meeting: Any) -> Any:
+def _exchange(_typing: Any, number: Any, expected: Any, new: Any) -> Any:
+    """What is at an address, and the new number there if it was what is expected."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        found = builder.cmpxchg(place, arguments[1], arguments[2], "acq_rel", "acquire")
+        return builder.extract_value(found, 0)
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _number(_typing: Any, number: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
 
-    return types.int64(meeting), generate
+    return types.int64(number), generate
 
 
 @intrinsic

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.backends.cpu.integers import TOGETHER
-from vidspec_models.backends.cpu.layer_halves import product
+from vidspec_models.backends.cpu.layer_halves import operand, product
 from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled
 from vidspec_models.backends.cpu.packing import (
     LANES,
@@ -151,11 +151,11 @@ def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
     normed, heads = np.empty_like(rows), np.empty((num_rows, 3 * size), np.float32)
     layer_norm(rows, weights.first_norm, normed)
     fill(heads, weights.qkv.bias)
-    product(normed, weights.qkv.weight, heads, 0, weights.qkv.weight.shape[0])
+    product(operand(normed, weights.qkv.weight), weights.qkv.weight, heads, 0, weights.qkv.weight.shape[0])
     mixed = np.empty_like(rows)
     attend_frame(heads.reshape(num_rows, 3 * weights.num_heads, size // weights.num_heads), weights.scale, like, mixed)
     fill(out, weights.output.bias)
-    product(mixed, weights.output.weight, out, 0, weights.output.weight.shape[0])
+    product(operand(mixed, weights.output.weight), weights.output.weight, out, 0, weights.output.weight.shape[0])
     for row in range(num_rows):
         for column in range(size):
             out[row, column] += rows[row, column]
@@ -181,12 +181,12 @@ def add_mlp(rows: Array, up: Linear, down: Linear, is_exact: bool, out: Array) -
         last = min(first + MAX_LINES, rows.shape[0])
         part = acted[: last - first]
         fill(part, up.bias)
-        product(rows[first:last], up.weight, part, 0, up.weight.shape[0])
+        product(operand(rows[first:last], up.weight), up.weight, part, 0, up.weight.shape[0])
         if is_exact:
             gelu(part.ctypes.data, part.size // LANES)
         else:
             tanh_gelu(part.ctypes.data, part.size // LANES)
-        product(part, down.weight, out[first:last], 0, down.weight.shape[0])
+        product(operand(part, down.weight), down.weight, out[first:last], 0, down.weight.shape[0])
 
 
 @compiled

@@ -15,8 +15,9 @@ from torch import Tensor
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu import integers as cpu_integers
-from vidspec_models.backends.cpu.integers import TOGETHER, integer_product
+from vidspec_models.backends.cpu.integers import TOGETHER, integer_product, integer_rows
 from vidspec_models.backends.cpu.layers import forget_stale, strip_product
+from vidspec_models.backends.cpu.layers import rounded as rounded_rows
 from vidspec_models.backends.cpu.packing import STRIP, integers, narrowed, paired, step_weights, suits
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
@@ -167,7 +168,7 @@ def test_a_product_in_int8_is_that_of_rounded_rows_and_weights() -> None:
     rows, weight = torch.randn(2 * MAX_ROWS + 1, 128, generator=generator), torch.randn(3 * STRIP, 128)
     rows[1], rows[2, :64], weight[5] = 0.0, 1e-30, 0.0
     out = np.ones((len(rows), 3 * STRIP), np.float32)
-    integer_product(rows.numpy(), integer_strips(weight, TOGETHER), out, 0, 3)
+    integer_product(integer_rows(rows.numpy()), integer_strips(weight, TOGETHER), out, 0, 3)
     rounded = from_integers(*to_integers(weight))
     assert np.allclose(out, 1 + round_rows(rows) @ rounded.T, atol=1e-4)
     assert not np.allclose(out, 1 + rows @ rounded.T, atol=1e-3)
@@ -199,12 +200,12 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
     generator = torch.Generator().manual_seed(8)
     rows, weight = torch.randn(num_rows, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
     first, second = (np.zeros((num_rows, STRIP), np.float32) for _ in range(2))
-    integer_product(rows.numpy(), integer_strips(weight, TOGETHER), first, 0, 1)
+    integer_product(integer_rows(rows.numpy()), integer_strips(weight, TOGETHER), first, 0, 1)
     together = 4 if feature.endswith("vnni") else 2
     monkeypatch.setattr(cpu_integers, "TOGETHER", together)
     monkeypatch.setattr(cpu_integers, "_MOST_LANES", most_lanes)
-    other = numba.njit(integer_product.py_func)
-    other(rows.numpy(), integer_strips(weight, together), second, 0, 1)
+    other_rows, other = numba.njit(integer_rows.py_func), numba.njit(integer_product.py_func)
+    other(other_rows(rows.numpy()), integer_strips(weight, together), second, 0, 1)
     assert np.array_equal(first, second)
     assert first.any()
     code = "".join(other.inspect_llvm().values())
@@ -231,7 +232,7 @@ def test_a_product_in_bfloat16_is_that_of_the_rounded_numbers() -> None:
     rows, weight = torch.randn(9, 128, generator=generator), torch.randn(3 * STRIP, 128, generator=generator)
     strips = weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous()
     out = np.zeros((9, 3 * STRIP), np.float32)
-    strip_product(rows.numpy(), paired(strips.numpy()), out, 0, len(strips))
+    strip_product(rounded_rows(rows.numpy()), paired(strips.numpy()), out, 0, len(strips))
     assert np.allclose(out, rows.bfloat16().float() @ weight.bfloat16().float().T, atol=1e-4)
 
 

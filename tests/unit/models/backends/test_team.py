@@ -18,45 +18,79 @@ from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu import team
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import Array
-from vidspec_models.backends.cpu.team import Member, Team, meet, now_ns, share
+from vidspec_models.backends.cpu.team import (
+    Member,
+    Team,
+    alone,
+    begin_task,
+    end_task,
+    joined,
+    now_ns,
+    share,
+    take_part,
+)
 
 pytestmark = pytest.mark.unit
 
 
-@given(total=st.integers(0, 50), team_size=st.integers(1, 12))
-def test_all_is_shared_out_once_and_fairly(total: int, team_size: int) -> None:
-    parts = [share(Member(number, team_size, 0), total) for number in range(team_size)]
+@given(total=st.integers(0, 50), num_parts=st.integers(1, 12))
+def test_all_is_shared_out_once_and_fairly(total: int, num_parts: int) -> None:
+    parts = [share(part, num_parts, total) for part in range(num_parts)]
     assert [each for begin, end in parts for each in range(begin, end)] == list(range(total))
     sizes = [end - begin for begin, end in parts]
     assert max(sizes) - min(sizes) <= 1
 
 
 @compiled
-def sum_of_all(member: Member, rounds: int, own: Array, sums: Array) -> None:
-    """Each round every member writes its number, then reads what all have written, then lets others write again."""
-    for i in range(rounds):
-        own[member.number] = i + member.number
-        meet(member)
-        total = 0
-        for other in range(member.team_size):
-            total += own[other]
-        sums[member.number, i] = total
-        meet(member)
+def running_sums(member: Member, num_tasks: int, num_parts: int, late_ns: int, sums: Array, takers: Array) -> None:
+    """Each task's parts add up all parts of the task before: `sums` [tasks + 1, parts], the first line given."""
+    if member.number > 0:
+        until = now_ns() + late_ns
+        while now_ns() < until:
+            pass
+    for task in range(num_tasks):
+        begin_task(member, num_parts)
+        part = take_part(member)
+        while part >= 0:
+            takers[task, part] += 1 << (8 * member.number)
+            for before in range(num_parts):
+                sums[task + 1, part] += sums[task, before] % 1000 + part
+            part = take_part(member)
+        end_task(member)
 
 
-@pytest.mark.parametrize("team_size", [1, 2, 3, 7])
-def test_nobody_goes_on_before_all_have_come(team_size: int) -> None:
-    """Seven on two cores, too: who waits gives way."""
-    rounds, meeting = 300, np.zeros(8, np.int64)
-    own, sums = np.zeros(team_size, np.int64), np.zeros((team_size, rounds), np.int64)
-    with ThreadPoolExecutor(team_size) as threads:
-        for done in [
-            threads.submit(sum_of_all, Member(number, team_size, meeting.ctypes.data), rounds, own, sums)
-            for number in range(team_size)
-        ]:
-            done.result(timeout=60)
-    expected = team_size * np.arange(rounds) + sum(range(team_size))
+@pytest.mark.parametrize("late_ns", [0, 20_000_000])
+@pytest.mark.parametrize(("team_size", "num_parts"), [(1, 5), (2, 1), (2, 7), (3, 2), (7, 16)])
+def test_every_part_is_done_once_and_before_the_next_task(team_size: int, num_parts: int, late_ns: int) -> None:
+    """By seven on two cores, too, and where all but the one who calls come when it is done."""
+    together, num_tasks = Team(team_size), 300
+    sums, takers = np.zeros((num_tasks + 1, num_parts), np.int64), np.zeros((num_tasks, num_parts), np.int64)
+    sums[0] = np.arange(num_parts)
+    expected = sums.copy()
+    for task in range(num_tasks):
+        expected[task + 1] = (expected[task] % 1000).sum() + num_parts * np.arange(num_parts)
+    running_sums(alone(), 1, num_parts, 0, sums.copy(), takers.copy())  # compiles
+    began = time.monotonic()
+    together.run(team_size, lambda member: running_sums(member, num_tasks, num_parts, late_ns, sums, takers))
+    if late_ns and team_size == 2:
+        assert time.monotonic() - began < 0.02, "waited for one who had nothing to do"
     assert (sums == expected).all()
+    assert all(takers.ravel() & (takers.ravel() - 1) == 0)  # one bit each: taken once
+
+
+def test_the_next_kernel_does_not_wait_for_who_is_late() -> None:
+    together, gate = Team(2), threading.Event()
+    sums, takers = np.zeros((2, 4), np.int64), np.zeros((1, 4), np.int64)
+
+    def come_late(member: Member) -> None:
+        if member.number:
+            gate.wait(10)
+
+    together.run(2, come_late)
+    for _ in range(3):
+        together.run(2, lambda member: running_sums(member, 1, 4, 0, sums, takers))
+    assert (takers == 3).all()
+    gate.set()
 
 
 @compiled
@@ -71,9 +105,13 @@ def test_kernels_know_the_time() -> None:
 
 def test_nobody_waits_for_ever_for_one_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team, "_PATIENCE", 10_000)
-    impatient, meeting = numba.njit(meet.py_func), np.zeros(8, np.int64)
+    parts = np.zeros(32, np.int64)
+    mine, theirs = (joined(number, 2, parts.ctypes.data) for number in range(2))
+    for each in (mine, theirs):
+        begin_task(each, 1)
+    assert (take_part(theirs), take_part(mine)) == (0, -1)
     with pytest.raises(RuntimeError, match="missing"):
-        impatient(Member(0, 2, meeting.ctypes.data))
+        numba.njit(end_task.py_func)(mine)
 
 
 def test_threads_that_cannot_be_had_leave_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +145,9 @@ def test_a_team_works_where_nobody_may_choose_cores(monkeypatch: pytest.MonkeyPa
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    done: list[int] = []
-    Team(2).run(2, lambda member: done.append(member.number))
-    assert sorted(done) == [0, 1]
+    sums, takers = np.zeros((4, 2), np.int64), np.zeros((3, 2), np.int64)
+    Team(2).run(2, lambda member: running_sums(member, 3, 2, 0, sums, takers))
+    assert (takers > 0).all()
 
 
 def test_who_is_alone_goes_on_with_what_threads_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
