@@ -1,4 +1,5 @@
-"""TeamSize: how many threads a request that is alone is decoded with: as many as pay, found out while they work.
+"""TeamSize: how many threads strides of a lone request take, or steps of many rows: as many as pay, found out while
+they work.
 
 Who measures while a server starts shares the cores with its other processes, and finds in every other start that a
 second thread does not pay. What a stride takes later is known for nothing. Bits do not depend on the size.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-_WORTH = 0.9  # of the time with half as many: nothing else of ours is at work, but other processes may be
+_WORTH = 0.9  # of the time with half as many: a draft or other processes may want the cores, too
 _AGAIN_S = 0.25  # after that another size is tried once more: processes come and go
 _PAUSE_S = 0.008  # between strides that follow one another lie 0.3 to 1.4 ms
 _WARM_S = 0.01  # of work, until strides take what they take from then on

@@ -20,7 +20,7 @@ from vidspec_service.engine.speculation.plan import MOST_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView
 
-MOST_AT_ONCE = 5  # tokens before the draft looks whether the target has said something
+MOST_AT_ONCE = 8  # tokens before the draft looks whether the target has said something; 5 were 4 % slower
 
 
 class PrunedView:
