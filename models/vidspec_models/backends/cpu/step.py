@@ -152,7 +152,7 @@ class CpuStep:
         self.num_threads, self.alone, self.many_rows = count, TeamSize(count, most), TeamSize(count, most)
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
-        """Logits [n, V padded] of rows hidden [n, E], by the whole team."""
+        """Logits [n, V padded] of rows hidden [n, E], by as many threads as pay and have cores."""
         _, num_kv_heads, eps, scale, weights = self.constants
         room, began = self._room(hidden), time.monotonic()
         wanted = self.num_threads if len(hidden) < _MANY_ROWS else self.many_rows.choose(began)
@@ -220,7 +220,7 @@ def decode(
     rms_norm(rows.hidden, weights.final_norm, eps, normed)
     begin_task(member, 1)
     part = take_part(member)
-    while part >= 0:
+    while part >= 0:  # one thread, once nobody attends any more
         for segment in range(segments.shape[0]):
             segments[segment, KEPT] = num_settled(segments[segment])
         for row in range(logits.shape[0]):
