@@ -28,6 +28,7 @@ from vidspec_models.backends.cpu.packing import Array
 _START_TIMEOUT_S = 10.0
 _LINE, _LINE_BYTES = 16, 128  # int64 of what one core takes from another's cache: a line and its neighbour
 _FIRST, _LAST, _HOLDS = range(3)
+_ALL_TAKEN = 2**62
 _I64 = ir.IntType(64)
 _SPINS = 2000  # some microseconds; then whoever waits for this core may have it
 _YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
@@ -40,20 +41,19 @@ _libc = ctypes.CDLL(None)
 class Member(NamedTuple):
     """One of a team's threads."""
 
-    number: int  # from 0
     team_size: int
     parts: int  # address of two lines, noughts at the beginning: how many parts were taken so far, and how many done
     own: Array  # int64 [3], likewise: where the current task's parts begin and end, and what was taken of them
 
 
-def joined(number: int, team_size: int, parts: int) -> Member:
+def joined(team_size: int, parts: int) -> Member:
     """At the beginning of a kernel."""
-    return Member(number, team_size, parts, np.zeros(_HOLDS + 1, np.int64))
+    return Member(team_size, parts, np.zeros(_HOLDS + 1, np.int64))
 
 
 def alone() -> Member:
     """A team of one."""
-    return joined(0, 1, 0)
+    return joined(1, 0)
 
 
 class Team:
@@ -92,10 +92,14 @@ class Team:
             return
         self._leave_my_core()
         parts = np.zeros(2 * _LINE, np.int64)
-        others = [self._others.submit(_join, work, number, count, parts) for number in range(1, count)]
-        work(joined(0, count, parts.ctypes.data))
-        for other in others:
-            other.cancel()
+        others = [self._others.submit(_join, work, count, parts) for _ in range(1, count)]
+        try:
+            work(joined(count, parts.ctypes.data))
+        finally:
+            parts[0] = _ALL_TAKEN  # where this thread has failed, too: caches may be gone before another one comes
+            for other in others:
+                if not other.cancel() and other.done():
+                    other.result()  # raises what it raised
 
     def _leave_my_core(self) -> None:
         """Linux may wake a thread on the core of who wakes it, after a pause in one case of six, and leave both there
@@ -109,9 +113,9 @@ class Team:
                     os.sched_setaffinity(thread, cores)
 
 
-def _join(work: Callable[[Member], None], number: int, count: int, parts: Array) -> None:
+def _join(work: Callable[[Member], None], count: int, parts: Array) -> None:
     """The array and not its address alone, since who comes late reads it when the call is over."""
-    work(joined(number, count, parts.ctypes.data))
+    work(joined(count, parts.ctypes.data))
 
 
 @compiled

@@ -1,5 +1,6 @@
 """Threads that make one step together: the bits of a single one, however many there are and wherever they wait."""
 
+import itertools
 import os
 import threading
 import time
@@ -21,7 +22,6 @@ from vidspec_models.backends.cpu.packing import Array
 from vidspec_models.backends.cpu.team import (
     Member,
     Team,
-    alone,
     begin_task,
     end_task,
     joined,
@@ -42,55 +42,105 @@ def test_all_is_shared_out_once_and_fairly(total: int, num_parts: int) -> None:
 
 
 @compiled
-def running_sums(member: Member, num_tasks: int, num_parts: int, late_ns: int, sums: Array, takers: Array) -> None:
+def running_sums(member: Member, who: int, num_tasks: int, num_parts: int, sums: Array, takers: Array) -> None:
     """Each task's parts add up all parts of the task before: `sums` [tasks + 1, parts], the first line given."""
-    if member.number > 0:
-        until = now_ns() + late_ns
-        while now_ns() < until:
-            pass
     for task in range(num_tasks):
         begin_task(member, num_parts)
         part = take_part(member)
         while part >= 0:
-            takers[task, part] += 1 << (8 * member.number)
+            takers[task, part] += 1 << (8 * who)
             for before in range(num_parts):
                 sums[task + 1, part] += sums[task, before] % 1000 + part
             part = take_part(member)
         end_task(member)
 
 
-@pytest.mark.parametrize("late_ns", [0, 20_000_000])
+class Sums:
+    """Many small tasks, each of which hangs on all of the one before."""
+
+    def __init__(self, num_parts: int, num_tasks: int = 300) -> None:
+        self.size = num_tasks, num_parts
+        self.sums = np.zeros((num_tasks + 1, num_parts), np.int64)
+        self.sums[0] = np.arange(num_parts)
+        self.takers = np.zeros(self.size, np.int64)
+        self._numbers = itertools.count()
+
+    def __call__(self, member: Member) -> None:
+        running_sums(member, next(self._numbers), *self.size, self.sums, self.takers)
+
+    @property
+    def are_right(self) -> bool:
+        """Every part was taken by one, once, when the task before was done."""
+        num_parts, found, takers = self.size[1], self.sums, self.takers
+        sums = (found[:-1] % 1000).sum(1, keepdims=True) + num_parts * np.arange(num_parts)
+        return bool((found[1:] == sums).all() and (takers > 0).all() and (takers & (takers - 1) == 0).all())
+
+
 @pytest.mark.parametrize(("team_size", "num_parts"), [(1, 5), (2, 1), (2, 7), (3, 2), (7, 16)])
-def test_every_part_is_done_once_and_before_the_next_task(team_size: int, num_parts: int, late_ns: int) -> None:
-    """By seven on two cores, too, and where all but the one who calls come when it is done."""
-    together, num_tasks = Team(team_size), 300
-    sums, takers = np.zeros((num_tasks + 1, num_parts), np.int64), np.zeros((num_tasks, num_parts), np.int64)
-    sums[0] = np.arange(num_parts)
-    expected = sums.copy()
-    for task in range(num_tasks):
-        expected[task + 1] = (expected[task] % 1000).sum() + num_parts * np.arange(num_parts)
-    running_sums(alone(), 1, num_parts, 0, sums.copy(), takers.copy())  # compiles
-    began = time.monotonic()
-    together.run(team_size, lambda member: running_sums(member, num_tasks, num_parts, late_ns, sums, takers))
-    if late_ns and team_size == 2:
-        assert time.monotonic() - began < 0.02, "waited for one who had nothing to do"
-    assert (sums == expected).all()
-    assert all(takers.ravel() & (takers.ravel() - 1) == 0)  # one bit each: taken once
+def test_every_part_is_done_once_and_before_the_next_task(team_size: int, num_parts: int) -> None:
+    """By seven on two cores, too."""
+    sums = Sums(num_parts)
+    Team(team_size).run(team_size, sums)
+    assert sums.are_right
 
 
-def test_the_next_kernel_does_not_wait_for_who_is_late() -> None:
-    together, gate = Team(2), threading.Event()
-    sums, takers = np.zeros((2, 4), np.int64), np.zeros((1, 4), np.int64)
+def test_nobody_waits_for_who_is_late_and_who_is_late_changes_nothing() -> None:
+    together, gate, has_come = Team(2), threading.Event(), threading.Event()
+    sums, here = Sums(4), threading.current_thread()
 
     def come_late(member: Member) -> None:
-        if member.number:
+        if threading.current_thread() is not here:
             gate.wait(10)
+            sums(member)
+            has_come.set()
+        else:
+            sums(member)
 
     together.run(2, come_late)
-    for _ in range(3):
-        together.run(2, lambda member: running_sums(member, 1, 4, 0, sums, takers))
-    assert (takers == 3).all()
+    assert (sums.takers == 1).all(), "all parts by who calls"
+    following = Sums(4)
+    together.run(2, following)
+    assert (following.takers == 1).all()
+    assert not has_come.is_set()
+    before = sums.sums.copy()
     gate.set()
+    assert has_come.wait(10)
+    assert (sums.sums == before).all()
+    assert sums.are_right
+
+
+def test_who_comes_after_a_failure_has_nothing_to_do() -> None:
+    gate, has_come, here = threading.Event(), threading.Event(), threading.current_thread()
+    begun = threading.Event()
+
+    def fail(member: Member) -> None:
+        if threading.current_thread() is here:
+            begun.wait(10)
+            raise MemoryError
+        begun.set()
+        gate.wait(10)
+        begin_task(member, 4)
+        assert take_part(member) == -1
+        has_come.set()
+
+    with pytest.raises(MemoryError):
+        Team(2).run(2, fail)
+    gate.set()
+    assert has_come.wait(10)
+
+
+def test_what_another_thread_raises_is_raised() -> None:
+    together, here, failed = Team(2), threading.current_thread(), threading.Event()
+
+    def fail(_: Member) -> None:
+        if threading.current_thread() is not here:
+            failed.set()
+            raise ValueError("of another thread")
+        failed.wait(10)
+        together._others.submit(int).result(10)  # it is free again, and so has told
+
+    with pytest.raises(ValueError, match="of another"):
+        together.run(2, fail)
 
 
 @compiled
@@ -106,7 +156,7 @@ def test_kernels_know_the_time() -> None:
 def test_nobody_waits_for_ever_for_one_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team, "_PATIENCE", 10_000)
     parts = np.zeros(32, np.int64)
-    mine, theirs = (joined(number, 2, parts.ctypes.data) for number in range(2))
+    mine, theirs = (joined(2, parts.ctypes.data) for _ in range(2))
     for each in (mine, theirs):
         begin_task(each, 1)
     assert (take_part(theirs), take_part(mine)) == (0, -1)
@@ -145,9 +195,9 @@ def test_a_team_works_where_nobody_may_choose_cores(monkeypatch: pytest.MonkeyPa
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    sums, takers = np.zeros((4, 2), np.int64), np.zeros((3, 2), np.int64)
-    Team(2).run(2, lambda member: running_sums(member, 3, 2, 0, sums, takers))
-    assert (takers > 0).all()
+    sums = Sums(2)
+    Team(2).run(2, sums)
+    assert sums.are_right
 
 
 def test_who_is_alone_goes_on_with_what_threads_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
