@@ -86,14 +86,16 @@ def test_every_part_is_done_once_and_before_the_next_task(team_size: int, num_pa
 
 def test_nobody_waits_for_who_is_late_and_who_is_late_changes_nothing() -> None:
     together, gate, has_come = Team(2), threading.Event(), threading.Event()
-    sums, here = Sums(4), threading.current_thread()
+    sums, here, begun = Sums(4), threading.current_thread(), threading.Event()
 
     def come_late(member: Member) -> None:
         if threading.current_thread() is not here:
+            begun.set()  # one that has not begun when all is done is not let begin
             gate.wait(10)
             sums(member)
             has_come.set()
         else:
+            begun.wait(10)
             sums(member)
 
     together.run(2, come_late)
