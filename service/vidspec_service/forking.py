@@ -55,8 +55,8 @@ class ForkServer:
         if self._server is not None and self._server.poll() is None:
             return
         self._end()
-        # Nothing of ours: no keys to steal. One thread for what numpy brings.
-        bare = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+        bare = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # nothing of ours: no keys to steal
+        environment = bare if self._is_bare else os.environ  # noqa: TID251  handed on as it is
         requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         requests.setblocking(False)
         try:
@@ -67,7 +67,8 @@ class ForkServer:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL if self._is_bare else None,
                     stderr=subprocess.DEVNULL if self._is_bare else None,
-                    env=bare if self._is_bare else None,
+                    # Forking is safe with one thread. What numpy brings starts one a core when it is imported.
+                    env={**environment, "OPENBLAS_NUM_THREADS": "1"},
                     cwd="/" if self._is_bare else None,
                 )
         except OSError:

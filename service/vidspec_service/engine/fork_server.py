@@ -5,7 +5,8 @@ here that is paid once for all workers, and a worker that died is back as soon a
 comes through the socket FD are the workers' channels, one a worker. It ends when the API closes the socket.
 
 Forking is safe while there is one thread and no CUDA driver: the threads of torch and numba start with their first
-work, in the worker, and where an import has touched the driver the worker becomes a fresh interpreter instead.
+work, in the worker, those of numpy never (`forking.py`), and where an import has touched the driver the worker becomes
+a fresh interpreter instead.
 """
 
 from __future__ import annotations
