@@ -15,8 +15,8 @@ from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import alone_config, spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode
-from vidspec_service.bench.speed.worker import Forwards, echo, time_forwards
-from vidspec_service.engine.config import EngineConfig
+from vidspec_service.bench.speed.worker import Forwards, echo, time_forwards, time_model
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
 from vidspec_service.engine.speculation.plan import Plan, StepCosts, best_plan
@@ -51,17 +51,29 @@ def typical_context(samples: Sequence[Sample]) -> int:
     return round(fmean(sample.prompt_tokens + len(sample.ids) / 2 for sample in samples))
 
 
-def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...]) -> ProbedCosts:
-    """The target's forwards over so many rows, the draft's over one, none beside another. Raises ConfigError."""
+def probe_costs(
+    pair: EngineConfig, context: int, rows: tuple[int, ...], *, with_copies: bool = False
+) -> tuple[ProbedCosts, dict[str, float]]:
+    """The target's forwards over so many rows, the draft's over one, none beside another. Raises ConfigError.
+
+    With copies also the bandwidth of each role's device, with as many threads as `alone` and `draft` have.
+    """
+    bandwidths = dict[str, float]()
+
+    def time_role(role: str, worker: WorkerConfig, threads: int, rows: tuple[int, ...]) -> Forwards:
+        if not with_copies:
+            return call_in_child(time_forwards, spec_of(worker, role), threads, context, rows)
+        forwards, bandwidths[role] = call_in_child(time_model, spec_of(worker, role), threads, context, rows)
+        return forwards
+
     threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
-    spec = spec_of(pair.target, "target")
-    target = alone = call_in_child(time_forwards, spec, threads["target"], context, rows)
+    target = alone = time_role("target", pair.target, threads["target"], rows)
     if threads["target"] != threads_alone:
-        alone = call_in_child(time_forwards, spec, threads_alone, context, rows)
+        alone = time_role("target", pair.target, threads_alone, rows)
     draft = None
     if pair.draft is not None and not pair.has_ngram_draft:
-        draft = call_in_child(time_forwards, spec_of(pair.draft, "draft"), threads["draft"], context, (1,))
-    return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
+        draft = time_role("draft", pair.draft, threads["draft"], (1,))
+    return ProbedCosts(context=context, target=target, alone=alone, draft=draft), bandwidths
 
 
 def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:

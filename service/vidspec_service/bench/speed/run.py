@@ -86,9 +86,8 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell:
         tell("timing the channel", 0, 0)
         round_trip = measure_round_trip()
         tell("timing forwards", 0, 0)
-        costs = probe_costs(pair, typical_context(run.samples), _ROWS if random is None else RANDOM_ROWS)
-        if random is not None:
-            tell("timing memory", 0, 0)
+        rows = _ROWS if random is None else RANDOM_ROWS
+        costs, bandwidths = probe_costs(pair, typical_context(run.samples), rows, with_copies=random is not None)
     return Measurements(
         samples=run.samples,
         activities=run.activities,
@@ -96,7 +95,7 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell:
         round_trip=round_trip,
         costs=costs,
         provenance=provenance,
-        synthetic=None if random is None else synthetic_facts(random, costs),
+        synthetic=None if random is None else synthetic_facts(random, costs, bandwidths),
     )
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from rich.table import Table
 
 from vidspec_models.synthetic.recipe import SHAPES, Oracle, PairShape, Recipe, Shape
-from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import ProbedCosts
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
-from vidspec_service.bench.speed.worker import Forwards, time_copies
+from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.engine.config import WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target
@@ -59,23 +58,21 @@ def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
     return [phase for phase in found if phase]
 
 
-def synthetic_facts(asked: SyntheticOptions, costs: ProbedCosts) -> Row:
-    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle."""
+def synthetic_facts(asked: SyntheticOptions, costs: ProbedCosts, bandwidths: Mapping[str, float]) -> Row:
+    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle.
+
+    `bandwidths`: by role, as in `roofline`.
+    """
     shapes = SHAPES[asked.shape]
     probed = {"target": (shapes.target, costs.alone)}
     if costs.draft is not None:
         probed["draft"] = (shapes.draft, costs.draft)
-    rooflines = {}
-    for role, (shape, forwards) in probed.items():
-        # Of the device of these forwards, with as many threads; of several, one reads at a time.
-        bandwidth = call_in_child(time_copies, forwards.device.partition(",")[0], forwards.threads)
-        rooflines[role] = roofline(shape, forwards, costs.context, bandwidth)
     return {
         "shape": asked.shape,
         "acceptance": asked.acceptance,  # imposed; the table's alpha is what came out
         "video_tokens": shapes.video_tokens,
         "text_tokens": shapes.text_tokens,
-        "rooflines": rooflines,
+        "rooflines": {role: roofline(*probe, costs.context, bandwidths[role]) for role, probe in probed.items()},
         "notes": synthetic_notes(shapes, {role: forwards.device for role, (_, forwards) in probed.items()}),
     }
 

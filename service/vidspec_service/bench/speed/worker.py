@@ -76,7 +76,7 @@ def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, 
 
 
 def time_model(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> tuple[Forwards, float]:
-    """A model's forwards, and the copies of its (first) device: one process for both."""
+    """A model's forwards, and the copies of its device (of several, one reads at a time): one process for both."""
     forwards = time_forwards(spec, threads, context, rows)
     return forwards, time_copies(forwards.device.partition(",")[0], threads)
 

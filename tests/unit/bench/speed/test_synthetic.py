@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.bench.speed import costs
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
-from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_notes
-from vidspec_service.bench.speed.worker import Forwards
+from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_facts, synthetic_notes
+from vidspec_service.bench.speed.worker import Forwards, time_forwards, time_model
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import parse
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import ConfigError
+
+PAIR = EngineConfig(target=WorkerConfig(model="target", threads=1), draft=WorkerConfig(model="draft", threads=1))
 
 
 def test_flags_become_options() -> None:
@@ -54,6 +59,29 @@ def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     assert found["of_roofline"] == pytest.approx(1.0)
     assert found["over_weights"] == pytest.approx(num_bytes / found["weight_bytes"])
     assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion numbers, of the embedding one row
+
+
+@pytest.mark.parametrize(("with_copies", "asked"), [(True, time_model), (False, time_forwards)])
+def test_copies_are_timed_in_the_processes_of_the_forwards(
+    monkeypatch: pytest.MonkeyPatch, with_copies: bool, asked: object
+) -> None:
+    children = list[object]()
+
+    def in_child(
+        function: object, spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]
+    ) -> Forwards | tuple[Forwards, float]:
+        children.append(function)
+        forwards = Forwards(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32")
+        return (forwards, {"target": 2e9, "draft": 1e9}[spec.role] * threads) if function is time_model else forwards
+
+    monkeypatch.setattr(costs, "call_in_child", in_child)
+    monkeypatch.setattr(costs, "threads_of", lambda config: {"target": 1 if config.draft else 3, "draft": 1})
+    probed, bandwidths = costs.probe_costs(PAIR, 600, (1, 2), with_copies=with_copies)
+    assert children == [asked] * 3  # the target's beside a draft and alone, the draft's
+    assert (probed.target.threads, probed.alone.threads) == (1, 3)
+    if with_copies:
+        rooflines = synthetic_facts(SyntheticOptions(shape="tiny"), probed, bandwidths)["rooflines"]
+        assert {role: line["bandwidth"] for role, line in rooflines.items()} == {"target": 6e9, "draft": 1e9}
 
 
 def test_a_shared_device_is_said() -> None:
