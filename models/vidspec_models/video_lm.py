@@ -259,7 +259,7 @@ class VideoLM:
     ) -> tuple[list[int], list[float]]:
         """So many tokens or fewer, and how far each one's runner-up is behind; only where the model can."""
         assert self._runner is not None
-        noise = sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
+        noise = self._noise(rows, sampler, prefix, count)
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
         with self.decoder.cores:
             found = self._runner.run_ahead(
@@ -267,3 +267,7 @@ class VideoLM:
             )
         rows.cache.length += len(rows.ids) + len(found[0]) - 1
         return found
+
+    def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
+        """What is added to the scores of so many tokens, the first after `rows`: float32 [count, V]."""
+        return sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])

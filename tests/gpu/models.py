@@ -68,7 +68,7 @@ def load(shape: Shape) -> Loaded:
     model.model.layers = nn.ModuleList()
     captured = make_cuda_step(decoder)
     assert isinstance(captured, CudaStep), captured
-    launched = CudaStep(decoder, decoder.batch_invariance.row_buckets, is_captured=False)
+    launched = CudaStep(decoder, is_captured=False)
     family = RandomFamily(Recipe(pair="tiny", role="target"))
     video_lm = VideoLM(model, None, family, decoder, frozenset(), captured)
     return Loaded(decoder, captured, launched, decoder.step, video_lm)

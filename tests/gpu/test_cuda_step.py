@@ -90,6 +90,26 @@ def _decode(loaded: Loaded, index: int, told: list[int] | None) -> tuple[list[in
     return ids[: ANSWER + 1], gaps[: ANSWER + 1]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tokens_chosen_on_the_device_are_those_of_the_host(loaded: Loaded, temperature: float) -> None:
+    """Several in one go; where two are too near each other the host chooses, as ever."""
+    sampler = CoupledSampler(SamplingParams(temperature=temperature, seed=3))
+    in_one_go = 0
+    for index in range(20):
+        one, other = loaded.prefilled(index, PROMPT), loaded.prefilled(index, PROMPT)
+        expected, ids = [index % 500], [index % 500]
+        while len(expected) <= ANSWER:
+            (logits,) = loaded.model.step([StepRows(cache=one, ids=expected[-1:], position=one.length)])
+            expected += sampler.choose(logits, expected)
+        while len(ids) <= ANSWER:
+            rows = StepRows(cache=other, ids=ids[-1:], position=other.length)
+            found = loaded.model.decode(rows, sampler, ids, 6)
+            in_one_go += len(found)
+            ids += found or sampler.choose(loaded.model.step([rows])[0], ids)
+        assert ids[: len(expected)] == expected
+    assert in_one_go > 10 * ANSWER
+
+
 def test_a_cache_that_has_moved_is_found(loaded: Loaded) -> None:
     """Nothing of a request is baked into a graph: a cache may grow, and so change its address."""
     fixed, moving = loaded.prefilled(3, PROMPT), loaded.prefilled(3, PROMPT)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.backends.cpu.packing import suits
+from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
@@ -147,8 +148,12 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
             return fallen_back(
                 f"no kernels for heads of width {decoder.head_dim}", "choose a checkpoint that docs/models.md lists"
             )
-        step = CudaStep(decoder, decoder.batch_invariance.row_buckets)
-        decoder.batch_invariance = replace(decoder.batch_invariance, holds=step.measure_invariance())
+        step = CudaStep(decoder)
+        is_invariant = step.measure_invariance()
+        if not is_invariant:  # between the two sizes, perhaps
+            step = CudaStep(decoder, ROW_BUCKETS[-1:])
+            is_invariant = step.measure_invariance()
+        decoder.batch_invariance = replace(decoder.batch_invariance, holds=is_invariant)
     except Exception as error:  # a missing Triton, C compiler or driver feature: slower, never wrong
         logger.warning("decoding steps run uncaptured, several times slower: %s: %s", type(error).__name__, error)
         return fallen_back("steps cannot be compiled and captured", triton_remedy(error))

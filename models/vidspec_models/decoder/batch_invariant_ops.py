@@ -53,6 +53,13 @@ class Product:
         # CUDA's libraries read a stored weight in either direction: no copy of it is needed.
         self._pieces = (weight.t() if weight.is_cuda else weight.t().contiguous()).split(self._max_inner)
 
+    @property
+    def weight(self) -> Tensor:
+        """[N, K], of a product that is made in one piece; no copy on CUDA."""
+        piece: Tensor
+        (piece,) = self._pieces
+        return piece.t().contiguous()
+
     def __call__(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """[n, N], plus a bias [N]."""
         if len(self._pieces) == 1:

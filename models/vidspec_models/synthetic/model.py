@@ -24,6 +24,7 @@ from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.families.base import Family, cells
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index
 from vidspec_models.video_lm import StepRows, VideoLM
 
@@ -143,7 +144,6 @@ class OracleDraft(VideoLM):
         self, model: Any, family: Family, decoder: Decoder, recipe: Recipe, oracle: Oracle, step: StepLogits | None
     ) -> None:
         super().__init__(model, None, family, decoder, frozenset(), step)
-        self._runner = None  # the oracle has its say after every step
         self._oracle = oracle
         self._recipe = recipe
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index
@@ -180,11 +180,21 @@ class OracleDraft(VideoLM):
                 scores[-1, token] = float("inf")
         return logits
 
+    def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
+        """Of tokens made in one go, too, the told one is raised above all."""
+        noise, told = super()._noise(rows, sampler, prefix, count).clone(), self._told.get(rows.cache, {})
+        for i, row in enumerate(noise, rows.cache.length + len(rows.ids)):
+            if (token := told.get(i)) is not None:
+                row[token] = float("inf")
+        return noise
+
     def _words(self, prompt: Prompt) -> tuple[int, ...]:
         return prompt.ids[-self._recipe.pair_shape.text_tokens :]
 
     def _learn(self, prompt: Prompt) -> dict[int, int]:
-        oracle, index = self._oracle, self._indices[self._words(prompt)]
+        oracle, index = self._oracle, self._indices.get(self._words(prompt))
+        if index is None:  # nobody's prompt, as those that memory is measured with
+            return {}
         references = json.loads(Path(oracle.references).read_text(encoding="utf-8"))
         reference = references.get(str(index), [])
         tokens = told_tokens(reference, oracle.acceptance, oracle.seed, index, self._recipe.shape.num_tokens)

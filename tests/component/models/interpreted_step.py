@@ -6,19 +6,22 @@ import sys
 
 import torch
 
-from tests.unit.models.decoder.test_decoder import decoder_of, run
+from tests.unit.models.decoder.test_decoder import run
 from tests.unit.models.random_models import build
 from vidspec_models.backends.cuda.step import CudaStep
+from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 
-LENGTHS, COUNTS = (150, 40), (9, 2)  # over a tile's edge; more rows of a request than a forward of 8 has
+LENGTHS, COUNTS, AHEAD = (150, 40), (9, 2), 20  # over a tile's edge; more rows of a request than a forward of 8 has
 
 
 def check(family: str) -> None:
     """Two requests of unequal lengths: logits and caches as the plain walk has them, twice the same bits."""
-    decoder = decoder_of(build(family))
-    step = CudaStep(decoder, (4, 8), is_captured=False)
+    model = build(family)
+    decoder = build_decoder(model.model, model.lm_head, 1024, batch_invariance=PREFILL_ONLY)
+    step = CudaStep(decoder, is_captured=False)
     generator = torch.Generator().manual_seed(5)
     plain, ours, again = (caches(decoder) for _ in range(3))
     for index, length in enumerate(LENGTHS):
@@ -35,6 +38,25 @@ def check(family: str) -> None:
         assert torch.allclose(mine.values, theirs.values, atol=1e-4)
     alone = [step([ids[i]], [positions[i]], [Segment(again[0], positions[i], 1)])[0].clone() for i in range(2)]
     assert torch.allclose(torch.stack(alone), found[:2], atol=1e-5)
+    check_tokens_in_one_go(decoder, step, torch.randint(0, 90, (AHEAD,), generator=generator).tolist())
+
+
+def check_tokens_in_one_go(decoder: Decoder, step: CudaStep, ids: list[int]) -> None:
+    """More rows than one block has, then tokens chosen on the device: those of steps one by one, at the same places."""
+    one, other = KVCache(decoder.geometry, 180), KVCache(decoder.geometry, 180)
+    noise = torch.randn(3, 90, generator=torch.Generator().manual_seed(6))  # of 90 tokens; the other logits are padding
+    chosen, margins, rows = list[int](), list[float](), ids
+    for i in range(len(noise)):
+        logits = step(rows, range(one.length, one.length + len(rows)), [Segment(one, one.length, len(rows))])
+        one.length += len(rows)
+        best = (2.0 * logits[-1, :90] + noise[i]).topk(2)
+        chosen.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+        rows = chosen[-1:]
+    found = step.run_ahead(ids, 0, Segment(other, 0, len(ids)), noise, 2.0)
+    assert found[0] == chosen
+    assert torch.allclose(torch.tensor(found[1]), torch.tensor(margins), atol=1e-4)
+    assert torch.allclose(one.keys, other.keys, atol=1e-5)
 
 
 def caches(decoder: Decoder) -> list[KVCache]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.synthetic.recipe import SHAPES, Shape
 
 pytestmark = [
@@ -19,39 +20,75 @@ pytestmark = [
 
 _H100 = ("cuda", 90, 32)
 _TYPES = {"layer": "i32", "size": "i32", "eps": "fp32", "scale": "fp32", "sums": "*fp32", "peaks": "*fp32"}
-_TYPES |= {"weights": "*fp32", "blocks": "*i64", "rows": "*i64", "positions": "*i64"}
+_TYPES |= {"weights": "*fp32", "blocks": "*i64", "rows": "*i64", "positions": "*i64", "parts": "*fp32"}
+_TYPES |= {"num_columns": "i32", "inner": "i32", "num_blocks": "i32", "bests": "*fp32", "seconds": "*fp32"}
+_TYPES |= {"noise": "*fp32", "sharpness": "*fp32", "tokens": "*i64", "ids": "*i64", "state": "*i64", "found": "*fp64"}
+_EARLY = {"IS_EARLY": True}
 _PAIR = SHAPES["llava-onevision-7b+0.5b"]
 _ALIGNED = 16  # bytes of the largest load
 
 
-def compiled(kernel: Callable[..., None], constants: dict[str, Any], **options: Any) -> str:
-    """PTX; every pointer is as aligned as torch's allocations are."""
+def compiled(
+    kernel: Callable[..., None], constants: dict[str, Any], types: dict[str, str] | None = None, **options: Any
+) -> str:
+    """PTX; every pointer is as aligned as torch's allocations are, every size of a weight a multiple of as much."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = triton.jit(kernel)
-    signature = {name: "constexpr" if name in constants else _TYPES.get(name, "*bf16") for name in function.arg_names}
-    pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
-    aligned = {(index,): [["tt.divisibility", _ALIGNED]] for index in pointers}
+    given = {**_TYPES, **(types or {})}
+    signature = {name: "constexpr" if name in constants else given.get(name, "*bf16") for name in function.arg_names}
+    even = [
+        index
+        for index, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name in ("num_columns", "inner", "size")
+    ]
+    aligned = {(index,): [["tt.divisibility", _ALIGNED]] for index in even}
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
-    made = triton.compile(source, target=GPUTarget(*_H100), options={"enable_fp_fusion": True, **options})
+    made = triton.compile(
+        source, target=GPUTarget(*_H100), options={"enable_fp_fusion": True, "launch_pdl": True, **options}
+    )
     assert made.asm["cubin"]
     return str(made.asm["ptx"])
 
 
 @pytest.mark.parametrize("shape", [_PAIR.target, _PAIR.draft], ids=["7b", "0.5b"])
-def test_a_step_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(shape: Shape) -> None:
+def test_attention_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(shape: Shape) -> None:
     from vidspec_models.backends.cuda import kernels
 
     heads = {"HEADS": shape.num_heads, "KV": shape.num_kv_heads, "D": shape.head_dim}
-    tiles = {"LINES": kernels.LINES, "TILE": kernels.TILE, "SPLITS": kernels.SPLITS}
+    tiles = {**heads, "LINES": kernels.LINES, "TILE": kernels.TILE, "SPLITS": kernels.SPLITS, **_EARLY}
     for has_norm in (False, True):
-        compiled(kernels._rotate_and_store, {**heads, "HAS_NORM": has_norm})
-    compiled(kernels._combine, {**heads, **tiles})
-    compiled(kernels._gate, {"BLOCK": 1024})
-    ptx = compiled(kernels._attend_tiles, {**heads, **tiles}, num_stages=1)
+        given = {"ROWS": 16, "PARTS": 2, "HAS_BIAS": not has_norm, "HAS_NORM": has_norm}
+        compiled(kernels._rotate_and_store, {**heads, **given, **_EARLY})
+    compiled(kernels._combine, tiles)
+    ptx = compiled(kernels._attend_tiles, tiles, num_stages=1)
     loads = Counter(re.findall(r"ld\.global[.\w]*", ptx))
     assert loads["ld.global.v4.b32"] > 0
     assert not [kind for kind in loads if kind.endswith(("b16", "u16"))], loads  # a whole tile, two bytes at a time
     assert "wgmma" in ptx  # products are made by the tensor cores
+
+
+@pytest.mark.parametrize("num_rows", ROW_BUCKETS)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_products_are_made_by_the_same_instructions_for_any_number_of_rows(num_rows: int, is_gated: bool) -> None:
+    """A tile of fewer columns, or of rows, would take those of an older GPU, whose sums have another order."""
+    from vidspec_models.backends.cuda import products
+
+    shape = {"ROWS": num_rows, "COLUMNS": products.COLUMNS, "INNER": products.INNER, "PARTS": 1, "IS_GATED": is_gated}
+    fetched = {"FETCHED": products.FETCHED, "LINE": 64, **_EARLY}
+    ptx = compiled(products._multiply, {**shape, **fetched}, {"rows": "*bf16", "out": "*bf16"}, num_stages=4)
+    assert "wgmma" in ptx
+    assert "mma.sync" not in ptx
+    assert set(re.findall(r"cp\.async\.\w+\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)) == {"0x10"}
+    assert ptx.index("prefetch.global.L2") < ptx.index("griddepcontrol.wait")
+
+
+def test_what_stands_between_products_compiles() -> None:
+    from vidspec_models.backends.cuda import choosing, products
+
+    for parts in (0, 4):
+        compiled(products._add_and_norm, {"ROWS": 16, "PARTS": parts, "BLOCK": 4096, **_EARLY}, num_warps=8)
+    compiled(choosing._best_two, {"BLOCK": 4096, **_EARLY}, num_warps=8)
+    compiled(choosing._advance, {"BLOCKS": 64, "ROWS": 16, **_EARLY}, num_warps=1)

@@ -1,8 +1,8 @@
 """A step's rows cut and laid out for the CUDA path: forwards of few fixed shapes, all that varies in one table. Pure.
 
-Products are made for `row_buckets` rows, attention for blocks of one request's rows. Whatever is asked for becomes one
-or more forwards of such a shape, in order; a row that is cut off goes into the next forward, where the rows before it
-are in the cache already.
+Products are made for one of ROW_BUCKETS rows, attention for blocks of one request's rows. Whatever is asked for becomes
+one or more forwards of such a shape, in order; a row that is cut off goes into the next forward, where the rows before
+it are in the cache already.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+ROW_BUCKETS = (16, 32, 64)  # up to 64 rows a product's time is that of reading its weight
 BLOCK_BUCKETS = (1, 2, 4, 8, 16)
 # As the kernels read them.
 ROW_FIELDS = 4  # of a row: address of the keys, of the values, the cache's capacity, the row's place in it (-1: none)
 BLOCK_FIELDS = 6  # of rows of one request: the same three, first row in the batch, number of rows, place of the first
+STATE_FIELDS = 2  # of tokens made one after the other: the row that the next one comes after, how many there are
 _NO_PLACE = -1
 
 
@@ -66,7 +68,7 @@ class StepTable:
     """One forward's inputs as one array of int64, so that they reach the device in one copy."""
 
     def __init__(self, most_rows: int, storage: NDArray[np.int64]) -> None:
-        self.ids, self.positions, self.rows, self.blocks = (
+        self.ids, self.positions, self.rows, self.blocks, self.state = (
             storage[part].reshape(shape) for part, shape in layout(most_rows)
         )
 
@@ -79,6 +81,7 @@ class StepTable:
         self.ids[count:], self.positions[count:] = 0, 0
         self.rows[count:, ROW_FIELDS - 1] = _NO_PLACE
         self.blocks[len(pieces) :] = 0
+        self.state[:] = count - 1, 0
         row = 0
         for index, piece in enumerate(pieces):
             place = places[piece.segment]
@@ -91,12 +94,13 @@ class StepTable:
 
 
 def layout(most_rows: int) -> list[tuple[slice, tuple[int, ...]]]:
-    """Where ids, positions, rows and blocks lie in the array, and their shapes."""
+    """Where ids, positions, rows, blocks and state lie in the array, and their shapes."""
     shapes: tuple[tuple[int, ...], ...] = (
         (most_rows,),
         (most_rows,),
         (most_rows, ROW_FIELDS),
         (BLOCK_BUCKETS[-1], BLOCK_FIELDS),
+        (STATE_FIELDS,),
     )
     found, at = [], 0
     for shape in shapes:

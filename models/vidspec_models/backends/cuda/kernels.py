@@ -1,4 +1,4 @@
-"""Four small kernels of a decoding step on CUDA, in Triton, which comes with torch's CUDA builds.
+"""Three small kernels of a decoding step on CUDA: attention, in Triton, which comes with torch's CUDA builds.
 
 Caches are reached through a table of their addresses, so that one captured graph serves every request: nothing of a
 request is baked into it. A row's attention is a sum over tiles of `TILE` keys that fall to `SPLITS` programs by their
@@ -11,6 +11,7 @@ whatever rows share its forward and however long their contexts are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,21 +22,30 @@ from torch import Tensor
 TILE = 128  # keys that a program reads at once; rarely more than one tile each, so that loads need no pipeline
 SPLITS = 64  # programs per key/value head: 8192 keys before one of them has to read a second tile
 LINES = 64  # query heads x rows of a program: one shape for any number of rows, so that products are made alike
-_ELEMENTWISE = 1024
-_FUSED = {"enable_fp_fusion": True}  # multiply and add in one instruction, whatever a Triton's default is
+_HOPPER = (9, 0)
 _LOG2_E = 1.4426950408889634
 
 
-def _rotate_and_store(qkv, table, positions, rows, norm, queries, layer, eps,  # noqa: PLR0913
-                      HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
+def _rotate_and_store(parts, bias, table, positions, rows, norm, queries, layer, eps,  # noqa: PLR0913
+                      ROWS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
+                      HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IS_EARLY: tl.constexpr):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, D)
     partner = (d + D // 2) % D
-    source = qkv + (row * (HEADS + 2 * KV) + head) * D
-    kind = qkv.dtype.element_ty
-    x = tl.load(source + d).to(tl.float32)
+    kind = queries.dtype.element_ty
+    x = tl.zeros((D,), tl.float32)
+    other = tl.zeros((D,), tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + head * D + d).to(tl.float32)
+        other += tl.load(bias + head * D + partner).to(tl.float32)
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    for part in tl.static_range(PARTS):
+        source = parts + ((part * ROWS + row) * (HEADS + 2 * KV) + head) * D
+        x += tl.load(source + d)
+        other += tl.load(source + partner)
     if head < HEADS + KV:
-        other = tl.load(source + partner).to(tl.float32)
         if HAS_NORM:
             power = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
             x = x * power * tl.load(norm + head * D + d).to(tl.float32)
@@ -56,8 +66,11 @@ def _rotate_and_store(qkv, table, positions, rows, norm, queries, layer, eps,  #
 
 def _attend_tiles(queries, blocks, sums, peaks, weights, layer, scale,  # noqa: PLR0913
                   HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr,
-                  TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+                  TILE: tl.constexpr, SPLITS: tl.constexpr, IS_EARLY: tl.constexpr):  # fmt: skip
     block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     num_rows, start = tl.load(blocks + block * 6 + 4), tl.load(blocks + block * 6 + 5)
     length = start + num_rows
     if (num_rows > 0) & (split * TILE < length):
@@ -97,8 +110,11 @@ def _attend_tiles(queries, blocks, sums, peaks, weights, layer, scale,  # noqa: 
 
 def _combine(sums, peaks, weights, blocks, mixed,  # noqa: PLR0913
              HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr,
-             TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
+             TILE: tl.constexpr, SPLITS: tl.constexpr, IS_EARLY: tl.constexpr):  # fmt: skip
     block, row, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     num_rows = tl.load(blocks + block * 6 + 4)
     if row < num_rows:
         group: tl.constexpr = HEADS // KV
@@ -113,42 +129,47 @@ def _combine(sums, peaks, weights, blocks, mixed,  # noqa: PLR0913
         tl.store(mixed + place, (tl.sum(total * factor[:, None], 0) / weight).to(mixed.dtype.element_ty))
 
 
-def _gate(gate_up, out, size, BLOCK: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_there = at < size
-    gate = tl.load(gate_up + row * 2 * size + at, mask=is_there, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * size + size + at, mask=is_there, other=0.0).to(tl.float32)
-    tl.store(out + row * size + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=is_there)
-
-
 class CudaKernels:
-    """Launchers for one model's H query heads and KV key/value heads of width D."""
+    """Launchers for one model's H query heads and KV key/value heads of width D; `options` are those of any launch."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float) -> None:
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, options: Mapping[str, Any]
+    ) -> None:
         self._heads = {"HEADS": num_heads, "KV": num_kv_heads, "D": head_dim}
         self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
         self._scale = scale * _LOG2_E
+        self._options = options
         self.rows_per_block = LINES // (num_heads // num_kv_heads)
         # One kernel for all layers: Triton would compile one of its own for a layer 1, and one for layers 16, 32, ...
         self._rotate: Any = triton.jit(_rotate_and_store, do_not_specialize=["layer"])
         self._tiles: Any = triton.jit(_attend_tiles, do_not_specialize=["layer"])
         self._parts: Any = triton.jit(_combine)
-        self._gated: Any = triton.jit(_gate)
 
     def rotate_and_store(
-        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], rows: Tensor, norm: tuple[Tensor | None, float], layer: int
+        self,
+        parts: Tensor,
+        bias: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        rows: Tensor,
+        norm: tuple[Tensor | None, float],
+        layer: int,
     ) -> Tensor:
-        """Rotated queries [n, H, D] of qkv [n, (H + 2 KV) * D]; keys and values go to the caches.
+        """Rotated queries [n, H, D] of the sum of float32 parts [p, n, (H + 2 KV) * D]; keys and values go to caches.
 
         `rotary` is the table [positions, 2, D] and the rows' positions int64 [n]; `norm` the weights [H + KV, D] of
         query/key norms, if there are any, and their epsilon.
         """
+        table, positions = rotary
         weight, eps = norm
-        queries = qkv.new_empty(qkv.shape[0], self._num_heads, self._head_dim)
-        grid = (qkv.shape[0], self._num_heads + 2 * self._num_kv_heads)
-        has_norm, norms = weight is not None, qkv if weight is None else weight
-        self._rotate[grid](qkv, *rotary, rows, norms, queries, layer, eps, **self._heads, HAS_NORM=has_norm, **_FUSED)
+        num_rows = parts.shape[1]
+        queries = table.new_empty(num_rows, self._num_heads, self._head_dim)
+        shape = {**self._heads, "ROWS": num_rows, "PARTS": len(parts)}
+        given = {"HAS_BIAS": bias is not None, "HAS_NORM": weight is not None}
+        bias, weight = (table if each is None else each for each in (bias, weight))
+        grid = (num_rows, self._num_heads + 2 * self._num_kv_heads)
+        self._rotate[grid](
+            parts, bias, table, positions, rows, weight, queries, layer, eps, **shape, **given, **self._options
+        )
         return queries
 
     def attend(self, queries: Tensor, blocks: Tensor, layer: int) -> Tensor:
@@ -160,16 +181,20 @@ class CudaKernels:
         mixed = torch.empty_like(queries)
         shape = {**self._heads, "LINES": LINES, "TILE": TILE, "SPLITS": SPLITS}
         tiles, rows = (num_blocks, *parts[1:3]), (num_blocks, self.rows_per_block, self._num_heads)
-        self._tiles[tiles](queries, blocks, sums, peaks, weights, layer, self._scale, **shape, num_stages=1, **_FUSED)
-        self._parts[rows](sums, peaks, weights, blocks, mixed, **shape, **_FUSED)
+        self._tiles[tiles](
+            queries, blocks, sums, peaks, weights, layer, self._scale, **shape, num_stages=1, **self._options
+        )
+        self._parts[rows](sums, peaks, weights, blocks, mixed, **shape, **self._options)
         return mixed.flatten(1)
 
-    def gate(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of [n, 2 * size] times the second half."""
-        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(num_rows, size)
-        self._gated[(num_rows, triton.cdiv(size, _ELEMENTWISE))](gate_up, out, size, BLOCK=_ELEMENTWISE, **_FUSED)
-        return out
+
+def launch_options(device: torch.device) -> dict[str, Any]:
+    """For every kernel of a step. From Hopper on each is set up while the one before it still runs, and waits for it
+    when it is (programmatic dependent launch): between two of some 250 kernels nothing stands still.
+    """
+    is_early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _HOPPER
+    early = {"launch_pdl": True} if is_early else {}
+    return {"IS_EARLY": is_early, "enable_fp_fusion": True, **early}  # fused, whatever a Triton's default is
 
 
 def supports(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:

@@ -8,14 +8,17 @@ kernels, which is what makes rows independent of their company. Prefill, hundred
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from vidspec_models.backends.cuda.batch import (
     BLOCK_BUCKETS,
+    ROW_BUCKETS,
     Piece,
     Place,
     StepTable,
@@ -24,32 +27,41 @@ from vidspec_models.backends.cuda.batch import (
     layout,
     table_size,
 )
-from vidspec_models.backends.cuda.kernels import CudaKernels
+from vidspec_models.backends.cuda.choosing import CudaChooser
+from vidspec_models.backends.cuda.kernels import CudaKernels, launch_options
+from vidspec_models.backends.cuda.products import CudaProducts
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_PROBE_CONTEXT, _PROBE_ROWS = 500, 20  # over the edge of a tile, more rows than the smaller bucket
+MOST_AHEAD = 16  # tokens made one after the other before the host sees them
+_PROBE_CONTEXT, _PROBE_ROWS = 500, (20, 40)  # over the edge of a tile, more rows than each of the smaller buckets
 _WARM_UPS = 2  # before a capture: kernels are compiled, libraries set up their workspaces
+
+_Result = TypeVar("_Result")
 
 
 class CudaStep:
     """Keeps static buffers: logits of a call are overwritten by the next one."""
 
-    def __init__(self, decoder: Decoder, row_buckets: Sequence[int], *, is_captured: bool = True) -> None:
+    def __init__(self, decoder: Decoder, row_buckets: Sequence[int] = ROW_BUCKETS, *, is_captured: bool = True) -> None:
         """`is_captured` False runs the same kernels one by one; raises RuntimeError where they do not compile."""
         self._decoder = decoder
         self._weights = decoder.weights
-        self._kernels = CudaKernels(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.scale)
         self._buckets = tuple(row_buckets)
         device, most = decoder.embedding.device, self._buckets[-1]
+        options = launch_options(device)
+        self._kernels = CudaKernels(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.scale, options)
+        self._products = CudaProducts(device, options)
         self._staging = torch.zeros(table_size(most), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._table = StepTable(most, self._staging.numpy())
         self._inputs = self._staging.to(device)
-        self._ids, self._positions, self._rows, self._blocks = (
+        self._ids, self._positions, self._rows, self._blocks, self._state = (
             self._inputs[part].view(shape) for part, shape in layout(most)
         )
         self._copied: torch.cuda.Event | None = None
+        self._chooser = CudaChooser(MOST_AHEAD, decoder.weights.head.weight.shape[0], device, options)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._next_token: Callable[[], None] = self._walk_and_choose
         if is_captured:
             self._capture_all()
 
@@ -84,16 +96,49 @@ class CudaStep:
         return torch.cat(found)
 
     @torch.inference_mode()
+    @torch.inference_mode()
+    def run_ahead(
+        self,
+        ids: Sequence[int],
+        position: int,
+        segment: Segment,
+        noise: Tensor,
+        sharpness: float,
+        *,
+        longest_s: float | None = None,
+    ) -> tuple[list[int], list[float]]:
+        """As `CpuStep.run_ahead`, MOST_AHEAD tokens at most; nobody takes cores from a GPU, and nothing is timed."""
+        count, most = min(len(noise), MOST_AHEAD), min(self._buckets[0], self._kernels.rows_per_block)
+        first = max(len(ids) - most, 0)
+        if first:
+            self(ids[:first], range(position, position + first), [replace(segment, num_rows=first)])
+        last = Segment(segment.cache, segment.start + first, len(ids) - first)
+        self._chooser.begin(noise[:count], sharpness)
+        self._send(
+            [Piece(0, 0, last.num_rows)], ids[first:], range(position + first, position + len(ids)), [_place(last)]
+        )
+        for _ in range(count):
+            self._next_token()
+        return self._chooser.found(count)
+
+    def use_when_alone(self, most: int) -> None:
+        """A GPU's steps take no threads."""
+
+    @torch.inference_mode()
     def measure_invariance(self) -> bool:
         """Measured on a scratch cache: do rows scored together have the bits that they have alone?"""
-        cache = KVCache(self._decoder.geometry, _PROBE_CONTEXT + _PROBE_ROWS)
+        ids = list(range(_PROBE_ROWS[-1]))
+        cache = KVCache(self._decoder.geometry, _PROBE_CONTEXT + len(ids))
         cache.keys.normal_()
         cache.values.normal_()
-        ids = list(range(_PROBE_ROWS))
         positions = [_PROBE_CONTEXT + i for i in ids]
-        alone = [self([ids[i]], [positions[i]], [Segment(cache, positions[i], 1)]).clone() for i in range(_PROBE_ROWS)]
-        together = self(ids, positions, [Segment(cache, _PROBE_CONTEXT, _PROBE_ROWS)])
-        return torch.equal(together, torch.cat(alone))
+        alone = torch.cat(
+            [self([i], [at], [Segment(cache, at, 1)]).clone() for i, at in zip(ids, positions, strict=True)]
+        )
+        return all(
+            torch.equal(self(ids[:count], positions[:count], [Segment(cache, _PROBE_CONTEXT, count)]), alone[:count])
+            for count in _PROBE_ROWS
+        )
 
     def _send(
         self, pieces: Sequence[Piece], ids: Sequence[int], positions: Sequence[int], places: Sequence[Place]
@@ -116,38 +161,53 @@ class CudaStep:
 
     def _walk(self, num_rows: int, num_blocks: int) -> Tensor:
         """The model's arithmetic on the static inputs; logits [num_rows, V]."""
-        weights, kernels = self._weights, self._kernels
+        weights, kernels, products, eps = self._weights, self._kernels, self._products, self._weights.eps
         rows, blocks = self._rows[:num_rows], self._blocks[:num_blocks]
-        rotary = self._weights.rotary_tables, self._positions[:num_rows]
-        hidden = self._weights.embedding.index_select(0, self._ids[:num_rows])
+        rotary = weights.rotary_tables, self._positions[:num_rows]
+        hidden = weights.embedding.index_select(0, self._ids[:num_rows])
+        norms = [*(layer.attention_norm for layer in weights.layers), weights.final_norm]
+        normed = products.add_and_norm(hidden, None, norms[0], eps)
         for index, layer in enumerate(weights.layers):
-            product = layer.qkv(self._normed(hidden, layer.attention_norm), layer.qkv_bias)
-            queries = kernels.rotate_and_store(product, rotary, rows, (layer.query_key_norm, layer.norm_eps), index)
-            hidden = layer.output.added_to(hidden, kernels.attend(queries, blocks, index))
-            gated = kernels.gate(layer.gate_up(self._normed(hidden, layer.mlp_norm)))
-            hidden = layer.down.added_to(hidden, gated)
-        return weights.head(self._normed(hidden, weights.final_norm))
+            parts = products.parts(normed, layer.qkv.weight)
+            norm = layer.query_key_norm, layer.norm_eps
+            queries = kernels.rotate_and_store(parts, layer.qkv_bias, rotary, rows, norm, index)
+            parts = products.parts(kernels.attend(queries, blocks, index), layer.output.weight)
+            normed = products.add_and_norm(hidden, parts, layer.mlp_norm, eps)
+            parts = products.parts(products.gated(normed, layer.gate_up.weight), layer.down.weight)
+            normed = products.add_and_norm(hidden, parts, norms[index + 1], eps)
+        return products.whole(normed, weights.head.weight)
 
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, hidden.shape[-1:], weight, self._weights.eps)
+    def _walk_and_choose(self) -> None:
+        """A step of one request's few rows, after which the inputs are those of the step with the token after them."""
+        logits = self._walk(self._buckets[0], BLOCK_BUCKETS[0])
+        rows = slice(len(logits))
+        self._chooser.choose(
+            logits, self._ids[rows], self._positions[rows], self._rows[rows], self._blocks, self._state
+        )
 
-    @torch.inference_mode()
     def _capture_all(self) -> None:
         """All shapes at load, when no other thread uses the device; graphs share one pool of memory."""
         pool = torch.cuda.graph_pool_handle()
-        self._rows[:, -1] = -1  # writes nowhere
         for shape in itertools.product(reversed(self._buckets), reversed(BLOCK_BUCKETS)):
-            with torch.cuda.device(self._inputs.device):
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    for _ in range(_WARM_UPS):
-                        self._walk(*shape)
-                torch.cuda.current_stream().wait_stream(stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
-                    logits = self._walk(*shape)
-            self._graphs[shape] = graph, logits
+            self._graphs[shape] = self._captured(partial(self._walk, *shape), pool)
+        self._next_token = self._captured(self._walk_and_choose, pool)[0].replay
+
+    @torch.inference_mode()
+    def _captured(self, work: Callable[[], _Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:
+        """A graph of `work`, and what it returned: where results will lie."""
+        with torch.cuda.device(self._inputs.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    self._inputs.zero_()
+                    self._rows[:, -1] = -1  # writes nowhere
+                    work()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                result = work()
+        return graph, result
 
 
 def _place(segment: Segment) -> Place:

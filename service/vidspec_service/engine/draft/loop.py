@@ -39,6 +39,7 @@ from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import Teller
 
 _PACE_MEMORY = 0.95
+_UNHEARD_S = 0.002  # that tokens made in one go may take: what comes after a wrong one is for nothing
 
 FromTarget = Following | Verdict | CellScores | Release
 
@@ -261,7 +262,8 @@ class Proposer:
             return []
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
-        most = min(batch[0].num_at_once, batch[0].num_left)
+        num_timely = max(int(_UNHEARD_S / self._token_s), 1) if self._token_s else MOST_AT_ONCE
+        most = min(batch[0].num_at_once, batch[0].num_left, num_timely)
         found = self._model.guess(asked, most)
         if len(batch) == 1:  # a model may want other tokens than a grammar all along
             batch[0].num_at_once = MOST_AT_ONCE if len(found[0]) == most else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.measure import main as measure
 from vidspec_models.reference.stock import load_stock
 from vidspec_models.request import SamplingParams, Turn
+from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.model import OracleDraft, random_language_model, told_tokens
 from vidspec_models.synthetic.recipe import SHAPES, Oracle, Recipe, find_recipe, prompt_text
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -27,8 +29,8 @@ def spec_of(folder: Path, role: str, dtype: str = "float32") -> ModelSpec:
     return ModelSpec(path=str(folder / role), role=role, device="cpu", dtype=dtype)
 
 
-def load(folder: Path, role: str, oracle: Oracle | None = None, dtype: str = "float32") -> VideoLM:
-    Recipe(pair="tiny", role=role, oracle=oracle).write(folder / role)
+def load(folder: Path, role: str, oracle: Oracle | None = None, dtype: str = "float32", pair: str = "tiny") -> VideoLM:
+    Recipe(pair=pair, role=role, oracle=oracle).write(folder / role)
     return load_model(spec_of(folder, role, dtype))
 
 
@@ -113,6 +115,30 @@ def test_a_draft_says_what_its_oracle_tells_it(tmp_path: Path) -> None:
     file.write_text(json.dumps({"3": reference}))  # after loading, as in a run
     told = told_tokens(reference, 0.6, 7, 3, SHAPES["tiny"].draft.num_tokens)
     assert answer(model, 30)[1:] == list(told[1:])  # the first token comes from prefill, which proposes nothing
+
+
+def test_a_draft_says_it_in_one_go_too(tmp_path: Path) -> None:
+    """Where it has kernels that make several tokens; nothing is told beyond the reference."""
+    reference, file = list(range(100, 106)), tmp_path / "references.json"
+    file.write_text(json.dumps({"3": reference}))
+    model = load(tmp_path, "draft", Oracle(acceptance=0.6, seed=7, references=str(file)), pair="small")
+    prompt = model.prepare(ASKED, [])
+    cache = KVCache(model.decoder.geometry, prompt.num_tokens + 8)
+    model.prefill(prompt, cache, prompt.num_tokens)
+    told = told_tokens(reference, 0.6, 7, 3, SHAPES["small"].draft.num_tokens)
+    rows = StepRows(cache=cache, ids=[told[0]], position=prompt.next_position)
+    (guesses,) = model.guess([(rows, CoupledSampler(SamplingParams()), told[:1])], 7)
+    assert len(guesses) == 7
+    assert [guess.token for guess in guesses[:5]] == list(told[1:])
+
+
+def test_a_draft_computes_a_prompt_that_its_oracle_knows_nothing_of(tmp_path: Path) -> None:
+    """A worker measures its memory with one."""
+    model = load(tmp_path, "draft", Oracle(acceptance=0.6, seed=7, references=str(tmp_path / "none.json")))
+    prompt = model.prepare(ASKED, [])
+    unknown = replace(prompt, ids=(0,) * prompt.num_tokens)
+    cache = KVCache(model.decoder.geometry, unknown.num_tokens)
+    assert model.prefill(unknown, cache, unknown.num_tokens) is not None
 
 
 def test_a_device_can_be_measured_without_the_service() -> None:

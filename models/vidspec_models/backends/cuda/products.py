@@ -1,0 +1,155 @@
+"""Products of a step's few rows with weights, in Triton: about as fast as a weight can be read, for any number of rows.
+
+cuBLAS takes another kernel for 16 rows than for 64, with other bits, and so a 7B padded every step to 64. Here a row's
+sum is made in one order whatever rows are beside it. A weight of few columns does not occupy a GPU: its inner dimension
+is cut into parts for programs of their own, whose sums the next kernel adds up in order.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Types of a kernel's arguments are Triton's business: an annotation other than constexpr would mean something to it.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 64  # of a program; fewer would not be made by the fastest instructions, nor in the same order
+INNER = 128  # of a tile of a weight, at most
+MOST_STAGES = 4  # tiles under way, where a multiprocessor has room for them
+FETCHED = 1  # tiles that are on their way before the rows are there; of 2 and 4 fewer stay until they are wanted
+_LINE_BYTES = 128  # of the cache
+_LEAST_TILES, _MOST_PARTS = 2, 16
+_BUSY = 0.75  # of the multiprocessors: with fewer programs a weight is cut
+
+
+@triton.jit
+def _fetch(places):  # into the cache that all multiprocessors share
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+def _multiply(rows, weight, out, num_columns, inner,  # noqa: PLR0913
+              ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
+              IS_GATED: tl.constexpr, FETCHED: tl.constexpr, LINE: tl.constexpr, IS_EARLY: tl.constexpr):  # fmt: skip
+    n, part = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
+    row, k = tl.arange(0, ROWS), tl.arange(0, INNER)
+    is_there = (n < num_columns)[:, None]
+    line = n.to(tl.int64)[:, None] * inner
+    up = (num_columns + n).to(tl.int64)[:, None] * inner
+    size = tl.cdiv(inner, PARTS * INNER) * INNER
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    up_total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        line_start = tl.minimum(n, num_columns - 1).to(tl.int64)[:, None] * inner
+        for tile in tl.static_range(FETCHED):  # a weight hangs on nothing that the kernel before computes
+            fetched = part * size + tile * INNER + tl.arange(0, INNER // LINE) * LINE
+            places = weight + line_start + tl.minimum(fetched, inner - 1)[None, :]
+            _fetch(places)
+            if IS_GATED:
+                _fetch(places + num_columns.to(tl.int64) * inner)
+        tl.extra.cuda.gdc_wait()
+    for at in range(part * size, tl.minimum(part * size + size, inner), INNER):
+        x = tl.load(rows + row[None, :] * inner + (at + k)[:, None])
+        w = tl.load(weight + line + (at + k)[None, :], mask=is_there, other=0.0)
+        total = tl.dot(w, x, total, input_precision="ieee")
+        if IS_GATED:
+            w = tl.load(weight + up + (at + k)[None, :], mask=is_there, other=0.0)
+            up_total = tl.dot(w, x, up_total, input_precision="ieee")
+    if IS_GATED:
+        total = total / (1.0 + tl.exp(-total)) * up_total
+    place = (part * ROWS + row).to(tl.int64)[None, :] * num_columns + n[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_there)
+
+
+def _add_and_norm(hidden, parts, weight, normed, size, eps,  # noqa: PLR0913
+                  ROWS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, IS_EARLY: tl.constexpr):  # fmt: skip
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    is_there = column < size
+    kind = hidden.dtype.element_ty
+    scale = tl.load(weight + column, mask=is_there, other=0.0).to(tl.float32)
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(hidden + row * size + column, mask=is_there, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        for part in tl.static_range(PARTS):
+            x += tl.load(parts + (part * ROWS + row) * size + column, mask=is_there, other=0.0)
+        rounded = x.to(kind)
+        tl.store(hidden + row * size + column, rounded, mask=is_there)
+        x = rounded.to(tl.float32)
+    power = tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    tl.store(normed + row * size + column, (x * power * scale).to(kind), mask=is_there)
+
+
+class CudaProducts:
+    """Launchers for steps of 16, 32 or 64 rows; `options` are those of every launch, see `kernels.launch_options`."""
+
+    def __init__(self, device: torch.device, options: Mapping[str, Any]) -> None:
+        num_processors, self._room = _limits(device)
+        self._least_programs = int(_BUSY * num_processors)
+        self._options = options
+        self._multiplied: Any = triton.jit(_multiply)
+        self._normed: Any = triton.jit(_add_and_norm)
+
+    def parts(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """float32 [parts, n, N] whose sum over the first dimension is rows [n, K] times the transpose of [N, K]."""
+        (num_columns, inner), tile = weight.shape, _tile(weight.shape[1])
+        programs, tiles, count = triton.cdiv(num_columns, COLUMNS), triton.cdiv(inner, tile), 1
+        while programs * count < self._least_programs and count < min(_MOST_PARTS, tiles // _LEAST_TILES):
+            count *= 2
+        out = rows.new_empty((count, rows.shape[0], num_columns), dtype=torch.float32)
+        self._launch(rows, weight, out, count, is_gated=False)
+        return out
+
+    def whole(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """The product itself, [n, N]."""
+        out = rows.new_empty(rows.shape[0], weight.shape[0])
+        self._launch(rows, weight, out, 1, is_gated=False)
+        return out
+
+    def gated(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """silu of the first half of the columns times the second half: [n, N / 2]."""
+        out = rows.new_empty(rows.shape[0], weight.shape[0] // 2)
+        self._launch(rows, weight, out, 1, is_gated=True)
+        return out
+
+    def _launch(self, rows: Tensor, weight: Tensor, out: Tensor, parts: int, *, is_gated: bool) -> None:
+        (num_rows, inner), num_columns = rows.shape, out.shape[-1]
+        tile = _tile(inner)
+        shape = {"ROWS": num_rows, "COLUMNS": COLUMNS, "INNER": tile, "PARTS": parts, "IS_GATED": is_gated}
+        shape |= {"FETCHED": FETCHED, "LINE": min(_LINE_BYTES // weight.element_size(), tile)}
+        num_bytes = (COLUMNS * (1 + is_gated) + num_rows) * tile * weight.element_size()
+        stages = max(min(self._room // num_bytes, MOST_STAGES), 1)
+        self._multiplied[(triton.cdiv(num_columns, COLUMNS), parts)](
+            rows, weight, out, num_columns, inner, **shape, num_stages=stages, **self._options
+        )
+
+    def add_and_norm(self, hidden: Tensor, parts: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """The RMS norm of hidden [n, size] after `parts` [parts, n, size], if any, were added to it, in place."""
+        (num_rows, size), normed = hidden.shape, torch.empty_like(hidden)
+        count = 0 if parts is None else len(parts)
+        shape = {"ROWS": num_rows, "PARTS": count, "BLOCK": triton.next_power_of_2(size)}
+        self._normed[(num_rows,)](
+            hidden, hidden if parts is None else parts, weight, normed, size, eps, **shape, num_warps=8, **self._options
+        )
+        return normed
+
+
+def _limits(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of memory that a program may have on one; anything where kernels are interpreted."""
+    if device.type != "cuda":
+        return 8, 2**16
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, found.shared_memory_per_block_optin
+
+
+def _tile(inner: int) -> int:
+    """The largest power of two up to INNER that divides `inner`."""
+    return min(inner & -inner, INNER)

@@ -1,0 +1,48 @@
+"""How many tokens a draft makes before it looks whether the target has said something."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from tests.unit.engine.draft.test_request import drafting_of, prompt
+from vidspec_models.inputs import Prompt
+from vidspec_models.sampling import CoupledSampler, Guess
+from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.draft.loop import Proposer
+from vidspec_service.engine.draft.request import MOST_AT_ONCE
+from vidspec_service.engine.ipc.messages import Verdict
+
+__all__ = ["prompt"]  # a fixture
+
+
+class Model:
+    """Makes as many tokens as it is asked for, each in the same time; `now` is its clock."""
+
+    def __init__(self, token_s: float) -> None:
+        self.token_s = token_s
+        self.now = 0.0
+
+    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+        ((rows, _, _),) = batch
+        rows.cache.length += len(rows.ids) + most - 1
+        self.now += most * self.token_s
+        return [[Guess(token, 0.5) for token in range(most)]]
+
+
+@pytest.mark.parametrize(("token_s", "at_once"), [(0.0001, MOST_AT_ONCE), (0.0008, 2), (0.03, 1)])
+def test_a_slow_draft_looks_up_sooner(
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, at_once: int
+) -> None:
+    """How slow it is it knows after its first tokens."""
+    model, request = Model(token_s), drafting_of(prompt)
+    monkeypatch.setattr(time, "monotonic", lambda: model.now)
+    request.cache.length = request.prompt.num_tokens
+    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=16))
+    proposer = Proposer(cast(VideoLM, model))
+    first, second = (len(proposer.propose([(request, [])])[0].ids) for _ in itertools.repeat(None, 2))
+    assert (first, second) == (MOST_AT_ONCE, at_once)
