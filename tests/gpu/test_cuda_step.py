@@ -95,7 +95,7 @@ def test_tokens_chosen_on_the_device_are_those_of_the_host(loaded: Loaded, tempe
     """Several in one go; where two are too near each other the host chooses, as ever."""
     sampler = CoupledSampler(SamplingParams(temperature=temperature, seed=3))
     in_one_go = 0
-    for index in range(20):
+    for index in range(8):
         one, other = loaded.prefilled(index, PROMPT), loaded.prefilled(index, PROMPT)
         expected, ids = [index % 500], [index % 500]
         while len(expected) <= ANSWER:
@@ -107,7 +107,7 @@ def test_tokens_chosen_on_the_device_are_those_of_the_host(loaded: Loaded, tempe
             in_one_go += len(found)
             ids += found or sampler.choose(loaded.model.step([rows])[0], ids)
         assert ids[: len(expected)] == expected
-    assert in_one_go > 10 * ANSWER
+    assert in_one_go > 4 * ANSWER
 
 
 def test_a_cache_that_has_moved_is_found(loaded: Loaded) -> None:
