@@ -65,6 +65,8 @@ class TargetLoop(WorkerLoop):
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft, partial(compressed, config.engine.dycoke))
         self._costs = costs
+        if costs.stride_s is not None and costs.stride_s * _LEAST_AT_ONCE > self._config.stream_interval_s:
+            costs.stride_s = None  # there will be none: each token is told before the next one is there
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._prefill_rows)
         self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)

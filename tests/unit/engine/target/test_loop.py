@@ -311,6 +311,19 @@ def test_strides_are_no_longer_than_tokens_are_kept_back(stack: ExitStack) -> No
     assert target.model.longest_s == pytest.approx(3 * 0.035), "or nobody is told anything where cores are lacking"
 
 
+@pytest.mark.parametrize(("interval_s", "is_kept"), [(0.2, True), (0.09, False)])
+def test_a_token_is_not_reckoned_cheaper_for_strides_that_there_are_none_of(
+    stack: ExitStack, interval_s: float, is_kept: bool
+) -> None:
+    """Of a large model each token is told before the next one is there."""
+    ours, theirs = Channel.pair()
+    stack.callback(theirs.close)
+    stack.callback(ours.close)
+    costs = CostMeter(base_s=0.06, row_s=1e-5, draft_s=1e-2, stride_s=0.05)
+    TargetLoop(cast("VideoLM", RecordingModel()), theirs, configure("target", stream_interval_s=interval_s), costs)
+    assert costs.costs(1, in_strides=True).alone_s == (0.05 if is_kept else pytest.approx(0.06001))
+
+
 @pytest.mark.parametrize("most_kept", [0, 1])
 def test_a_model_that_mostly_wants_what_is_not_allowed_is_seldom_asked_for_more(
     stack: ExitStack, most_kept: int
