@@ -11,11 +11,11 @@ from statistics import fmean
 
 import numpy as np
 
-from vidspec_service.bench.common.child import call_in_child
+from vidspec_service.bench.common.child import Child, call_in_child
 from vidspec_service.bench.common.facts import alone_config, spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode
-from vidspec_service.bench.speed.worker import Forwards, echo, time_forwards, time_model
+from vidspec_service.bench.speed.worker import BusyDraft, Forwards, echo, time_forwards, time_model
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
@@ -29,7 +29,7 @@ _LEAST_GAIN_AUTO = 1.05  # as in `engine/speculation.py`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedCosts:
-    """The target with the threads it has beside a draft, the target with all cores, and the draft."""
+    """The target with the threads it has beside a draft, which is at work, the target with all cores, and the draft."""
 
     context: int
     target: Forwards
@@ -54,9 +54,9 @@ def typical_context(samples: Sequence[Sample]) -> int:
 def probe_costs(
     pair: EngineConfig, context: int, rows: tuple[int, ...], *, with_copies: bool = False
 ) -> tuple[ProbedCosts, dict[str, float]]:
-    """The target's forwards over so many rows, the draft's over one, none beside another. Raises ConfigError.
+    """The target's forwards over so many rows, by itself and beside a draft that never rests; the draft's over one.
 
-    With copies also the bandwidth of each role's device, with as many threads as `alone` and `draft` have.
+    Raises ConfigError. With copies also the bandwidth of each role's device, with the threads of `alone` and `draft`.
     """
     bandwidths = dict[str, float]()
 
@@ -67,12 +67,13 @@ def probe_costs(
         return forwards
 
     threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
-    target = alone = time_role("target", pair.target, threads["target"], rows)
-    if threads["target"] != threads_alone:
-        alone = time_role("target", pair.target, threads_alone, rows)
-    draft = None
-    if pair.draft is not None and not pair.has_ngram_draft:
-        draft = time_role("draft", pair.draft, threads["draft"], (1,))
+    alone = time_role("target", pair.target, threads_alone, rows)
+    if pair.draft is None or pair.has_ngram_draft:
+        return ProbedCosts(context=context, target=alone, alone=alone), bandwidths
+    spec = spec_of(pair.draft, "draft")
+    with Child(BusyDraft, spec, threads["draft"], context):  # the two share caches, memory, or even a device
+        target = call_in_child(time_forwards, spec_of(pair.target, "target"), threads["target"], context, rows)
+    draft = time_role("draft", pair.draft, threads["draft"], (1,))
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft), bandwidths
 
 
@@ -125,7 +126,8 @@ def predict(mode: Mode, acceptance: float, costs: ProbedCosts, latency_s: float)
     """The policy's plan at this acceptance, and its speed over `off`; None for modes that do not speculate."""
     if not mode.needs_draft or costs.draft is None:
         return None
-    step = replace(step_costs(costs.target, costs.draft.seconds[1], latency_s), stride_s=costs.alone.stride_s)
+    target = costs.alone if mode is Mode.SERIAL else costs.target  # beside whom nobody is at work, or the draft
+    step = replace(step_costs(target, costs.draft.seconds[1], latency_s), stride_s=costs.alone.stride_s)
     least_gain = _LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
     plan = best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)
     return plan, plan.speedup * costs.alone.token_s / step.alone_s

@@ -201,7 +201,7 @@ def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
 
 
 def _costs_table(costs: ProbedCosts) -> RenderableType:
-    named = {"target beside a draft": costs.target, "target with all cores": costs.alone, "draft": costs.draft}
+    named = {"target beside a busy draft": costs.target, "target with all cores": costs.alone, "draft": costs.draft}
     counts = sorted(costs.target.seconds)
     rows = [
         {"model": f"{name} ({of.threads} threads)", **{str(n): of.seconds.get(n) for n in counts}}
@@ -209,7 +209,7 @@ def _costs_table(costs: ProbedCosts) -> RenderableType:
         if of is not None
     ]
     columns = {"model": column("model"), **{f"T({n})": column(str(n), "{:.3f}", 1000) for n in counts}}
-    return table(f"One forward alone, median ms, {costs.context} rows in the cache", columns, rows)
+    return table(f"One forward, median ms, {costs.context} rows in the cache", columns, rows)
 
 
 def _verdict(value: bool | None) -> str:

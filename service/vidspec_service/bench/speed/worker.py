@@ -7,6 +7,7 @@ import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from vidspec_models.loading.spec import ModelSpec
@@ -73,6 +74,33 @@ def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, 
         stride_s=time_strides(model, cache, context),
         **dataclasses.asdict(Placement.of(model)),
     )
+
+
+class BusyDraft:
+    """A draft that makes tokens, as many at once as it does in the engine, until its process ends."""
+
+    def __init__(self, spec: ModelSpec, threads: int, context: int) -> None:
+        import torch
+
+        from vidspec_models.decoder.kv_cache import KVCache
+        from vidspec_models.loading.load_model import load_model
+        from vidspec_models.request import SamplingParams
+        from vidspec_models.sampling import CoupledSampler
+        from vidspec_models.video_lm import StepRows
+        from vidspec_service.engine.draft.request import MOST_AT_ONCE
+
+        torch.set_num_threads(threads)
+        model = load_model(spec)
+        context = min(context, model.context_length - MOST_AT_ONCE)
+        cache = KVCache(model.decoder.geometry, context + MOST_AT_ONCE)
+        rows, greedy = StepRows(cache=cache, ids=[0], position=context), CoupledSampler(SamplingParams())
+
+        def make_tokens() -> None:
+            while True:
+                cache.length = context
+                model.guess([(rows, greedy, [])], MOST_AT_ONCE)
+
+        Thread(target=make_tokens, daemon=True).start()
 
 
 def time_model(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> tuple[Forwards, float]:

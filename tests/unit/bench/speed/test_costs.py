@@ -38,6 +38,14 @@ def test_a_baseline_with_more_cores_lowers_the_prediction_in_proportion() -> Non
     assert faster[1] == pytest.approx(0.8 * equal[1])
 
 
+def test_in_serial_the_target_is_reckoned_by_itself_and_else_beside_a_draft_at_work() -> None:
+    probed = costs(alone_s=0.008)
+    serial, parallel = (predict(mode, 0.9, probed, 0.0) for mode in (Mode.SERIAL, Mode.PARALLEL))
+    for found, target, overlap in ((serial, probed.alone, False), (parallel, probed.target, True)):
+        assert found is not None
+        assert found[0] == best_plan(0.9, step_costs(target, 0.001, 0.0), overlap=overlap, least_gain=0.0)
+
+
 def test_parallel_beats_serial_and_auto_gives_up_where_nothing_is_accepted() -> None:
     probed = costs()
     parallel, serial = predict(Mode.PARALLEL, 0.9, probed, 0.0001), predict(Mode.SERIAL, 0.9, probed, 0.0001)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from vidspec_models.loading.spec import ModelSpec
@@ -10,7 +13,7 @@ from vidspec_service.bench.speed import costs
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
 from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_facts, synthetic_notes
-from vidspec_service.bench.speed.worker import Forwards, time_forwards, time_model
+from vidspec_service.bench.speed.worker import BusyDraft, Forwards, time_forwards, time_model
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
@@ -74,10 +77,17 @@ def test_copies_are_timed_in_the_processes_of_the_forwards(
         forwards = Forwards(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32")
         return (forwards, {"target": 2e9, "draft": 1e9}[spec.role] * threads) if function is time_model else forwards
 
+    @contextmanager
+    def beside(made: object, spec: ModelSpec, *given: int) -> Iterator[None]:
+        children.append(made)
+        yield
+        children.append("ended")
+
     monkeypatch.setattr(costs, "call_in_child", in_child)
+    monkeypatch.setattr(costs, "Child", beside)
     monkeypatch.setattr(costs, "threads_of", lambda config: {"target": 1 if config.draft else 3, "draft": 1})
     probed, bandwidths = costs.probe_costs(PAIR, 600, (1, 2), with_copies=with_copies)
-    assert children == [asked] * 3  # the target's beside a draft and alone, the draft's
+    assert children == [asked, BusyDraft, time_forwards, "ended", asked]  # target alone, beside the draft; the draft
     assert (probed.target.threads, probed.alone.threads) == (1, 3)
     if with_copies:
         rooflines = synthetic_facts(SyntheticOptions(shape="tiny"), probed, bandwidths)["rooflines"]
