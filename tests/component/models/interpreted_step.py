@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch.nn import functional
 
 from tests.unit.models.decoder.test_decoder import run
 from tests.unit.models.random_models import build
+from vidspec_models.backends.cuda.kernels import launch_options
+from vidspec_models.backends.cuda.products import CudaProducts
 from vidspec_models.backends.cuda.step import CudaStep
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
@@ -59,6 +62,25 @@ def check_tokens_in_one_go(decoder: Decoder, step: CudaStep, ids: list[int]) -> 
     assert torch.allclose(one.keys, other.keys, atol=1e-5)
 
 
+def check_products() -> None:
+    """Of a weight that is cut into parts, and whose columns fill no whole number of programs."""
+    generator = torch.Generator().manual_seed(7)
+    device = torch.device("cpu")
+    products = CudaProducts(device, launch_options(device))
+    rows, weight = torch.randn(16, 1024, generator=generator), torch.randn(200, 1024, generator=generator)
+    hidden, norm = torch.randn(16, 200, generator=generator), torch.randn(200, generator=generator)
+    parts = products.parts(rows, weight)
+    assert len(parts) > 1
+    assert torch.allclose(parts.sum(0), rows @ weight.t(), atol=1e-3)
+    assert torch.allclose(products.whole(rows, weight), rows @ weight.t(), atol=1e-3)
+    gate, up = (rows @ weight.t()).chunk(2, dim=-1)
+    assert torch.allclose(products.gated(rows, weight), functional.silu(gate) * up, atol=1e-2)
+    added = hidden + parts.sum(0)
+    normed = products.add_and_norm(hidden, parts, norm, 1e-6)
+    assert torch.allclose(hidden, added, atol=1e-4)
+    assert torch.allclose(normed, functional.rms_norm(added, (200,), norm, 1e-6), atol=1e-4)
+
+
 def caches(decoder: Decoder) -> list[KVCache]:
     return [KVCache(decoder.geometry, 180) for _ in LENGTHS]
 
@@ -69,5 +91,6 @@ def segments(of: list[KVCache]) -> list[Segment]:
 
 if __name__ == "__main__":
     with torch.inference_mode():
+        check_products()
         for name in sys.argv[1:]:
             check(name)
