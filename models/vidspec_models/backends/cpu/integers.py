@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import BLOCK_BYTES, EXCESS, LANES, RECORD_BYTES, STRIP, Array
-from vidspec_models.backends.cpu.tiles import CACHE_LINE, MAX_ROWS, WHOLE_ROWS, prefetch_ahead
+from vidspec_models.backends.cpu.tiles import CACHE_LINE, FEWER_ROWS, WHOLE_ROWS, prefetch_ahead
 from vidspec_models.backends.cpu.vectors import F32, I32, Emitter, index, splat_int
 from vidspec_models.decoder.integer_weights import BLOCK, LARGEST, LEAST_SCALE
 
@@ -45,7 +45,7 @@ def integer_rows(x: Array) -> Integers:
     num_rows, blocks = x.shape[0], x.shape[1] // BLOCK
     words = np.empty(num_rows * x.shape[1] // TOGETHER, np.int32)
     scales, starts = np.empty(num_rows * blocks, np.float32), np.empty(num_rows * blocks, np.int32)
-    num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
+    num_tiles = (num_rows + FEWER_ROWS - 1) // FEWER_ROWS
     first = 0
     for tile in range(num_tiles):
         last = num_rows * (tile + 1) // num_tiles
@@ -63,7 +63,7 @@ def integer_rows(x: Array) -> Integers:
 def integer_product(x: Integers, strips: Array, out: Array, begin: int, end: int) -> None:
     """As `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
     num_rows, blocks = x.num_rows, strips.shape[1]
-    num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
+    num_tiles = (num_rows + FEWER_ROWS - 1) // FEWER_ROWS
     for strip in range(begin, end):
         weights = strips[strip].ctypes.data
         first = 0
@@ -126,7 +126,7 @@ def to_integers(_typing: Any, x: Any, blocks: Any, rows: Any, out: Any, scales: 
 def integer_tile(
     _typing: Any, rows: Any, words: Any, scales: Any, starts: Any, records: Any, blocks: Any, out: Any, out_stride: Any
 ) -> Any:
-    """out[r, :32] += the products of row r with a strip for r < rows <= MAX_ROWS; for the rows see `to_integers`."""
+    """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; for the rows see `to_integers`."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         rows, words, scales, starts, records, blocks, out, out_stride = arguments
@@ -163,7 +163,7 @@ def integer_tile(
             for place, total in zip(outs, emitter.loop(blocks, initial, body), strict=True):
                 emitter.store(total, place)
 
-        emitter.select_rows(rows, MAX_ROWS, emit)
+        emitter.select_rows(rows, FEWER_ROWS, emit)
         return context.get_dummy_value()
 
     return types.none(rows, words, scales, starts, records, blocks, out, out_stride), generate

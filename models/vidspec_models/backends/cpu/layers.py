@@ -30,6 +30,7 @@ from vidspec_models.backends.cpu.segments import (
     VALUES,
 )
 from vidspec_models.backends.cpu.tiles import (
+    FEWER_ROWS,
     MAX_ROWS,
     copy_line,
     exponentials,
@@ -166,7 +167,8 @@ def attend(
         totals[line] = exponentials(queries, numbers, np.float32(scale), most, padded // LANES, weighed)
         for column in range(own, longest + 1):
             weights[line, column] = 0
-    num_tiles = (num_lines + MAX_ROWS - 1) // MAX_ROWS
+    most_lines = FEWER_ROWS if queries.itemsize < FLOAT else MAX_ROWS
+    num_tiles = (num_lines + most_lines - 1) // most_lines
     for tile in range(num_tiles):
         first, last = num_lines * tile // num_tiles, num_lines * (tile + 1) // num_tiles
         for column in range(0, width, STRIP):

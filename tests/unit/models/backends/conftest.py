@@ -1,4 +1,5 @@
-"""Kernels in bfloat16 arithmetic on any processor: where it has none, pairs are multiplied in float32, slowly.
+"""Kernels in bfloat16 arithmetic on any processor: where it has none, pairs are multiplied in float32 and numbers
+rounded as integers, slowly.
 
 Without that whoever works on another machine would break them unseen.
 """
@@ -26,5 +27,14 @@ def pairs_are_multiplied_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         high = [builder.bitcast(builder.and_(word, splat_int(0xFFFF0000, lanes)), floats) for word in words]
         return emitter.fma(high[0], high[1], emitter.fma(low[0], low[1], c))
 
+    def rounded(emitter: Emitter, vector: Any) -> Any:
+        builder, integers = emitter.builder, ir.VectorType(I32, vector.type.count)
+        words = builder.bitcast(vector, integers)
+        is_odd = builder.and_(builder.lshr(words, splat_int(16)), splat_int(1))
+        nearest = builder.add(words, builder.add(is_odd, splat_int(0x7FFF)))
+        shorts = ir.VectorType(ir.IntType(16), vector.type.count)
+        return builder.trunc(builder.lshr(nearest, splat_int(16)), shorts)
+
     if not multiplies_bfloat16():
         monkeypatch.setattr(Emitter, "dot_pairs", dot_pairs)
+        monkeypatch.setattr(Emitter, "rounded", rounded)
