@@ -143,19 +143,25 @@ class CpuStep:
         logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", alone)
 
     def use_threads(self, count: int, most_alone: int | None = None) -> None:
-        """Step with so many from now on; with as many or up to `most_alone` run ahead alone, or step with many rows.
+        """Step with so many from now on; with as many or up to `most_alone` run ahead alone, or step
+        with many rows or those of several requests.
 
         Raises RuntimeError where the system has no more threads.
         """
         most = most_alone or count
         self._team = Team(most)
         self.num_threads, self.alone, self.many_rows = count, TeamSize(count, most), TeamSize(count, most)
+        self._most_threads = most
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
         """Logits [n, V padded] of rows hidden [n, E], by as many threads as pay and have cores."""
         _, num_kv_heads, eps, scale, weights = self.constants
         room, began = self._room(hidden), time.monotonic()
-        wanted = self.num_threads if len(hidden) < _MANY_ROWS else self.many_rows.choose(began)
+        is_many = len(segments) == 1 and len(hidden) >= _MANY_ROWS
+        if len(segments) > 1:
+            wanted = self._most_threads  # a crowd asks a draft for little: no core is missed elsewhere
+        else:
+            wanted = self.many_rows.choose(began) if is_many else self.num_threads
         num_threads = min(wanted, self.decoder.cores.num_threads)
         self._team.run(
             num_threads,
@@ -163,7 +169,7 @@ class CpuStep:
                 member, room.rows, tables, segments, num_kv_heads, eps, scale, weights, self.scratch(), room.logits
             ),
         )
-        if len(hidden) >= _MANY_ROWS and num_threads == wanted:
+        if is_many and num_threads == wanted:
             now = time.monotonic()
             self.many_rows.observe(num_threads, (now - began) / len(hidden), now)
         return room.logits

@@ -29,6 +29,7 @@ from vidspec_models.backends.cpu.team import (
     share,
     take_part,
 )
+from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
 
@@ -214,6 +215,25 @@ def test_who_is_alone_goes_on_with_what_threads_there_are(monkeypatch: pytest.Mo
         stepper.step.use_when_alone(2)
     assert stepper.step.num_threads == stepper.step.alone.choose(0.0) == 1
     assert torch.equal(stepper.run((stepper.cache(), tokens(3, 4))), before)
+
+
+@pytest.mark.parametrize(("counts", "expected"), [((3,), 1), ((2, 1), 2), ((1, 1, 1), 2)])
+def test_rows_of_several_requests_are_everybodys(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], expected: int
+) -> None:
+    """A draft, whose core one row leaves to it, is asked for little then."""
+    stepper, taken = Stepper(build("qwen2")), list[int]()
+    run = Team.run
+
+    def noted(together: Team, count: int, work: Any) -> None:
+        taken.append(count)
+        run(together, count, work)
+
+    monkeypatch.setattr(Team, "run", noted)
+    with using_threads(2):
+        stepper.step.use_threads(1, 2)
+        stepper.run(*[(stepper.cache(), tokens(count, 4)) for count in counts])
+    assert taken == [expected]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
