@@ -90,14 +90,18 @@ def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) 
     geometry = load_model(ModelSpec(path=folder, role="target", device="cpu", dtype="float32")).decoder.geometry
     room = 2 * geometry.padded(EDGE + geometry.context_block) + EDGE
     expected = [world.wanted(request(OFF, index, longer=filler)).ids for index, filler in prompts]
+    once = sum(EDGE - _BELOW + len(ids) - 1 for ids in expected)
     with world.engine(kv_cache_tokens=room) as harness:
-        before = harness.target_rows()
-        for mode in (OFF, PARALLEL):
-            requests = [request(mode, index, longer=filler) for index, filler in prompts]
-            assert [answer.ids for answer in harness.answers(requests)] == expected
-            if mode is OFF:
-                rows, once = harness.target_rows() - before, sum(EDGE - _BELOW + len(ids) - 1 for ids in expected)
-                assert rows >= once + EDGE - _BELOW, "nobody was paused: every row was made once"
+
+        def rows_of(mode: SpeculationMode) -> int:
+            before = harness.target_rows()
+            answers = harness.answers([request(mode, index, longer=filler) for index, filler in prompts])
+            assert [answer.ids for answer in answers] == expected
+            return harness.target_rows() - before
+
+        # Where one is told all before the next one's prompt is read, nobody has to wait, and every row is made once.
+        assert any(rows_of(OFF) >= once + EDGE - _BELOW for _ in range(_TRIES)), "nobody was paused"
+        rows_of(PARALLEL)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
