@@ -1,0 +1,58 @@
+"""An engine of two random models on one GPU: eight requests at once, in all modes, and with a worker killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from vidspec_service.bench.common.samples import Sample, ask_engine
+from vidspec_service.bench.speed.contenders import make_prompts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.synthetic import RandomPair
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.settings import Settings, engine_config
+from vidspec_service.telemetry import Metrics
+
+SHAPE = "llava-onevision-7b-of-4-layers+0.5b"
+OPTIONS = SpeedOptions(num_prompts=8, task=Task.SYNTHETIC, max_tokens=64, synthetic=SyntheticOptions(shape=SHAPE))
+_MOST_S = 120.0
+
+
+async def answers(engine: LocalEngine, mode: Mode, number: int, killed: str = "") -> list[Sample]:
+    """Of all prompts at once; a worker is killed as soon as one of them has been answered."""
+    prompts = make_prompts(OPTIONS.task, range(OPTIONS.num_prompts))
+    asked = [asyncio.create_task(ask_engine(engine, each.request(mode, number, OPTIONS))) for each in prompts]
+    await asyncio.wait(asked, timeout=_MOST_S, return_when=asyncio.FIRST_COMPLETED)
+    if killed:
+        pid = engine.worker_pids()[killed]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    samples = await asyncio.wait_for(asyncio.gather(*asked), _MOST_S)
+    return [replace(sample, mode=mode, prompt=index) for index, sample in enumerate(samples)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_eight_at_once_have_the_ids_of_the_target_alone_whoever_dies(tmp_path: Path) -> None:
+    assert OPTIONS.synthetic is not None
+    made = RandomPair(tmp_path, OPTIONS, OPTIONS.synthetic)
+    pair = engine_config(Settings(log_level="warning"))
+    assert pair.draft is not None
+    pair = replace(pair, target=made.worker(pair.target, "target"), draft=made.worker(pair.draft, "draft"))
+
+    async def run() -> None:
+        async with LocalEngine(pair, Metrics(CollectorRegistry())) as engine:
+            alone = await answers(engine, Mode.OFF, 0)
+            made.write_references(alone)
+            rounds = [(Mode.AUTO, ""), (Mode.SERIAL, ""), (Mode.PARALLEL, "draft"), (Mode.PARALLEL, "target")]
+            for number, (mode, killed) in enumerate(rounds, 1):
+                found = await answers(engine, mode, number, killed)
+                assert [sample.ids for sample in found] == [sample.ids for sample in alone], (mode, killed)
+
+    asyncio.run(run())
