@@ -81,11 +81,18 @@ class StockGenerator:
 
     @torch.inference_mode()
     def answer(
-        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams = GREEDY
+        self,
+        turns: Sequence[Turn],
+        videos: Sequence[Video],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        min_tokens: int = 0,
     ) -> StockAnswer:
         """Generate once. Sampling follows transformers' own generator: same law as the engine's, other tokens."""
         inputs, stopwatch = self._inputs(turns, videos), Stopwatch()
-        out = self._model.generate(**inputs, max_new_tokens=max_tokens, streamer=stopwatch, **_arguments(sampling))
+        limits = {"max_new_tokens": max_tokens, "min_new_tokens": min_tokens}
+        out = self._model.generate(**inputs, **limits, streamer=stopwatch, **_arguments(sampling))
         times = tuple(stopwatch.times[1:])
         prompt_tokens = inputs["attention_mask"].shape[1]
         return StockAnswer(ids=tuple(out[0, -len(times) :].tolist()), prompt_tokens=prompt_tokens, token_times=times)
@@ -133,12 +140,18 @@ class RandomStock(StockGenerator):
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
     def answer(
-        self, turns: Sequence[Turn], videos: Sequence[Video], max_tokens: int, sampling: SamplingParams = GREEDY
+        self,
+        turns: Sequence[Turn],
+        videos: Sequence[Video],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        min_tokens: int = 0,
     ) -> StockAnswer:
         """Generate once, greedily; raises ValueError for another sampling. Videos are not looked at."""
         if sampling.temperature > 0:
             raise ValueError("random models are compared greedily")
-        return super().answer(turns, videos, max_tokens, sampling)
+        return super().answer(turns, videos, max_tokens, sampling, min_tokens=min_tokens)
 
     def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
         embedding = self._model.get_input_embeddings().weight

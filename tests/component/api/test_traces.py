@@ -13,6 +13,7 @@ import pytest
 from tests.collector import attributes, collecting
 
 _TIMEOUT_S = 120.0
+_LONG = 800  # tokens: a draft that gets no core for a while still has its say before the answer ends
 _STEPS = {
     ("admit", "api"), ("decode", "api"), ("submit", "api"), ("prefill", "draft"), ("prefill", "target"),
     ("propose", "draft"), ("verify", "target"), ("commit", "target"), ("stream", "api"),
@@ -32,6 +33,7 @@ def test_all_steps_of_a_request_are_traced_from_every_process(tmp_path: Path) ->
                 assert process.stderr is not None
                 ready = next(entry for entry in map(json.loads, process.stderr) if entry["event"] == "ready")
                 fields = {"prompt": "Describe the video.", "speculation": "parallel"}
+                fields |= {"ignore_eos": "true", "max_tokens": str(_LONG)}
                 with clip.open("rb") as video:
                     answer = httpx.post(
                         f"{ready['url']}/v1/video-chat", data=fields, files={"video": video}, timeout=60

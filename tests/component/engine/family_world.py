@@ -100,7 +100,7 @@ class FamilyWorld:
     def wanted(self, asked: GenerationRequest) -> StockAnswer:
         """What `generate` says."""
         assert asked.max_tokens is not None
-        return self.stock.answer(asked.turns, asked.videos, asked.max_tokens, GREEDY)
+        return self.stock.answer(asked.turns, asked.videos, asked.max_tokens, GREEDY, min_tokens=asked.min_tokens)
 
     @contextmanager
     def engine(self, **settings: Any) -> Iterator[TracedHarness]:

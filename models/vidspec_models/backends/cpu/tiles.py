@@ -23,7 +23,7 @@ from vidspec_models.backends.cpu.vectors import LOG2_E, Emitter, index, splat
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
 MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines of a tile: 24 sums of 32 registers of 16 lanes, or twice 12 of 16 of 8
-FEWER_ROWS = min(MAX_ROWS, 10)  # of a tile that holds more than sums: with two more some would be in memory
+FEWER_ROWS = min(MAX_ROWS, 10)  # of a tile that holds more than sums: two more were slower
 WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
 CACHE_LINE = 64  # bytes
 _AHEAD = 512 * CACHE_LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
@@ -224,12 +224,11 @@ def exponentials(_typing: Any, like: Any, numbers: Any, scale: Any, shift: Any, 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         _, numbers, scale, shift, count, out = arguments
         emitter = Emitter(builder)
-        log2_e = splat(LOG2_E)
-        factor, below = builder.fmul(emitter.spread(scale), log2_e), builder.fmul(emitter.spread(shift), log2_e)
-        below = builder.fsub(splat(0.0), below)
+        factor, most = emitter.spread(scale), emitter.spread(shift)
 
         def body(k: Any, sums: list[Any]) -> list[Any]:
-            power = emitter.fma(emitter.load(emitter.address(numbers, k, index(LANES), 4)), factor, below)
+            scaled = builder.fmul(emitter.load(emitter.address(numbers, k, index(LANES), 4)), factor)
+            power = builder.fmul(builder.fsub(scaled, most), splat(LOG2_E))
             value = emitter.exp2(power, is_rounded=is_rounded)
             emitter.store_as(value, emitter.address(out, k, index(LANES), 2 if is_rounded else 4), is_rounded)
             return [builder.fadd(sums[0], value)]

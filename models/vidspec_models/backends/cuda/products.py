@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 64  # of a program; fewer would not be made by the fastest instructions, nor in the same order
+COLUMNS = 64  # of a program; fewer are multiplied by an older instruction (mma.sync), and were slower
 INNER = 128  # of a tile of a weight, at most
 MOST_STAGES = 4  # tiles under way, where a multiprocessor has room for them
-FETCHED = 1  # tiles that are on their way before the rows are there; of 2 and 4 fewer stay until they are wanted
+FETCHED = 1  # tiles that are on their way before the rows are there; two and four were slower
 _LINE_BYTES = 128  # of the cache
 _LEAST_TILES, _MOST_PARTS = 2, 16
 _BUSY = 0.75  # of the multiprocessors: with fewer programs a weight is cut

@@ -96,7 +96,6 @@ class CudaStep:
         return torch.cat(found)
 
     @torch.inference_mode()
-    @torch.inference_mode()
     def run_ahead(
         self,
         ids: Sequence[int],

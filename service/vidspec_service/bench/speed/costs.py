@@ -71,8 +71,10 @@ def probe_costs(
     if pair.draft is None or pair.has_ngram_draft:
         return ProbedCosts(context=context, target=alone, alone=alone), bandwidths
     spec = spec_of(pair.draft, "draft")
-    with Child(BusyDraft, spec, threads["draft"], context):  # the two share caches, memory, or even a device
+    with Child(BusyDraft, spec, threads["draft"], context) as busy:  # the two share caches, memory, or even a device
         target = call_in_child(time_forwards, spec_of(pair.target, "target"), threads["target"], context, rows)
+        if not busy.ask(BusyDraft.is_at_work):
+            raise ConfigError("the draft beside which the target was timed has stopped; its output says why")
     draft = time_role("draft", pair.draft, threads["draft"], (1,))
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft), bandwidths
 

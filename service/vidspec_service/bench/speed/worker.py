@@ -100,7 +100,12 @@ class BusyDraft:
                 cache.length = context
                 model.guess([(rows, greedy, [])], MOST_AT_ONCE)
 
-        Thread(target=make_tokens, daemon=True).start()
+        self._thread = Thread(target=make_tokens, daemon=True)
+        self._thread.start()
+
+    def is_at_work(self) -> bool:
+        """False once an error has ended it; its process has printed which."""
+        return self._thread.is_alive()
 
 
 def time_model(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> tuple[Forwards, float]:

@@ -64,30 +64,53 @@ def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion numbers, of the embedding one row
 
 
-@pytest.mark.parametrize(("with_copies", "asked"), [(True, time_model), (False, time_forwards)])
-def test_copies_are_timed_in_the_processes_of_the_forwards(
-    monkeypatch: pytest.MonkeyPatch, with_copies: bool, asked: object
-) -> None:
-    children = list[object]()
+class Children:
+    """Stands in for the processes in which models are timed; notes what they were made for."""
 
-    def in_child(
-        function: object, spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_at_work: bool = True) -> None:
+        self.functions = list[object]()
+        self._is_at_work = is_at_work
+        monkeypatch.setattr(costs, "call_in_child", self.call)
+        monkeypatch.setattr(costs, "Child", self.beside)
+        monkeypatch.setattr(costs, "threads_of", lambda config: {"target": 1 if config.draft else 3, "draft": 1})
+
+    def call(
+        self, function: object, spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]
     ) -> Forwards | tuple[Forwards, float]:
-        children.append(function)
+        self.functions.append(function)
         forwards = Forwards(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32")
         return (forwards, {"target": 2e9, "draft": 1e9}[spec.role] * threads) if function is time_model else forwards
 
     @contextmanager
-    def beside(made: object, spec: ModelSpec, *given: int) -> Iterator[None]:
-        children.append(made)
-        yield
-        children.append("ended")
+    def beside(self, made: object, spec: ModelSpec, *given: int) -> Iterator[Children]:
+        self.functions.append(made)
+        yield self
+        self.functions.append("ended")
 
-    monkeypatch.setattr(costs, "call_in_child", in_child)
-    monkeypatch.setattr(costs, "Child", beside)
-    monkeypatch.setattr(costs, "threads_of", lambda config: {"target": 1 if config.draft else 3, "draft": 1})
+    def ask(self, method: object) -> bool:
+        assert method is BusyDraft.is_at_work
+        return self._is_at_work
+
+
+def test_forwards_are_not_taken_for_timed_beside_a_draft_that_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    Children(monkeypatch, is_at_work=False)
+    with pytest.raises(ConfigError, match="the draft beside which the target was timed has stopped"):
+        costs.probe_costs(PAIR, 600, (1, 2))
+
+
+@pytest.mark.parametrize(("with_copies", "asked"), [(True, time_model), (False, time_forwards)])
+def test_copies_are_timed_in_the_processes_of_the_forwards(
+    monkeypatch: pytest.MonkeyPatch, with_copies: bool, asked: object
+) -> None:
+    children = Children(monkeypatch)
     probed, bandwidths = costs.probe_costs(PAIR, 600, (1, 2), with_copies=with_copies)
-    assert children == [asked, BusyDraft, time_forwards, "ended", asked]  # target alone, beside the draft; the draft
+    assert children.functions == [
+        asked,
+        BusyDraft,
+        time_forwards,
+        "ended",
+        asked,
+    ]  # target alone, beside the draft; the draft
     assert (probed.target.threads, probed.alone.threads) == (1, 3)
     if with_copies:
         rooflines = synthetic_facts(SyntheticOptions(shape="tiny"), probed, bandwidths)["rooflines"]
