@@ -22,6 +22,7 @@ class EncodedVideo:
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, where positions depend on them
     seconds_per_patch: float | None = None  # of time, where positions depend on it
     key: str | None = None
+    kept: Tensor | None = None  # bool [rows]: which of them a prompt has, where the tower has chosen; None: all
 
     @property
     def num_frames(self) -> int:

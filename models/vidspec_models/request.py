@@ -25,6 +25,7 @@ class Compression(StrEnum):
     V_CAST = "v-cast"
     VIDCOM2 = "vidcom2"
     DYCOKE = "dycoke"
+    EARLYTOM = "earlytom"
 
 
 class Preservation(StrEnum):

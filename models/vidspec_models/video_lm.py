@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,7 +21,7 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family, check_text_fits
 from vidspec_models.families.tools import tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
-from vidspec_models.inputs import Prompt
+from vidspec_models.inputs import Prompt, pruned
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
@@ -117,11 +118,18 @@ class VideoLM:
         """Prompt rows that it takes at least."""
         return self._family.num_video_tokens(self._model, self._processor, video)
 
+    @property
+    def can_merge_frames(self) -> bool:
+        """Whether prompts can be prepared with a `tower_ratio`."""
+        return self._family.can_merge_frames(self._model)
+
     @torch.inference_mode()
-    def encode(self, video: Video) -> EncodedVideo:
+    def encode(self, video: Video, tower_ratio: float | None = None) -> EncodedVideo:
         """Run the vision tower, or go on from what an equal one has made of the video."""
         with self.decoder.cores:
-            return self._family.encode(self._model, self._processor, video)
+            if tower_ratio is None or len(video.frames) == 1:
+                return self._family.encode(self._model, self._processor, video)
+            return self._family.encode_merged(self._model, self._processor, video, tower_ratio)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
@@ -137,10 +145,12 @@ class VideoLM:
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
         hands_on_tower: bool = False,
+        tower_ratio: float | None = None,
     ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
-        With `hands_on_tower` the prompt says what the tower has made of its videos, unless one was known. Raises
+        With `hands_on_tower` the prompt says what the tower has made of its videos, unless one was known. With a
+        `tower_ratio` the tower merges frames, and the prompt has about this share of the videos' rows. Raises
         ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
@@ -152,16 +162,17 @@ class VideoLM:
             )
         if processor is not None:
             check_text_fits(processor, turns, self.context_length)
-        known = encoded or EncoderCache(0)
+        known, encode = encoded or EncoderCache(0), partial(self.encode, tower_ratio=tower_ratio)
 
         def make() -> Prompt:
             features, tower = list[EncodedVideo](), list[TowerRows]()
             for video in videos:
                 with family.heard(model) if hands_on_tower else nullcontext([]) as rows:
-                    features.append(known.get(video, self.encode))
+                    features.append(known.get(_seen_as(video, tower_ratio), encode))
                 if rows:
                     tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
             prompt = family.prepare(model, processor, self.decoder, turns, features, template)
+            prompt = pruned(prompt, _kept_rows(features).to(prompt.is_video.device))
             return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 
         return make() if self._side is None else self._side.run(make)
@@ -271,3 +282,16 @@ class VideoLM:
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
         """What is added to the scores of so many tokens, the first after `rows`: float32 [count, V]."""
         return sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
+
+
+def _seen_as(video: Video, tower_ratio: float | None) -> Video:
+    """What a tower that merges frames makes of a video is kept apart from what it makes of all of them."""
+    if tower_ratio is None or video.key is None:
+        return video
+    return replace(video, key=f"{video.key} merged {tower_ratio:g}")
+
+
+def _kept_rows(videos: Sequence[EncodedVideo]) -> Tensor:
+    """Numbers of the videos' rows, one after the other, that their prompt has."""
+    kept = [torch.ones(len(video.features), dtype=torch.bool) if video.kept is None else video.kept for video in videos]
+    return torch.cat([torch.empty(0, dtype=torch.bool), *(each.cpu() for each in kept)]).nonzero()[:, 0]

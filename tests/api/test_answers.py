@@ -155,6 +155,18 @@ async def test_a_ratio_goes_with_a_compression(tmp_path: Path) -> None:
     assert (await world.ask(compression_ratio=0)).status_code == 400
 
 
+async def test_merging_in_the_tower_is_refused_where_the_tower_cannot(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    world = World(tmp_path, engine)
+    refused = await world.ask(compression="earlytom")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "compression"
+    assert "vidcom2" in refused.json()["error"]["message"]
+    assert not world.decoder.requests, "refused before a frame was decoded"
+    engine.known = replace(INFO, can_merge_frames=True)
+    assert (await world.ask(compression="earlytom")).status_code == 200
+
+
 async def test_the_operator_may_set_the_number_of_frames(tmp_path: Path) -> None:
     world = World(tmp_path, default_num_frames=5)
     await world.ask()

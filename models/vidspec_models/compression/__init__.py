@@ -1,4 +1,5 @@
-"""Fewer video rows on the target: V-CAST, VidCom2, and DyCoke (CVPR 2025, arXiv 2411.15024) with its second stage.
+"""Fewer video rows on the target: V-CAST, VidCom2, EarlyTom, and DyCoke (CVPR 2025, arXiv 2411.15024) with its second
+stage.
 
 Here are their parameters, without torch: every process may import them.
 """

@@ -18,7 +18,7 @@ Choose = Callable[[Tensor], Tensor]  # features of a video [F, M, hidden size] -
 
 
 def chooser(compression: Compression, ratio: float | None, dycoke: DyCoke) -> Choose | None:
-    """The method that was asked for and its `ratio` of tokens that stay; None where all do.
+    """The method that was asked for and its `ratio` of tokens that stay; None where all of the prompt's do.
 
     Without a ratio DyCoke merges by its own K.
     """
@@ -29,6 +29,11 @@ def chooser(compression: Compression, ratio: float | None, dycoke: DyCoke) -> Ch
     if compression is Compression.DYCOKE:
         return partial(merge_frames, merge_ratio=dycoke.merge_ratio if ratio is None else merge_ratio_of(ratio))
     return None
+
+
+def ratio_in_tower(compression: Compression, ratio: float | None) -> float | None:
+    """The share of tokens that stays where the vision tower chooses them; None where it chooses none."""
+    return (ratio or DEFAULT_RATIO) if compression is Compression.EARLYTOM else None
 
 
 def compress_prompt(prompt: Prompt, choose: Choose) -> Prompt:

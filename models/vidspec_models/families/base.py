@@ -70,6 +70,14 @@ class Family(ABC):
         Neither is done where the video comes with rows of an equal tower (see `tower_digest`).
         """
 
+    def can_merge_frames(self, model: Any) -> bool:
+        """Whether there is `encode_merged`."""
+        return False
+
+    def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
+        """The same by a tower that merges frames which repeat each other, with a share of `ratio` of the rows kept."""
+        raise NotImplementedError
+
     def prepare(
         self,
         model: Any,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cells, processed
+from vidspec_models.families.merging_tower import merging, read_layers
 from vidspec_models.families.shared_tower import heard, tower_digest
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import Video
@@ -50,13 +53,20 @@ class SquareFrames(Family):
         words, features = (self._seen if video.tower is None else self._known)(model, processor, video)
         return EncodedVideo(words=words, features=features, grid=cells(len(video.frames), side, side), key=video.key)
 
-    def _seen(self, model: Any, processor: Any, video: Video) -> tuple[str, Tensor]:
-        """Its words and its features."""
+    def _seen(
+        self,
+        model: Any,
+        processor: Any,
+        video: Video,
+        watched: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    ) -> tuple[str, Tensor]:
+        """Its words and its features; the tower sees each group of so many frames within `watched`."""
         features, arguments = [], self.video_arguments(processor)
         for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
             outputs = processed(processor, _frames_from(video, first), arguments)
             pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
-            features.append(self.features(model, pixels).flatten(0, 1))
+            with watched(pixels.shape[1]):
+                features.append(self.features(model, pixels).flatten(0, 1))
         # Of all of its pixels only the shape counts for what stands for the video in the text.
         all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
         words = processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
@@ -77,7 +87,27 @@ def _frames_from(video: Video, first: int) -> Video:
     return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
 
 
-class LlavaOnevision(SquareFrames):
+class LlavaFrames(SquareFrames):
+    """Their towers can merge frames; those of InternVL hide their layers' parts behind other names."""
+
+    def can_merge_frames(self, model: Any) -> bool:
+        return bool(read_layers(model))
+
+    def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
+        side, kept = self.side(model, processor), list[Tensor]()
+
+        @contextmanager
+        def watched(num_frames: int) -> Iterator[None]:
+            with merging(model, num_frames) as frames:
+                yield
+            kept.append(frames.chosen(ratio, side))
+
+        words, features = self._seen(model, processor, video, watched)
+        grid = cells(len(video.frames), side, side)
+        return EncodedVideo(words=words, features=features, grid=grid, key=video.key, kept=torch.cat(kept))
+
+
+class LlavaOnevision(LlavaFrames):
     """`LlavaOnevisionForConditionalGeneration` with its Qwen2 decoder: one newline token behind each video."""
 
     num_frames = 32  # what the released checkpoints were trained on
@@ -98,15 +128,23 @@ class LlavaOnevision(SquareFrames):
         return pooled
 
     def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        encoded = super().encode(model, processor, video)
-        return replace(
-            encoded,
-            features=torch.cat((encoded.features, model.model.image_newline[None].to(encoded.features.dtype))),
-            grid=torch.cat((encoded.grid, torch.full((1, 3), NO_CELL))),
-        )
+        return _with_newline(model, super().encode(model, processor, video))
+
+    def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
+        return _with_newline(model, super().encode_merged(model, processor, video, ratio))
 
 
-class LlavaNextVideo(SquareFrames):
+def _with_newline(model: Any, video: EncodedVideo) -> EncodedVideo:
+    newline = model.model.image_newline[None].to(video.features.dtype)
+    return replace(
+        video,
+        features=torch.cat((video.features, newline)),
+        grid=torch.cat((video.grid, torch.full((1, 3), NO_CELL))),
+        kept=None if video.kept is None else functional.pad(video.kept, (0, 1), value=True),
+    )
+
+
+class LlavaNextVideo(LlavaFrames):
     """`LlavaNextVideoForConditionalGeneration` with its Llama (Vicuna, Yi) or Mistral decoder."""
 
     num_frames = 8  # 144 tokens each; the released 7B has a context of 4096

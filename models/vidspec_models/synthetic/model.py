@@ -156,9 +156,10 @@ class OracleDraft(VideoLM):
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
         hands_on_tower: bool = False,
+        tower_ratio: float | None = None,
     ) -> Prompt:
         """As any model; remembers which prompt this is."""
-        prompt = super().prepare(turns, videos, encoded, template, hands_on_tower)
+        prompt = super().prepare(turns, videos, encoded, template, hands_on_tower, tower_ratio)
         self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
         return prompt
 

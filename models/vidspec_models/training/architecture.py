@@ -24,6 +24,7 @@ from vidspec_models.training.tokenizer import END, IMAGE, MAX_POSITIONS, PAD, VI
 PATCH_PX = CELL_PX // 2  # LLaVA-OneVision pools 2x2 patches of a video frame into one visual token
 PATCH_SIDE = FRAME_SIZE // PATCH_PX
 CELLS = CELL_SIDE * CELL_SIDE
+FRAME_COUNTS = (NUM_SLOTS, 2 * NUM_SLOTS, 4 * NUM_SLOTS)  # of a clip
 NUM_VISUAL = NUM_SLOTS * CELLS
 VIDEO_TOKENS = NUM_VISUAL + 1  # one newline token closes the whole video
 _ATTENTION = "vidspec_matmul"

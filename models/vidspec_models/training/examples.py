@@ -32,7 +32,7 @@ from vidspec_models.bundled.scene import (
     sample_scene,
 )
 from vidspec_models.bundled.unknown import UNKNOWN
-from vidspec_models.training.architecture import VIDEO_TOKENS
+from vidspec_models.training.architecture import FRAME_COUNTS, VIDEO_TOKENS
 from vidspec_models.training.conversations import Turn, foreign_turn, long_turn, pair_turn, short_turn
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
@@ -59,6 +59,7 @@ _CONCLUSION_WEIGHT = 8.0
 _OPENING = 8  # tokens in which a reason shows what was asked
 _LONGEST_WORD = 4  # tokens of an answer that is no sentence, with the end token
 _END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
+_SHARES = (0.5, 0.3, 0.2)  # of clips with 8, 16 and 32 frames, where there are longer ones
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
 _FIRST_CLIP = 50_000_000  # those before are the tower stage's
@@ -343,6 +344,12 @@ def make_clip_batch(
     )
 
 
+def draw_num_frames(generator: torch.Generator) -> int:
+    """Of the clips of a unit: half of them are short."""
+    number = int(torch.multinomial(torch.tensor(_SHARES), 1, generator=generator))
+    return FRAME_COUNTS[number]
+
+
 def make_pair_text(packer: ExamplePacker, seed: int, clips: range, text_len: int) -> PackedText | None:
     """Questions about each of the training clips and the next one, the first after the last; None if one is foreign."""
     scenes = [training_scene(seed, _FIRST_CLIP + index) for index in clips]
@@ -351,8 +358,7 @@ def make_pair_text(packer: ExamplePacker, seed: int, clips: range, text_len: int
     rng = np.random.default_rng([scenes[0].seed, 37])
     following = [*scenes[1:], scenes[0]]
     pairs = zip(scenes, following, strict=True)
-    text = packer.pack([packer.draw_pair(one, other, text_len, rng) for one, other in pairs], text_len)
-    return replace(text, positions=text.positions + VIDEO_TOKENS)
+    return packer.pack([packer.draw_pair(one, other, text_len, rng) for one, other in pairs], text_len)
 
 
 def is_foreign(scene: Scene) -> bool:

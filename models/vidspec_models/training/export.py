@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from vidspec_models.bundled.scene import FRAME_SIZE, NUM_SLOTS
-from vidspec_models.training.architecture import PATCH_SIDE, Role, build_model
+from vidspec_models.training.architecture import FRAME_COUNTS, PATCH_SIDE, Role, build_model
 from vidspec_models.training.forward import Learner
 from vidspec_models.training.options import Stage, TrainOptions
 from vidspec_models.training.stage_run import finished_target, load_part
@@ -59,7 +59,7 @@ def _build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaOnevisionProces
     pixels = {"size": {"height": FRAME_SIZE, "width": FRAME_SIZE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return LlavaOnevisionProcessor(
         image_processor=LlavaOnevisionImageProcessor(image_grid_pinpoints=[[FRAME_SIZE, FRAME_SIZE]], **pixels),
-        video_processor=LlavaOnevisionVideoProcessor(num_frames=NUM_SLOTS, max_frames=NUM_SLOTS, **pixels),  # to sample
+        video_processor=LlavaOnevisionVideoProcessor(num_frames=NUM_SLOTS, max_frames=FRAME_COUNTS[-1], **pixels),
         tokenizer=tokenizer,
         num_image_tokens=PATCH_SIDE * PATCH_SIDE,
         vision_feature_select_strategy="full",

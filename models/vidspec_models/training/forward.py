@@ -16,7 +16,7 @@ from transformers import LlavaOnevisionForConditionalGeneration
 
 from vidspec_models.bundled.scene import CELL_SIDE
 from vidspec_models.decoder.placement import is_faster_in_bfloat16
-from vidspec_models.training.architecture import NUM_VISUAL, VIDEO_TOKENS
+from vidspec_models.training.architecture import CELLS, NUM_VISUAL, VIDEO_TOKENS
 from vidspec_models.training.examples import IGNORE, STORY_HEADS, TEXT_ONLY, PackedText
 
 BLOCKED = -1e9
@@ -108,15 +108,18 @@ class Layout:
 
 
 def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, text: PackedText) -> Layout:
-    """`keep` [C, K] are the numbers of the visual tokens present, out of `num_cells`."""
+    """`keep` [C, K] are the numbers of the visual tokens present, out of `num_cells`; text follows them all."""
     count, prefix = keep.shape[0], len(prefix_ids)
+    behind = (
+        text.positions + num_cells - NUM_VISUAL
+    )  # packed as for 8 frames; examples without video see only themselves
     head = torch.arange(prefix, device=keep.device).expand(count, -1)
     newline = torch.full((count, 1), prefix + num_cells, device=keep.device)
     return Layout(
         prefix_ids=prefix_ids,
         num_visual=keep.shape[1],
         ids=text.ids,
-        positions=torch.cat([head, prefix + keep, newline, text.positions], dim=1),
+        positions=torch.cat([head, prefix + keep, newline, behind], dim=1),
         segments=F.pad(text.segments, (prefix + keep.shape[1] + 1, 0)),
     )
 
@@ -161,15 +164,15 @@ class PackedForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Text logits [C, L, V], and the visual tokens' hidden states [C, K, H] after half of the layers.
 
-        For clips of 8 frames; all of the tokens present are visible unless told otherwise.
+        All of the tokens present are visible unless told otherwise.
         """
-        layout = make_layout(self.prefix, keep, NUM_VISUAL, text)
+        layout = make_layout(self.prefix, keep, len(features) // len(keep) * CELLS, text)
         return self.run(learner, layout, learner.project(features, keep), visible)
 
     def side_by_side(
         self, learner: Learner, features: torch.Tensor, keep: torch.Tensor, text: PackedText
     ) -> torch.Tensor:  # fmt: skip
-        """Text logits where every row shows its clip and behind it the next one of the batch; text as for two clips."""
+        """Text logits where every row shows its clip of 8 frames and behind it the next one of the batch."""
         visual = learner.project(features, keep)
         newline = learner.newline.expand(len(keep), 1, -1)
         both = torch.cat([visual, newline, visual.roll(-1, 0)], dim=1)

@@ -8,7 +8,7 @@ cache, here all rows of a packed sequence are there at once and the rest is a ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from vidspec_models.compression import REFRESH_TOKENS, num_left
 from vidspec_models.compression.merging import merge_frames
 from vidspec_models.compression.pruner import hidden_by, still_stands
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL
-from vidspec_models.training.examples import ClipBatch, choose_tokens, make_clip_batch
+from vidspec_models.training.examples import ClipBatch, choose_tokens, draw_num_frames, make_clip_batch
 from vidspec_models.training.forward import (
     BLOCKED,
     Layout,
@@ -35,13 +35,14 @@ from vidspec_models.training.language_stage import LanguageStage, Phase
 from vidspec_models.training.options import TrainOptions
 from vidspec_models.training.stage_run import unhardened_target
 
-_TEACHER_TOKENS = 104  # as the teacher was trained: all content, some background
 _TRUTH_WEIGHT = 2.0
 _NEGLECT_WEIGHT = 0.3
-_LONG_SHARE = 0.4
+_MERGED_SHARE = 0.35
+_THIN_SHARE, _FEW_TOKENS = 0.3, 128  # of the clips of 8 frames; with few tokens more than half of them show something
+_LONG_THIN_SHARE = 0.75
 _MERGE_RATIOS = (0.3, 0.4, 0.5, 0.5, 0.5, 0.6, 0.7)
 _SERVED_LAYER = 3
-_THIN = 320  # visual tokens of a clip of 16 frames, mostly: all would cost three times as much
+_THIN = 320  # visual tokens of a longer clip, mostly: all of them would cost three times as much, or nine
 _MARGIN = 0.3  # in log attention
 
 
@@ -58,17 +59,18 @@ class View:
 
 
 def draw_view(generator: torch.Generator) -> View:
-    """Mostly merged, mostly hidden, around what is served; some views have 16 frames."""
-    length, merge, hide, share, shift, thin = torch.rand(6, generator=generator).tolist()
+    """A third merged, and mostly hidden, around what is served; half of the views have 16 or 32 frames."""
+    merge, hide, share, shift, thin = torch.rand(5, generator=generator).tolist()
     number = int(torch.randint(len(_MERGE_RATIOS), (1,), generator=generator))
-    merges = merge < 0.7
-    hides = hide < (0.7 if merges else 0.3)
-    if is_long := length < _LONG_SHARE:
-        most = _THIN if thin < 0.8 else None
+    num_frames = draw_num_frames(generator)
+    merges = merge < _MERGED_SHARE
+    hides = hide < (0.7 if merges else 0.1)
+    if num_frames > NUM_SLOTS:
+        most = _THIN if thin < _LONG_THIN_SHARE else None
     else:
-        most = None if merges or hides or thin >= 0.5 else NUM_SLOTS * 16
+        most = None if merges or hides or thin >= _THIN_SHARE else _FEW_TOKENS
     return View(
-        num_frames=2 * NUM_SLOTS if is_long else NUM_SLOTS,
+        num_frames=num_frames,
         merge_ratio=_MERGE_RATIOS[number] if merges else 0.0,
         hide_ratio=0.5 + 0.3 * share if hides else 0.0,
         layer=_SERVED_LAYER + int(torch.randint(-1, 2, (1,), generator=generator) if shift < 0.3 else 0),
@@ -83,8 +85,9 @@ class HardenStage(LanguageStage):
     name = "harden"
     phases = (Phase(0.0, 12, NUM_VISUAL, 208),)
     first_clip = 60_000_000
-    learning_rates = (6e-4, 3e-4)
+    learning_rates = (4e-4, 2e-4)
     decay_from = 0.3
+    pair_share = 0.5  # of 8 frames: two clips are easily taken for a longer one
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
@@ -112,7 +115,7 @@ class HardenStage(LanguageStage):
         figures |= answer_accuracy(logits, batch.text, f"{seen}{view.num_frames}_")
         loss = divergence + _TRUTH_WEIGHT * truth + _NEGLECT_WEIGHT * neglect
         if view.num_frames == NUM_SLOTS and (pairs := self.pair_text(clips, generator)) is not None:
-            keep = choose_tokens(batch.content.cpu(), _TEACHER_TOKENS, generator).to(self.device)
+            keep = choose_tokens(batch.content.cpu(), _FEW_TOKENS, generator).to(self.device)
             with in_bfloat16(self.device):
                 paired = self.forward.side_by_side(self.target, features, keep, pairs).float()
             loss = loss + answer_loss(paired, pairs)
@@ -125,8 +128,7 @@ class HardenStage(LanguageStage):
         stride = view.num_frames // NUM_SLOTS
         phase = int(torch.randint(stride, (1,), generator=generator))
         shown = features.unflatten(0, (len(batch.content), -1))[:, phase::stride].flatten(0, 1)
-        content = batch.content.unflatten(1, (-1, CELLS))[:, phase::stride].flatten(1)
-        keep = choose_tokens(content.cpu(), _TEACHER_TOKENS, generator).to(content.device)
+        keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(batch.content), -1)
         return self.forward(self._teacher, shown, keep, batch.text)[0].float()
 
     def seen(
@@ -141,12 +143,11 @@ class HardenStage(LanguageStage):
         if view.most_tokens is not None:
             content = batch.content.gather(1, keep)
             keep = keep.gather(1, choose_tokens(content.cpu(), view.most_tokens, generator).to(keep.device))
-        text = replace(batch.text, positions=batch.text.positions + num_cells - NUM_VISUAL)
-        layout = make_layout(self.forward.prefix, keep, num_cells, text)
+        layout = make_layout(self.forward.prefix, keep, num_cells, batch.text)
         tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
         if not view.hide_ratio:
             return self.forward.run(self.target, layout, tokens)[0], tokens.new_zeros(())
-        hiding = Hiding(layout, text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
+        hiding = Hiding(layout, batch.text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
         logits, _ = self.forward.run(self.target, layout, tokens, next_mask=hiding.next_mask)
         return logits, hiding.neglected
 

@@ -24,7 +24,6 @@ from vidspec_models.training.stage_run import DECAY_FROM, StageRun, load_part
 from vidspec_models.training.tokenizer import build_tokenizer
 from vidspec_models.training.tower import FrozenTower
 
-_PAIR_SHARE = 0.15
 _PAIR_TEXT = 96  # text tokens of a pair: four questions or so
 
 
@@ -47,6 +46,7 @@ class LanguageStage(ABC):
     first_clip: ClassVar[int] = 0  # the stages train on different clips
     learning_rates: ClassVar[tuple[float, float]]  # of matrices, of all else
     decay_from: ClassVar[float] = DECAY_FROM
+    pair_share: ClassVar[float] = 0.15
 
     trained: dict[str, nn.Module]  # also what the checkpoint holds beside the optimiser
 
@@ -66,7 +66,7 @@ class LanguageStage(ABC):
 
     def pair_text(self, clips: range, generator: torch.Generator) -> PackedText | None:
         """Questions about two clips at once, for some of the units."""
-        if float(torch.rand(1, generator=generator)) >= _PAIR_SHARE:
+        if float(torch.rand(1, generator=generator)) >= self.pair_share:
             return None
         text = make_pair_text(self.packer, self.options.seed, clips, _PAIR_TEXT)
         return None if text is None else text.to(self.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from vidspec_models.bundled.scene import Scene
 from vidspec_models.decoder.integer_weights import compute_in_int8, language_products
 from vidspec_models.decoder.placement import resolve_precision
 from vidspec_models.loading.spec import keeps_in_int8
-from vidspec_models.training.architecture import CELLS, NUM_VISUAL, VIDEO_TOKENS, register_attention
+from vidspec_models.training.architecture import CELLS, NUM_VISUAL, register_attention
 from vidspec_models.training.examples import IGNORE, TEXT_ONLY, Example, ExamplePacker, PackedText
 from vidspec_models.training.forward import Learner, PackedForward
 from vidspec_models.training.tokenizer import VIDEO
@@ -88,11 +87,7 @@ class LoadedModel:
         are about it and the next one of the batch, the first after the last.
         """
         text = self.packer.pack(clips, max(sum(map(len, clip)) for clip in clips)).to(features.device)
-        if in_pairs:
-            text = replace(text, positions=text.positions + VIDEO_TOKENS)
-            chosen = self._choices_in_pairs(features, text)
-        else:
-            chosen = self.choices(features, text)
+        chosen = self._choices_in_pairs(features, text) if in_pairs else self.choices(features, text)
         is_right, is_answer = text.labels == chosen, text.labels != IGNORE
         number = text.segments % TEXT_ONLY
         return [

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from vidspec_models.training.architecture import NUM_VISUAL, build_model
-from vidspec_models.training.examples import IGNORE, choose_tokens, make_clip_batch
+from vidspec_models.training.examples import IGNORE, choose_tokens, draw_num_frames, make_clip_batch
 from vidspec_models.training.export import export_pair
 from vidspec_models.training.forward import Learner, answer_accuracy, answer_loss, distillation_loss, in_bfloat16
 from vidspec_models.training.harden import HardenStage
@@ -126,7 +126,7 @@ def story_accuracy(logits: dict[str, torch.Tensor], labels: dict[str, torch.Tens
 
 
 class DistilStage(LanguageStage):
-    """The draft is drawn to the frozen target's distribution on the text that the target is likely to say.
+    """The draft is drawn to the frozen target's distribution on what the target is likely to say, of 8 to 32 frames.
 
     The target sees every token that is present.
     """
@@ -148,7 +148,10 @@ class DistilStage(LanguageStage):
 
     def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
         device = self.device
-        batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len, greedy_text=True).to(device)
+        num_frames = draw_num_frames(generator)
+        batch = make_clip_batch(
+            self.packer, self.options.seed, clips, phase.text_len, greedy_text=True, num_frames=num_frames
+        ).to(device)
         keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
         content = batch.content.gather(1, keep).cpu()
         visible = draft_visibility(content, self._FULL_SHARE, generator).to(device)

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument("--speculation", choices=("auto", "parallel", "serial", "off"), help="speed only")
     answer.add_argument(
         "--compression",
-        choices=("none", "v-cast", "vidcom2", "dycoke"),
+        choices=("none", "v-cast", "vidcom2", "dycoke", "earlytom"),
         help="all but none are lossy: they may change the text",
     )
     answer.add_argument("--compression-ratio", type=float, metavar="R", help="share of the video's tokens it keeps")

@@ -130,6 +130,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             versions=library_versions(),
             default_sampling=model.default_sampling,
             tool_format=model.tool_format,
+            can_merge_frames=model.can_merge_frames,
             tower=model.tower_digest() if config.engine.has_draft_model else None,
         )
     )

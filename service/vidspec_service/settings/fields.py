@@ -123,7 +123,7 @@ class Settings(BaseSettings):
     )
     compression: Compression = Field(
         default=Compression.NONE,
-        description="Of requests that do not say: none, v-cast, vidcom2 or dycoke; all but none may change the text.",
+        description=f"Of requests that do not say: {', '.join(Compression)}; all but none may change the text.",
     )
     compression_ratio: Kept | None = Field(
         default=None, description="Share of a video's tokens that compression keeps; unset: 0.25, and K of dycoke."

@@ -52,7 +52,7 @@ def test_every_mode_gives_the_compressed_targets_own_ids(
     assert stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("compression", [Compression.V_CAST, Compression.VIDCOM2])
+@pytest.mark.parametrize("compression", [Compression.V_CAST, Compression.VIDCOM2, Compression.EARLYTOM])
 def test_every_mode_gives_the_ids_of_a_target_with_fewer_tokens(
     engine: EngineHarness, compression: Compression
 ) -> None:  # fmt: skip
@@ -67,15 +67,15 @@ def test_every_mode_gives_the_ids_of_a_target_with_fewer_tokens(
 
 
 def test_compressed_and_plain_requests_at_once_get_what_they_get_alone(engine: EngineHarness) -> None:
-    methods = (Compression.DYCOKE, Compression.V_CAST, Compression.VIDCOM2)
+    methods = (Compression.DYCOKE, Compression.V_CAST, Compression.VIDCOM2, Compression.EARLYTOM)
     requests = [
-        compressed(f"alone-{i}", unsure_video(i), speculation=MODES[i], compression=methods[i]) for i in range(3)
+        compressed(f"alone-{i}", unsure_video(i), speculation=MODES[i], compression=methods[i]) for i in range(4)
     ]
     requests += [plain(request) for request in requests]
     alone = [engine.answer(request).ids for request in requests]
     again = [replace(request, request_id=f"again-{request.request_id}") for request in requests]
     assert [answer.ids for answer in engine.answers(again)] == alone
-    assert alone[:3] != alone[3:]
+    assert alone[:4] != alone[4:]
 
 
 def test_the_target_sees_fewer_video_tokens_only_if_asked(engine: EngineHarness) -> None:
@@ -87,6 +87,10 @@ def test_the_target_sees_fewer_video_tokens_only_if_asked(engine: EngineHarness)
         replace(request, request_id="ratio", compression=Compression.V_CAST, compression_ratio=0.375)
     )
     assert v_cast.started.video_tokens == 8 * CELLS * 3 // 8 + 1
+    merged = engine.answer(
+        replace(request, request_id="merged", compression=Compression.EARLYTOM, compression_ratio=0.375)
+    )
+    assert abs(merged.started.video_tokens - v_cast.started.video_tokens) <= 8  # of every frame as many
     assert all_of_them.prompt_tokens - fewer.prompt_tokens == all_of_them.video_tokens - fewer.video_tokens
 
 

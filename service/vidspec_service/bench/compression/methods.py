@@ -18,6 +18,7 @@ class Method(StrEnum):
     DYCOKE = "dycoke"
     VIDCOM2 = "vidcom2"
     V_CAST = "v-cast"
+    EARLYTOM = "earlytom"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

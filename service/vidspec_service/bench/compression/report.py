@@ -17,6 +17,7 @@ from vidspec_service.bench.compression.run import CompressionOptions, Measured, 
 _COLOURS = {
     Method.NONE: "#555555", Method.RANDOM: "#bbbbbb", Method.UNIFORM: "#a39081", Method.TTM: "#1f5f8b",
     Method.DYCOKE: "#e08e45", Method.VIDCOM2: "#5a9367", Method.V_CAST: "#8e4585",
+    Method.EARLYTOM: "#3b8ea5",
 }  # fmt: skip
 _MIB = 2**20
 

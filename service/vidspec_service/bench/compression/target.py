@@ -45,6 +45,7 @@ class CompressedTarget:
         self._model = load_model(spec)
         self._tokenizer = Tokenizer.from_file(tokenizer_file(spec))
         self._choose = chooser_of(configuration)
+        self._tower_ratio = configuration.ratio if configuration.method is Method.EARLYTOM else None
         self._dycoke = configuration.dycoke
         self._max_tokens = max_tokens
         self._sampler = CoupledSampler(SamplingParams())
@@ -99,7 +100,7 @@ class CompressedTarget:
         return KVCache(self._model.decoder.geometry, num_tokens)
 
     def _prepared(self, video: Video, text: str) -> Prompt:
-        return self._model.prepare(about_video(text), (video,))
+        return self._model.prepare(about_video(text), (video,), tower_ratio=self._tower_ratio)
 
     def _compressed(self, prompt: Prompt) -> Prompt:
         return prompt if self._choose is None else compress_prompt(prompt, self._choose)

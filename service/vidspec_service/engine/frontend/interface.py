@@ -30,6 +30,7 @@ class EngineInfo:
     max_frames: int | None = None  # of a video, where the target's checkpoint says what it was made for
     default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that do not say
     tool_format: ToolFormat = ToolFormat.NONE  # what the target's chat template makes of tools
+    can_merge_frames: bool = False  # the target's tower can, which `earlytom` needs
     is_batch_invariant: bool = True  # of the target's rows; if not, speculation may change text at near-ties
     kv_cache_tokens: dict[str, int] = field(default_factory=dict)  # role -> tokens it has room for
     memory: dict[str, WorkerMemory] = field(default_factory=dict)  # of roles on CUDA

@@ -108,6 +108,7 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
         versions=target.versions,
         default_sampling=target.default_sampling if config.generation_config == "auto" else {},
         tool_format=target.tool_format,
+        can_merge_frames=target.can_merge_frames,
         is_batch_invariant=target.is_batch_invariant,
         kv_cache_tokens={role: worker.kv_cache_tokens for role, worker in ready.items()},
         memory={role: worker.memory for role, worker in ready.items() if worker.memory is not None},

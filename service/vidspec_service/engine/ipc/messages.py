@@ -86,6 +86,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
     tool_format: ToolFormat = ToolFormat.NONE
+    can_merge_frames: bool = False
     tower: str | None = None  # equal for two workers one of whose towers can stand for the other's
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
+from vidspec_models.compression.compress_prompt import ratio_in_tower
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
@@ -114,7 +115,15 @@ class InputProcessor:
         if item.tower is not None:
             seen = zip(videos, item.tower.read(), strict=True)
             videos, item.tower = tuple(replace(video, tower=rows) for video, rows in seen), None
-        prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, item.hands_on_tower)
+        in_tower = ratio_in_tower(request.compression, request.compression_ratio)
+        prompt = self._model.prepare(
+            request.turns,
+            videos,
+            self._encoder_cache,
+            request.template,
+            item.hands_on_tower,
+            None if self._compress is None else in_tower,  # the draft sees whole videos
+        )
         if prompt.tower:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
         if self._compress is not None:

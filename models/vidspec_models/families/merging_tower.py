@@ -1,0 +1,100 @@
+"""A vision tower that merges frames on the way (EarlyTom): hooks on transformers' modules, whatever computes for them.
+
+What comes out of the tower has a frame's rows for every frame again, merged ones several times: the projector, the
+family and a draft that takes the rows over see nothing of it. What is chosen is said beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
+
+from vidspec_models.compression.early_tom import choose, merge_frames, merging_layers, segments
+
+
+def read_layers(model: Any) -> list[nn.Module]:
+    """The layers of a model's tower up to the one whose output is read; none if they are not of a kind known here."""
+    found = [module for module in model.model.vision_tower.modules() if isinstance(module, _LAYERS)]
+    read = model.config.vision_feature_layer
+    if not isinstance(read, int):
+        return []
+    return found[: read if read > 0 else len(found) + 1 + read]
+
+
+_LAYERS = (SiglipEncoderLayer, CLIPEncoderLayer)
+
+
+class MergedFrames:
+    """What a tower has made of the frames that it saw: which stand for which, and what is attended to."""
+
+    def __init__(self, num_frames: int) -> None:
+        self._stands_for = list(range(num_frames))
+        self._segments = [range(num_frames)]
+        self._attention = torch.empty(0)
+
+    @property
+    def num_computed(self) -> int:
+        """Frames that went through the tower's last layer."""
+        return self._stands_for[-1] + 1
+
+    def merge(self, rows: Tensor) -> Tensor:
+        """Between two layers: rows [F, P, W] of fewer frames."""
+        merged, stands_for = merge_frames(rows)
+        self._stands_for = [stands_for[number] for number in self._stands_for]
+        self._segments = segments(merged)
+        return merged
+
+    def attend(self, layer: Any, rows: Tensor) -> None:
+        """Note the attention that each of the rows [N, P, W] receives in a layer, 1 on average."""
+        attention = layer.self_attn
+        queries, keys = (
+            functional.linear(layer.layer_norm1(rows).double(), linear.weight.double(), linear.bias.double())
+            .unflatten(-1, (attention.num_heads, -1))
+            .transpose(1, 2)
+            for linear in (attention.q_proj, attention.k_proj)
+        )
+        paid = [  # a frame at a time: P * P numbers for each head
+            (mine @ theirs.transpose(1, 2) * attention.scale).softmax(-1).mean((0, 1))
+            for mine, theirs in zip(queries, keys, strict=True)
+        ]
+        self._attention = torch.stack(paid) * rows.shape[1]
+
+    def expanded(self, rows: Tensor) -> Tensor:
+        """Rows [N, P, W] of what was computed, for all frames [F, P, W]."""
+        return rows[self._stands_for]
+
+    def chosen(self, ratio: float, side: int) -> Tensor:
+        """Which of the cells stay, bool [F * side * side]: a share of `ratio`, of frames that stand for others."""
+        width = isqrt(self._attention.shape[1])
+        patches = self._attention[:, -width * width :].unflatten(1, (width, width))  # without a class token
+        cells = functional.adaptive_avg_pool2d(patches[:, None], side).flatten(1)
+        num_frames = len(self._stands_for)
+        kept = torch.zeros(num_frames, side * side, dtype=torch.bool, device=cells.device)
+        first = [self._stands_for.index(number) for number in range(self.num_computed)]
+        kept[first] = choose(cells, self._segments, min(ratio * num_frames / self.num_computed, 1.0))
+        return kept.flatten()
+
+
+@contextmanager
+def merging(model: Any, num_frames: int) -> Iterator[MergedFrames]:
+    """Meanwhile the model's tower, given so many frames, merges what repeats."""
+    frames, layers = MergedFrames(num_frames), read_layers(model)
+    with ExitStack() as hooks:
+        for number in merging_layers(len(layers)):
+            hook = layers[number].register_forward_hook(lambda _, _given, rows: frames.merge(rows))
+            hooks.callback(hook.remove)
+        hook = layers[-1].register_forward_pre_hook(lambda layer, given: frames.attend(layer, given[0]))
+        hooks.callback(hook.remove)
+        projector = model.model.multi_modal_projector
+        # Before those who listen to what the projector is given.
+        hook = projector.register_forward_pre_hook(lambda _, given: (frames.expanded(given[0]),), prepend=True)
+        hooks.callback(hook.remove)
+        yield frames

@@ -1,0 +1,125 @@
+"""A tower that merges frames: rows for every frame, fewer computed, and attention as transformers' own maps say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.models.families.test_exactness import clip
+from tests.unit.models.families.tiny_checkpoints import save
+from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.families.base import processed
+from vidspec_models.families.merging_tower import merging, read_layers
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
+from vidspec_models.video_lm import VideoLM
+
+pytestmark = pytest.mark.unit
+
+TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
+
+
+def load(family: str, folder: Path) -> VideoLM:
+    save(family, folder)
+    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
+
+
+@pytest.fixture(scope="module", params=["llava_onevision", "llava_next_video"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def still(num_frames: int) -> Video:
+    """The same frame again and again."""
+    video = clip(5, num_frames)
+    return replace(video, frames=np.repeat(video.frames[:1], num_frames, axis=0))
+
+
+def pixels(model: VideoLM, video: Video) -> torch.Tensor:
+    found: torch.Tensor = processed(model._processor, video, {})["pixel_values_videos"]
+    return found
+
+
+@torch.inference_mode()
+def test_a_video_that_stands_still_has_the_features_of_the_plain_tower_from_fewer_frames(model: VideoLM) -> None:
+    plain, found = model.encode(still(8)), model.encode(still(8), 0.5)
+    assert torch.allclose(found.features, plain.features, atol=1e-4)
+    assert torch.equal(found.grid, plain.grid)
+    assert found.words == plain.words
+    with merging(model._model, 8) as frames:
+        model._family.features(model._model, pixels(model, still(8)))  # type: ignore[attr-defined]
+    if len(read_layers(model._model)) > 2:
+        assert frames.num_computed < 8
+
+
+@torch.inference_mode()
+def test_attention_is_what_the_towers_own_maps_say(model: VideoLM) -> None:
+    tower, layers = model._model.model.vision_tower, read_layers(model._model)
+    shown = pixels(model, clip(6, 1))[0]
+    with merging(model._model, 1) as frames:
+        tower(shown, output_hidden_states=True)
+    tower.set_attn_implementation("eager")
+    try:
+        maps = tower(shown, output_attentions=True).attentions[len(layers) - 1]
+    finally:
+        tower.set_attn_implementation("sdpa")
+    received = maps.mean((1, 2)) * maps.shape[-1]
+    assert torch.allclose(frames._attention.float(), received, atol=1e-4)
+
+
+def test_a_prompt_has_the_share_that_was_asked_for_and_all_of_its_text(model: VideoLM) -> None:
+    video = clip(3, 11)  # more than go through the tower at once
+    whole = model.prepare(TURNS, [video])
+    prompt = model.prepare(TURNS, [video], tower_ratio=0.5)
+    num_frames = 11
+    assert abs(prompt.num_video_tokens - 0.5 * whole.num_video_tokens) <= num_frames + 1
+    assert prompt.next_position == whole.next_position
+    assert prompt.num_tokens - prompt.num_video_tokens == whole.num_tokens - whole.num_video_tokens
+    assert prompt.identity is None
+
+
+def test_an_image_stays_whole(model: VideoLM) -> None:
+    image = clip(3, 1)
+    assert model.prepare(TURNS, [image], tower_ratio=0.1).ids == model.prepare(TURNS, [image]).ids
+
+
+def test_features_of_each_ratio_are_kept_apart_from_each_other_and_from_those_of_the_whole(model: VideoLM) -> None:
+    video, cache = replace(clip(3, 8), key="k"), EncoderCache(2**24)
+    counts = [model.prepare(TURNS, [video], cache, tower_ratio=ratio).num_video_tokens for ratio in (None, 0.5, 0.25)]
+    again = [model.prepare(TURNS, [video], cache, tower_ratio=ratio).num_video_tokens for ratio in (None, 0.5, 0.25)]
+    assert counts == again
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_rows_for_a_draft_are_of_all_frames_even_where_the_target_has_merged_some(model: VideoLM) -> None:
+    (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, True, 0.5).tower
+    (plain,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, True).tower
+    assert rows.words == plain.words
+    assert np.allclose(rows.rows, plain.rows, atol=1e-4)
+
+
+def test_hooks_are_gone_afterwards(model: VideoLM) -> None:
+    modules: list[Any] = [*read_layers(model._model), model._model.model.multi_modal_projector]
+
+    def num_hooks() -> list[int]:
+        return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
+
+    before = num_hooks()
+    model.encode(clip(3, 8), 0.5)
+    assert num_hooks() == before
+
+
+def test_a_tower_that_is_not_known_says_so(tmp_path: Path) -> None:
+    assert not load("internvl", tmp_path).can_merge_frames
+
+
+def test_one_whose_layers_are_read_together_cannot(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model.can_merge_frames
+    monkeypatch.setattr(model._model.config, "vision_feature_layer", [-2, -1])
+    assert not model.can_merge_frames
