@@ -1,15 +1,16 @@
 """The stage *widen*: the target alone learns more ways to ask and to answer, from the true texts.
 
 It starts from a target that sees well and speaks well, so its steps are small; captions and descriptions stay a large
-part of what it reads. Most of it sees every token, as it will be served.
+part of what it reads. Half of the clips have more than 8 frames. Most of it sees every token, as it will be served.
 """
 
 from __future__ import annotations
 
 import torch
 
-from vidspec_models.training.architecture import NUM_VISUAL
-from vidspec_models.training.examples import ExamplePacker, choose_tokens, make_clip_batch
+from vidspec_models.bundled.scene import NUM_SLOTS
+from vidspec_models.training.architecture import CELLS, NUM_VISUAL
+from vidspec_models.training.examples import ExamplePacker, choose_tokens, draw_num_frames, make_clip_batch
 from vidspec_models.training.forward import answer_accuracy, answer_loss, in_bfloat16, make_layout
 from vidspec_models.training.language_stage import LanguageStage, Phase
 from vidspec_models.training.lookups import LookupLoss
@@ -22,7 +23,8 @@ class WidenStage(LanguageStage):
     name = "widen"
     phases = (Phase(0.0, 12, NUM_VISUAL, 384),)
     first_clip = 20_000_000
-    learning_rates = (5e-4, 3e-4)
+    learning_rates = (4e-4, 2e-4)
+    pair_share = 0.4  # of the units of 8 frames: two clips are easily taken for a longer one
     decay_from = 0.2
     # Of the clips; to know what is asked takes more examples than to see it, and captions are lost and found again.
     _LONG_SHARE, _LONG_SHARE_LATER, _LATER = 0.65, 0.9, 0.4
@@ -31,6 +33,8 @@ class WidenStage(LanguageStage):
     # Of the units; with few tokens more than half of them show something, how many tells how many objects there are,
     # and a target that saw little else counted two of three where it saw all.
     _FEW_SHARE, _FEW_TOKENS = 0.25, 104
+    # Of longer clips three in four show this many: all of them would cost three times as much, or nine.
+    _THIN_SHARE, _THIN_TOKENS = 0.75, 320
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
@@ -45,21 +49,25 @@ class WidenStage(LanguageStage):
         self.packer.long_share = self._LONG_SHARE if progress < self._LATER else self._LONG_SHARE_LATER
 
     def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
-        batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len).to(self.device)
-        pairs = self.pair_text(clips, generator)
-        is_few = float(torch.rand(1, generator=generator)) < self._FEW_SHARE
-        num_visual = self._FEW_TOKENS if is_few else phase.num_visual
+        num_frames = draw_num_frames(generator)
+        batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len, num_frames=num_frames)
+        batch = batch.to(self.device)
+        pairs = self.pair_text(clips, generator) if num_frames == NUM_SLOTS else None
+        share, few = self._FEW_SHARE, self._FEW_TOKENS
+        if num_frames > NUM_SLOTS:
+            share, few = self._THIN_SHARE, self._THIN_TOKENS
+        num_visual = few if float(torch.rand(1, generator=generator)) < share else num_frames * CELLS
         keep = choose_tokens(batch.content.cpu(), num_visual, generator).to(self.device)
         with in_bfloat16(self.device):
             features = self.tower(batch.frames, generator)
-            layout = make_layout(self.forward.prefix, keep, NUM_VISUAL, batch.text)
+            layout = make_layout(self.forward.prefix, keep, num_frames * CELLS, batch.text)
             lookups = LookupLoss(layout, batch.text, batch.owner.gather(1, keep))
             visual = self.target.project(features, keep)
             logits, _ = self.forward.run(self.target, layout, visual, next_mask=lookups.next_mask)
         logits = logits.float()
         loss = answer_loss(logits, batch.text)
         figures = {"loss": float(loss.detach()), "lookups": float(lookups.value.detach())}
-        figures |= answer_accuracy(logits, batch.text)
+        figures |= answer_accuracy(logits, batch.text, f"of{num_frames}_")
         loss = loss + self._LOOKUP_WEIGHT * lookups.value
         if pairs is not None:
             with in_bfloat16(self.device):
