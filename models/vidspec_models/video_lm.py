@@ -156,9 +156,10 @@ class VideoLM:
         family, model, processor = self._family, self._model, self._processor
         num_video_tokens = sum(map(self.num_video_tokens, videos))
         if num_video_tokens >= self.context_length:
+            num_frames = sum(len(video.frames) for video in videos)
             raise ContextOverflow(
-                f"the video takes {num_video_tokens} tokens, the model's context is {self.context_length}; "
-                "ask for fewer frames"
+                f"{num_frames} frames take {num_video_tokens} tokens, the model's context is {self.context_length}; "
+                f"ask for less than {max(2, num_frames * self.context_length // num_video_tokens)} frames"
             )
         if processor is not None:
             check_text_fits(processor, turns, self.context_length)

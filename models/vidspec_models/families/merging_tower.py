@@ -26,7 +26,7 @@ def read_layers(model: Any) -> list[nn.Module]:
     read = model.config.vision_feature_layer
     if not isinstance(read, int):
         return []
-    return found[: read if read > 0 else len(found) + 1 + read]
+    return found[: read if read >= 0 else len(found) + 1 + read]
 
 
 _LAYERS = (SiglipEncoderLayer, CLIPEncoderLayer)

@@ -1,5 +1,6 @@
 """Every family against transformers' own `generate`: a tiny checkpoint in the real layout, the same greedy ids."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,8 +208,10 @@ def twice(image: Video) -> Video:
 def test_too_much_video_is_refused_before_it_is_processed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = world.model
     monkeypatch.setattr(model._family, "prepare", None)
-    with pytest.raises(ContextOverflow, match="fewer frames"):
+    with pytest.raises(ContextOverflow, match="1100 frames take") as refused:
         world.model.prepare([Turn(role="user", parts=(VIDEO, "x"))], [clip(1, 1100, SIZES[1])])
+    most = int(re.findall("ask for less than ([0-9]+) frames", str(refused.value))[0]) - 1
+    assert world.model.num_video_tokens(clip(1, most, SIZES[1])) < world.model.context_length
 
 
 def test_too_long_a_text_is_refused(world: World) -> None:
