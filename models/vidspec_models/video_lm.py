@@ -127,9 +127,9 @@ class VideoLM:
     def encode(self, video: Video, tower_ratio: float | None = None) -> EncodedVideo:
         """Run the vision tower, or go on from what an equal one has made of the video."""
         with self.decoder.cores:
-            if tower_ratio is None or len(video.frames) == 1:
-                return self._family.encode(self._model, self._processor, video)
-            return self._family.encode_merged(self._model, self._processor, video, tower_ratio)
+            if tower_ratio is not None and _can_be_merged(video):
+                return self._family.encode_merged(self._model, self._processor, video, tower_ratio)
+            return self._family.encode(self._model, self._processor, video)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
@@ -151,15 +151,18 @@ class VideoLM:
 
         With `hands_on_tower` the prompt says what the tower has made of its videos, unless one was known. With a
         `tower_ratio` the tower merges frames, and the prompt has about this share of the videos' rows. Raises
-        ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
+        ModelError where it cannot merge, and ContextOverflow, before the cost where the videos alone, or the words
+        alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
         num_video_tokens = sum(map(self.num_video_tokens, videos))
         if num_video_tokens >= self.context_length:
             num_frames = sum(len(video.frames) for video in videos)
+            most = (self.context_length - 1) * num_frames // num_video_tokens
+            remedy = f"fewer frames: about {most} fit, without words and answer" if most else "smaller pictures"
             raise ContextOverflow(
                 f"{num_frames} frames take {num_video_tokens} tokens, the model's context is {self.context_length}; "
-                f"ask for less than {max(2, num_frames * self.context_length // num_video_tokens)} frames"
+                f"ask for {remedy}"
             )
         if processor is not None:
             check_text_fits(processor, turns, self.context_length)
@@ -173,7 +176,8 @@ class VideoLM:
                 if rows:
                     tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
             prompt = family.prepare(model, processor, self.decoder, turns, features, template)
-            prompt = pruned(prompt, _kept_rows(features).to(prompt.is_video.device))
+            if any(video.kept is not None for video in features):
+                prompt = pruned(prompt, _kept_rows(features).to(prompt.is_video.device))
             return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 
         return make() if self._side is None else self._side.run(make)
@@ -287,12 +291,17 @@ class VideoLM:
 
 def _seen_as(video: Video, tower_ratio: float | None) -> Video:
     """What a tower that merges frames makes of a video is kept apart from what it makes of all of them."""
-    if tower_ratio is None or video.key is None:
+    if tower_ratio is None or video.key is None or not _can_be_merged(video):
         return video
-    return replace(video, key=f"{video.key} merged {tower_ratio:g}")
+    return replace(video, key=f"{video.key} merged {tower_ratio!r}")
+
+
+def _can_be_merged(video: Video) -> bool:
+    return len(video.frames) > 1
 
 
 def _kept_rows(videos: Sequence[EncodedVideo]) -> Tensor:
     """Numbers of the videos' rows, one after the other, that their prompt has."""
-    kept = [torch.ones(len(video.features), dtype=torch.bool) if video.kept is None else video.kept for video in videos]
-    return torch.cat([torch.empty(0, dtype=torch.bool), *(each.cpu() for each in kept)]).nonzero()[:, 0]
+    all_of = (torch.ones(len(video.features), dtype=torch.bool) for video in videos)
+    kept = [rows if video.kept is None else video.kept.cpu() for video, rows in zip(videos, all_of, strict=True)]
+    return torch.cat(kept).nonzero()[:, 0]

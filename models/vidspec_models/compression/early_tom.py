@@ -1,8 +1,8 @@
 """EarlyTom (arXiv 2605.30010): frames that repeat each other are merged inside the vision tower, which then computes
 fewer; of what is left, tokens are chosen by how much the tower attends to them.
 
-Frames come in groups of a few, as they go through the tower. Sums are in float64 and likenesses are rounded, so that
-neither what is merged nor what is chosen hangs on how many threads added them.
+Frames come in the groups in which they go through the tower. Likenesses and scores are rounded, and on a CPU added up
+in float64: equal rows give equal choices, however many threads add them.
 """
 
 from __future__ import annotations
@@ -15,43 +15,53 @@ from torch import Tensor
 from torch.nn import functional
 
 _DECIMALS = 6
-_ROUNDING = 1e-9  # 0.3 * 10 is a hair above 3 in places
-_LEAST_ALIKE = 0.8  # the code's T at a quarter of the tokens
+_ROUNDING = 1e-9  # 0.07 * 100 is a hair above 7
+_LEAST_ALIKE = 0.8  # the code's T for MVBench at a quarter of the tokens
 _FRESH = 0.9  # what the newest frame counts in a segment's running likeness
-_MERGED_BEHIND = (0.31, 0.81, 0.9)  # of a tower's layers: behind the 9th, 22nd and 24th of SigLIP's 26, as the code
+_MERGED_BEHIND = (0.31, 0.81, 0.9)  # of a tower's layers: behind numbers 8, 21 and 23 of SigLIP's 26, from 0
+
+Likenesses = Sequence[Sequence[float]]
 
 
 def merging_layers(num_layers: int) -> list[int]:
-    """Numbers of the layers behind which frames are merged, of so many whose output is read: never behind the last."""
-    return sorted({int(share * num_layers) for share in _MERGED_BEHIND} - {num_layers - 1})
+    """Numbers, from 0, of the layers behind which frames are merged, of so many that are read; never the last."""
+    return sorted({int(share * num_layers) for share in _MERGED_BEHIND} & set(range(num_layers - 1)))
 
 
-def likeness(one: Tensor, other: Tensor) -> float:
-    """Mean cosine of two frames' tokens [P, W], each with its counterpart."""
-    cosines = functional.cosine_similarity(one.double(), other.double(), dim=-1)
-    return round(float(cosines.mean()), _DECIMALS)
+def precise(rows: Tensor) -> Tensor:
+    """In float64 where threads share the sums; a GPU adds in one order, and is slow in float64."""
+    return rows.double() if rows.device.type == "cpu" else rows.float()
 
 
-def segments(frames: Tensor) -> list[range]:
-    """Stretches of frames [F, P, W] that stay like their first one ("streaming frame segmentation")."""
-    found, first, alike = list[range](), 0, 1.0
-    for number in range(1, len(frames)):
-        alike = _FRESH * likeness(frames[first], frames[number]) + (1 - _FRESH) * alike
-        if alike < _LEAST_ALIKE:
+def likenesses(frames: Tensor) -> Likenesses:
+    """Mean cosine [F][F] of the tokens of frames [F, P, W], each with its counterpart."""
+    tokens = functional.normalize(precise(frames), dim=-1).flatten(1)
+    alike: list[list[float]] = (tokens @ tokens.T / frames.shape[1]).round(decimals=_DECIMALS).tolist()
+    return alike
+
+
+def segments(alike: Likenesses) -> list[range]:
+    """Stretches of frames that stay like their first one ("streaming frame segmentation")."""
+    found, first, running = list[range](), 0, 1.0
+    for number in range(1, len(alike)):
+        running = _FRESH * alike[first][number] + (1 - _FRESH) * running
+        if running < _LEAST_ALIKE:
             found.append(range(first, number))
-            first, alike = number, 1.0
-    return [*found, range(first, len(frames))]
+            first, running = number, 1.0
+    return [*found, range(first, len(alike))]
 
 
 def merge_frames(frames: Tensor) -> tuple[Tensor, list[int]]:
     """Frames [F, P, W] become [N, P, W], N <= F; and for each of the F, which of the N stands for it.
 
     First and last of a segment stay. Two neighbours in its middle become one where they are as much alike as first and
-    last, and as the second of them and its next: their mean, weighted by both likenesses ("local-optimal criterion").
+    last, and as the second of them and the next in the middle ("local-optimal criterion"): their mean, weighted by both
+    likenesses. Where there is no next one, the first of them alone.
     """
+    alike = likenesses(frames)
     merged, stands_for = list[Tensor](), list[int]()
-    for segment in segments(frames):
-        weights = _pairs(frames, segment)
+    for segment in segments(alike):
+        weights = _pairs(alike, segment)
         number = segment.start
         while number < segment.stop:
             count, frame = 1, frames[number]
@@ -63,16 +73,15 @@ def merge_frames(frames: Tensor) -> tuple[Tensor, list[int]]:
     return torch.stack(merged), stands_for
 
 
-def _pairs(frames: Tensor, segment: range) -> dict[int, float]:
+def _pairs(alike: Likenesses, segment: range) -> dict[int, float]:
     """The first frame of each pair that becomes one, and its weight."""
     middle, pairs, at = segment[1:-1], dict[int, float](), 0
-    alike = [likeness(frames[number], frames[number + 1]) for number in middle[:-1]]
-    least = likeness(frames[segment[0]], frames[segment[-1]]) if alike else 1.0
-    while at < len(alike):
-        following = alike[at + 1] if at + 1 < len(alike) else 0.0
-        is_pair = alike[at] >= max(least, following)  # also where nothing moves: the code wants more
+    steps = [alike[number][number + 1] for number in middle[:-1]]
+    while at < len(steps):
+        following = steps[at + 1] if at + 1 < len(steps) else 0.0
+        is_pair = steps[at] >= max(alike[segment[0]][segment[-1]], following)
         if is_pair:
-            pairs[middle[at]] = alike[at] / (alike[at] + following)
+            pairs[middle[at]] = steps[at] / (steps[at] + following)
         at += 1 + is_pair
     return pairs
 
@@ -85,17 +94,21 @@ def choose(attention: Tensor, stretches: Sequence[range], ratio: float) -> Tenso
     each window the one of most attention does.
     """
     scores = attention.round(decimals=_DECIMALS)
-    kept = torch.zeros_like(scores, dtype=torch.bool)
-    num_tokens = scores.shape[1]
-    num_changing = min(num_tokens, ceil(num_tokens * ratio - _ROUNDING))
-    num_still = min(num_tokens, max(1, round(num_tokens * ratio)))
-    for stretch in stretches:
-        for number in stretch:
-            row = scores[number]
-            if number in (stretch[0], stretch[-1]):
-                chosen = row.argsort(descending=True, stable=True)[:num_changing]
-            else:
-                places = torch.arange(num_tokens, device=row.device).tensor_split(num_still)
-                chosen = torch.stack([window[row[window].argmax()] for window in places])
-            kept[number, chosen] = True
+    ends = sorted({stretch[place] for stretch in stretches for place in (0, -1)})
+    between = sorted(set(range(len(scores))) - set(ends))
+    kept, num_tokens = torch.zeros_like(scores, dtype=torch.bool), scores.shape[1]
+    num_chosen = min(num_tokens, ceil(num_tokens * ratio - _ROUNDING))
+    order = scores[ends].argsort(dim=1, descending=True, stable=True)
+    kept[ends] = kept[ends].scatter(1, order[:, :num_chosen], True)
+    if between:
+        first, places = 0, list[Tensor]()
+        size, num_longer = divmod(num_tokens, min(num_tokens, max(1, round(num_tokens * ratio))))
+        for length, end in ((size + 1, num_longer * (size + 1)), (size, num_tokens)):  # as `tensor_split` cuts
+            if first == end:
+                continue
+            windows = scores[between, first:end].unflatten(1, (-1, length))
+            starts = torch.arange(first, end, length, device=scores.device)
+            places.append(windows.argmax(2) + starts)
+            first = end
+        kept[between] = kept[between].scatter(1, torch.cat(places, 1), True)
     return kept

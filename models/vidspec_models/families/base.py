@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.errors import ContextOverflow, ModelError
 from vidspec_models.families.tools import as_messages_have_them, as_templates_read_it
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import VIDEO, ChatTemplate, Turn, Video
@@ -75,8 +75,11 @@ class Family(ABC):
         return False
 
     def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
-        """The same by a tower that merges frames which repeat each other, with a share of `ratio` of the rows kept."""
-        raise NotImplementedError
+        """The same by a tower that merges frames which repeat each other, with a share of `ratio` of the rows kept.
+
+        Raises ModelError where it cannot.
+        """
+        raise ModelError("this model's vision tower cannot merge frames, which earlytom needs; try vidcom2")
 
     def prepare(
         self,

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cells, processed
-from vidspec_models.families.merging_tower import merging, read_layers
+from vidspec_models.families.merging_tower import can_merge, merging
 from vidspec_models.families.shared_tower import heard, tower_digest
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import Video
@@ -88,12 +88,13 @@ def _frames_from(video: Video, first: int) -> Video:
 
 
 class LlavaFrames(SquareFrames):
-    """Their towers can merge frames; those of InternVL hide their layers' parts behind other names."""
+    """Their towers are SigLIP's and CLIP's, which can merge frames."""
 
     def can_merge_frames(self, model: Any) -> bool:
-        return bool(read_layers(model))
+        return can_merge(model)
 
     def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
+        assert video.tower is None, "its rows are there: nothing is left to merge"
         side, kept = self.side(model, processor), list[Tensor]()
 
         @contextmanager

@@ -1,7 +1,7 @@
 """A vision tower that merges frames on the way (EarlyTom): hooks on transformers' modules, whatever computes for them.
 
-What comes out of the tower has a frame's rows for every frame again, merged ones several times: the projector, the
-family and a draft that takes the rows over see nothing of it. What is chosen is said beside.
+What comes out of the tower has a frame's rows for every frame again, merged ones several times: whoever goes on with
+them need not know which. What is chosen is said beside.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from torch.nn import functional
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vidspec_models.compression.early_tom import choose, merge_frames, merging_layers, segments
+from vidspec_models.compression.early_tom import choose, likenesses, merge_frames, merging_layers, precise, segments
+
+_LAYERS = (SiglipEncoderLayer, CLIPEncoderLayer)
+
+
+def can_merge(model: Any) -> bool:
+    """Whether there is a layer of a model's tower behind which frames can be merged."""
+    return bool(merging_layers(len(read_layers(model))))
 
 
 def read_layers(model: Any) -> list[nn.Module]:
@@ -29,15 +36,12 @@ def read_layers(model: Any) -> list[nn.Module]:
     return found[: read if read >= 0 else len(found) + 1 + read]
 
 
-_LAYERS = (SiglipEncoderLayer, CLIPEncoderLayer)
-
-
 class MergedFrames:
     """What a tower has made of the frames that it saw: which stand for which, and what is attended to."""
 
     def __init__(self, num_frames: int) -> None:
         self._stands_for = list(range(num_frames))
-        self._segments = [range(num_frames)]
+        self._rows = torch.empty(0)
         self._attention = torch.empty(0)
 
     @property
@@ -49,14 +53,14 @@ class MergedFrames:
         """Between two layers: rows [F, P, W] of fewer frames."""
         merged, stands_for = merge_frames(rows)
         self._stands_for = [stands_for[number] for number in self._stands_for]
-        self._segments = segments(merged)
+        self._rows = merged
         return merged
 
     def attend(self, layer: Any, rows: Tensor) -> None:
         """Note the attention that each of the rows [N, P, W] receives in a layer, 1 on average."""
         attention = layer.self_attn
         queries, keys = (
-            functional.linear(layer.layer_norm1(rows).double(), linear.weight.double(), linear.bias.double())
+            functional.linear(precise(layer.layer_norm1(rows)), precise(linear.weight), precise(linear.bias))
             .unflatten(-1, (attention.num_heads, -1))
             .transpose(1, 2)
             for linear in (attention.q_proj, attention.k_proj)
@@ -72,14 +76,15 @@ class MergedFrames:
         return rows[self._stands_for]
 
     def chosen(self, ratio: float, side: int) -> Tensor:
-        """Which of the cells stay, bool [F * side * side]: a share of `ratio`, of frames that stand for others."""
+        """Which of the cells stay, bool [F * side * side]: a share of `ratio`, or all that merging has left."""
         width = isqrt(self._attention.shape[1])
         patches = self._attention[:, -width * width :].unflatten(1, (width, width))  # without a class token
         cells = functional.adaptive_avg_pool2d(patches[:, None], side).flatten(1)
         num_frames = len(self._stands_for)
         kept = torch.zeros(num_frames, side * side, dtype=torch.bool, device=cells.device)
         first = [self._stands_for.index(number) for number in range(self.num_computed)]
-        kept[first] = choose(cells, self._segments, min(ratio * num_frames / self.num_computed, 1.0))
+        stretches = segments(likenesses(self._rows))
+        kept[first] = choose(cells, stretches, min(ratio * num_frames / self.num_computed, 1.0))
         return kept.flatten()
 
 

@@ -32,7 +32,7 @@ from vidspec_models.bundled.scene import (
     sample_scene,
 )
 from vidspec_models.bundled.unknown import UNKNOWN
-from vidspec_models.training.architecture import FRAME_COUNTS, VIDEO_TOKENS
+from vidspec_models.training.architecture import CELLS, FRAME_COUNTS
 from vidspec_models.training.conversations import Turn, foreign_turn, long_turn, pair_turn, short_turn
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
@@ -59,7 +59,8 @@ _CONCLUSION_WEIGHT = 8.0
 _OPENING = 8  # tokens in which a reason shows what was asked
 _LONGEST_WORD = 4  # tokens of an answer that is no sentence, with the end token
 _END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
-_SHARES = (0.5, 0.3, 0.2)  # of clips with 8, 16 and 32 frames, where there are longer ones
+_SHARES = {8: 0.5, 16: 0.3, 32: 0.2}  # of units, by the frames of their clips, in stages that know longer ones
+_THIN_SHARE, _THIN_TOKENS = 0.75, 320
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
 _FIRST_CLIP = 50_000_000  # those before are the tower stage's
@@ -85,7 +86,7 @@ class PackedText:
     """The text parts of packed sequences, each tensor [C, L]; `labels[:, i]` is the token after position i."""
 
     ids: torch.Tensor
-    positions: torch.Tensor
+    positions: torch.Tensor  # within an example, from 0
     segments: torch.Tensor  # 1.. per example, TEXT_ONLY + 1.. without the video, -1 padding
     labels: torch.Tensor  # IGNORE where no answer is
     weights: torch.Tensor
@@ -189,8 +190,7 @@ class ExamplePacker:
             for segment, example in enumerate(examples, 1):
                 end = at + len(example)
                 packed.ids[row, at:end] = torch.tensor(example.prompt + example.answer)
-                start = len(self.prefix) + VIDEO_TOKENS if example.sees_video else 0
-                packed.positions[row, at:end] = start + torch.arange(end - at)
+                packed.positions[row, at:end] = torch.arange(end - at)
                 packed.segments[row, at:end] = segment if example.sees_video else TEXT_ONLY + segment
                 answering = slice(at + len(example.prompt) - 1, end - 1)
                 packed.labels[row, answering] = torch.tensor(example.answer)
@@ -287,7 +287,7 @@ def subject_spans(told: str) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ClipBatch:
-    """C clips of T frames, mostly 8; visual tokens are counted in frame order, without the newline."""
+    """C clips of T frames; visual tokens are counted in frame order, without the newline."""
 
     frames: torch.Tensor  # [C * T, 128, 128, 3] uint8
     content: torch.Tensor  # [C, T * 64] bool: a thing or letter touches the cell
@@ -345,9 +345,15 @@ def make_clip_batch(
 
 
 def draw_num_frames(generator: torch.Generator) -> int:
-    """Of the clips of a unit: half of them are short."""
-    number = int(torch.multinomial(torch.tensor(_SHARES), 1, generator=generator))
-    return FRAME_COUNTS[number]
+    """Of all clips of a unit: in half of the units they are short."""
+    shares = torch.tensor([_SHARES[count] for count in FRAME_COUNTS])
+    return FRAME_COUNTS[int(torch.multinomial(shares, 1, generator=generator))]
+
+
+def draw_num_visual(num_frames: int, generator: torch.Generator) -> int:
+    """Tokens that are shown of clips of more than 8 frames: mostly few, since all of them take much longer."""
+    is_thin = float(torch.rand(1, generator=generator)) < _THIN_SHARE
+    return _THIN_TOKENS if is_thin else num_frames * CELLS
 
 
 def make_pair_text(packer: ExamplePacker, seed: int, clips: range, text_len: int) -> PackedText | None:

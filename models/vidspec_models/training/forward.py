@@ -108,18 +108,16 @@ class Layout:
 
 
 def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, text: PackedText) -> Layout:
-    """`keep` [C, K] are the numbers of the visual tokens present, out of `num_cells`; text follows them all."""
+    """`keep` [C, K] are the numbers of the visual tokens present, out of `num_cells`, all before the text."""
     count, prefix = keep.shape[0], len(prefix_ids)
-    behind = (
-        text.positions + num_cells - NUM_VISUAL
-    )  # packed as for 8 frames; examples without video see only themselves
+    start = torch.where(text.segments < TEXT_ONLY, prefix + num_cells + 1, 0)
     head = torch.arange(prefix, device=keep.device).expand(count, -1)
     newline = torch.full((count, 1), prefix + num_cells, device=keep.device)
     return Layout(
         prefix_ids=prefix_ids,
         num_visual=keep.shape[1],
         ids=text.ids,
-        positions=torch.cat([head, prefix + keep, newline, behind], dim=1),
+        positions=torch.cat([head, prefix + keep, newline, start + text.positions], dim=1),
         segments=F.pad(text.segments, (prefix + keep.shape[1] + 1, 0)),
     )
 
@@ -166,7 +164,9 @@ class PackedForward:
 
         All of the tokens present are visible unless told otherwise.
         """
-        layout = make_layout(self.prefix, keep, len(features) // len(keep) * CELLS, text)
+        num_frames, rest = divmod(len(features), len(keep))
+        assert not rest, "every clip has as many frames"
+        layout = make_layout(self.prefix, keep, num_frames * CELLS, text)
         return self.run(learner, layout, learner.project(features, keep), visible)
 
     def side_by_side(

@@ -1,6 +1,6 @@
 """The stage *harden*: the target alone learns to be served compressed; it is drawn to what it was, seeing everything.
 
-Large models read a fact from several tokens that say the same; this one was trained on whole clips of 8 frames and
+Large models read a fact from several tokens that say the same; this one was trained on whole clips and
 reads it from particular ones, so it loses facts with them. Here tokens are merged and hidden as the service does it:
 selection is the service's own (`compression`), only its bookkeeping differs. There rows come one by one and lie in a
 cache, here all rows of a packed sequence are there at once and the rest is a mask.
@@ -20,7 +20,7 @@ from vidspec_models.compression import REFRESH_TOKENS, num_left
 from vidspec_models.compression.merging import merge_frames
 from vidspec_models.compression.pruner import hidden_by, still_stands
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL
-from vidspec_models.training.examples import ClipBatch, choose_tokens, draw_num_frames, make_clip_batch
+from vidspec_models.training.examples import ClipBatch, choose_tokens, draw_num_frames, draw_num_visual, make_clip_batch
 from vidspec_models.training.forward import (
     BLOCKED,
     Layout,
@@ -39,10 +39,8 @@ _TRUTH_WEIGHT = 2.0
 _NEGLECT_WEIGHT = 0.3
 _MERGED_SHARE = 0.35
 _THIN_SHARE, _FEW_TOKENS = 0.3, 128  # of the clips of 8 frames; with few tokens more than half of them show something
-_LONG_THIN_SHARE = 0.75
 _MERGE_RATIOS = (0.3, 0.4, 0.5, 0.5, 0.5, 0.6, 0.7)
 _SERVED_LAYER = 3
-_THIN = 320  # visual tokens of a longer clip, mostly: all of them would cost three times as much, or nine
 _MARGIN = 0.3  # in log attention
 
 
@@ -65,8 +63,9 @@ def draw_view(generator: torch.Generator) -> View:
     num_frames = draw_num_frames(generator)
     merges = merge < _MERGED_SHARE
     hides = hide < (0.7 if merges else 0.1)
+    most: int | None
     if num_frames > NUM_SLOTS:
-        most = _THIN if thin < _LONG_THIN_SHARE else None
+        most = draw_num_visual(num_frames, generator)
     else:
         most = None if merges or hides or thin >= _THIN_SHARE else _FEW_TOKENS
     return View(
@@ -124,7 +123,7 @@ class HardenStage(LanguageStage):
 
     @torch.no_grad()
     def _taught(self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator) -> torch.Tensor:
-        """The teacher's logits; of longer clips it sees as many frames as it knows."""
+        """The teacher's logits; of longer clips it sees eight of the frames, which it may know best."""
         stride = view.num_frames // NUM_SLOTS
         phase = int(torch.randint(stride, (1,), generator=generator))
         shown = features.unflatten(0, (len(batch.content), -1))[:, phase::stride].flatten(0, 1)
@@ -139,7 +138,6 @@ class HardenStage(LanguageStage):
         everything = torch.arange(num_cells, device=features.device).expand(len(batch.content), -1)
         tokens = self.target.project(features, everything)
         keep = _merged(tokens, view.merge_ratio) if view.merge_ratio else everything
-        num_seen = num_left(keep.shape[1], view.hide_ratio)
         if view.most_tokens is not None:
             content = batch.content.gather(1, keep)
             keep = keep.gather(1, choose_tokens(content.cpu(), view.most_tokens, generator).to(keep.device))
@@ -147,6 +145,7 @@ class HardenStage(LanguageStage):
         tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
         if not view.hide_ratio:
             return self.forward.run(self.target, layout, tokens)[0], tokens.new_zeros(())
+        num_seen = num_left(layout.num_visual, view.hide_ratio)
         hiding = Hiding(layout, batch.text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
         logits, _ = self.forward.run(self.target, layout, tokens, next_mask=hiding.next_mask)
         return logits, hiding.neglected

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from vidspec_models.bundled.scene import NUM_SLOTS
 from vidspec_models.training.architecture import NUM_VISUAL, build_model
 from vidspec_models.training.examples import IGNORE, choose_tokens, draw_num_frames, make_clip_batch
 from vidspec_models.training.export import export_pair
@@ -100,7 +101,9 @@ class JointStage(LanguageStage):
         half = slice(0, len(keep) // 2)
         text = batch.text.part(half)
         draft_seen = draft_visibility(content[half], self._DRAFT_FULL_SHARE, generator).to(device)
-        draft_logits, draft_middle = self.forward(draft, features[: len(features) // 2], keep[half], text, draft_seen)
+        draft_logits, draft_middle = self.forward(
+            draft, features[: len(keep[half]) * NUM_SLOTS], keep[half], text, draft_seen
+        )
         trust = min(self.progress / 0.4, 0.9)
         loss = loss + (1 - trust) * answer_loss(draft_logits, text)
         loss = loss + trust * distillation_loss(draft_logits, logits[half], text)
@@ -152,7 +155,8 @@ class DistilStage(LanguageStage):
         batch = make_clip_batch(
             self.packer, self.options.seed, clips, phase.text_len, greedy_text=True, num_frames=num_frames
         ).to(device)
-        keep = choose_tokens(batch.content.cpu(), phase.num_visual, generator).to(device)
+        num_visual = phase.num_visual * (num_frames // NUM_SLOTS)
+        keep = choose_tokens(batch.content.cpu(), num_visual, generator).to(device)
         content = batch.content.gather(1, keep).cpu()
         visible = draft_visibility(content, self._FULL_SHARE, generator).to(device)
         with in_bfloat16(device):
@@ -167,7 +171,7 @@ class DistilStage(LanguageStage):
         full = visible.all(dim=1)
         return divergence + self._TRUTH_WEIGHT * truth, {
             "kl": float(divergence.detach()),
-            "alpha": float(agreed[batch.text.is_caption].mean()),
+            f"alpha{num_frames}": float(agreed[batch.text.is_caption].mean()),
             "alpha_full": float(agreed[full][batch.text.is_caption[full]].mean()),
             **answer_accuracy(wanted, batch.text),
         }

@@ -10,7 +10,13 @@ import torch
 
 from vidspec_models.bundled.scene import NUM_SLOTS
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL
-from vidspec_models.training.examples import ExamplePacker, choose_tokens, draw_num_frames, make_clip_batch
+from vidspec_models.training.examples import (
+    ExamplePacker,
+    choose_tokens,
+    draw_num_frames,
+    draw_num_visual,
+    make_clip_batch,
+)
 from vidspec_models.training.forward import answer_accuracy, answer_loss, in_bfloat16, make_layout
 from vidspec_models.training.language_stage import LanguageStage, Phase
 from vidspec_models.training.lookups import LookupLoss
@@ -30,11 +36,9 @@ class WidenStage(LanguageStage):
     _LONG_SHARE, _LONG_SHARE_LATER, _LATER = 0.65, 0.9, 0.4
     _PAIR_WEIGHT = 0.5
     _LOOKUP_WEIGHT = 0.2  # answers are nearly all right, so that their loss is as small
-    # Of the units; with few tokens more than half of them show something, how many tells how many objects there are,
-    # and a target that saw little else counted two of three where it saw all.
+    # Of the units of 8 frames; with few tokens more than half of them show something, how many tells how many objects
+    # there are, and a target that saw little else counted two of three where it saw all.
     _FEW_SHARE, _FEW_TOKENS = 0.25, 104
-    # Of longer clips three in four show this many: all of them would cost three times as much, or nine.
-    _THIN_SHARE, _THIN_TOKENS = 0.75, 320
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
@@ -53,10 +57,11 @@ class WidenStage(LanguageStage):
         batch = make_clip_batch(self.packer, self.options.seed, clips, phase.text_len, num_frames=num_frames)
         batch = batch.to(self.device)
         pairs = self.pair_text(clips, generator) if num_frames == NUM_SLOTS else None
-        share, few = self._FEW_SHARE, self._FEW_TOKENS
         if num_frames > NUM_SLOTS:
-            share, few = self._THIN_SHARE, self._THIN_TOKENS
-        num_visual = few if float(torch.rand(1, generator=generator)) < share else num_frames * CELLS
+            num_visual = draw_num_visual(num_frames, generator)
+        else:
+            is_few = float(torch.rand(1, generator=generator)) < self._FEW_SHARE
+            num_visual = self._FEW_TOKENS if is_few else phase.num_visual
         keep = choose_tokens(batch.content.cpu(), num_visual, generator).to(self.device)
         with in_bfloat16(self.device):
             features = self.tower(batch.frames, generator)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from vidspec_models.request import Compression
 from vidspec_service import __version__
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
@@ -94,10 +93,8 @@ async def running_service(settings: Settings, launcher: WorkerLauncher | None = 
         with loading_display() as tell:
             engine = LocalEngine(config, metrics, on_loading=tell, launcher=launcher)
             await stack.enter_async_context(engine)
-            if settings.compression is Compression.EARLYTOM and not engine.info.can_merge_frames:
-                raise ConfigError(
-                    "this model's vision tower cannot merge frames; --compression vidcom2 needs nothing of it"
-                )
+            if (reason := engine.info.why_not(settings.compression)) is not None:
+                raise ConfigError(f"--compression: {reason}")
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)
         load_s = time.monotonic() - began

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
 
-from vidspec_models.request import Compression
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.limits.admission import caller_of, sharer_of
@@ -22,7 +21,6 @@ from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, V
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
 from vidspec_service.api.uploads.upload import Upload
-from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 from vidspec_service.settings import Settings
 
@@ -89,6 +87,8 @@ async def _answer(
         body = await upload.fields(json=json, form=form)
         body = body.for_engine(info)
         _check_n(body.n or 1, settings)
+        if (reason := info.why_not(body.compression or settings.compression)) is not None:
+            raise InvalidRequest(reason, param="compression")
         permit.hold_places(body.n or 1)
         deadline = services.deadline(permit, request.receive)
         if (grammar := body.grammar) is not None:
@@ -99,7 +99,6 @@ async def _answer(
         asked = body.generation_request(
             request_id, settings.speculation, settings.compression, settings.compression_ratio, info.default_sampling
         )
-        _check_compression(asked.compression, info)
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline, trace)
         held.push_async_callback(generation.close)
@@ -108,15 +107,6 @@ async def _answer(
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         found = await generation.run(generation.spoken())
         return Response(dialect.whole(found), media_type="application/json", headers=generation.headers)
-
-
-def _check_compression(compression: Compression, info: EngineInfo) -> None:
-    """Raises InvalidRequest for one that the target's vision tower cannot do."""
-    if compression is Compression.EARLYTOM and not info.can_merge_frames:
-        raise InvalidRequest(
-            "This model's vision tower cannot merge frames, which earlytom needs; vidcom2 needs nothing of it.",
-            param="compression",
-        )
 
 
 def _check_n(n: int, settings: Settings) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from vidspec_models.request import GenerationRequest, ToolFormat
+from vidspec_models.request import Compression, GenerationRequest, ToolFormat
 from vidspec_models.step_path import StepPath
 from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.engine.types import GenerationEvent
@@ -39,6 +39,12 @@ class EngineInfo:
     def model(self) -> str:
         """The name that clients are told."""
         return self.model_names[0]
+
+    def why_not(self, compression: Compression) -> str | None:
+        """Why the target cannot compress like this, and what to do; None where it can."""
+        if compression is Compression.EARLYTOM and not self.can_merge_frames:
+            return "This model's vision tower cannot merge frames, which earlytom needs; vidcom2 needs nothing of it."
+        return None
 
 
 class WorkerState(StrEnum):

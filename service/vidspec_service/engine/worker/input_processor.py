@@ -112,10 +112,12 @@ class InputProcessor:
         request, videos = item.request, item.request.videos
         if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
             return shared
-        if item.tower is not None:
-            seen = zip(videos, item.tower.read(), strict=True)
-            videos, item.tower = tuple(replace(video, tower=rows) for video, rows in seen), None
         in_tower = ratio_in_tower(request.compression, request.compression_ratio)
+        if item.tower is not None:
+            seen = [replace(video, tower=rows) for video, rows in zip(videos, item.tower.read(), strict=True)]
+            if in_tower is not None:  # rows of merged frames are for no other request
+                seen = [replace(video, key=None) for video in seen]
+            videos, item.tower = tuple(seen), None
         prompt = self._model.prepare(
             request.turns,
             videos,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import cos, radians
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.compression.early_tom import choose, likeness, merge_frames, merging_layers, segments
+from vidspec_models.compression.early_tom import choose, likenesses, merge_frames, merging_layers, segments
 
 
 def scenes(*lengths: int, drift: float = 0.0, seed: int = 0) -> Tensor:
@@ -23,6 +24,12 @@ def scenes(*lengths: int, drift: float = 0.0, seed: int = 0) -> Tensor:
     return torch.stack(frames)
 
 
+def turned(*degrees: float) -> Tensor:
+    """Frames [F, P, 2] that are as much alike as the cosine of the angle between them."""
+    angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    return torch.stack((angles.cos(), angles.sin()), 1)[:, None].expand(-1, 3, -1)
+
+
 @pytest.mark.parametrize(("num_layers", "numbers"), [(26, [8, 21, 23]), (3, [0]), (24, [7, 19, 21]), (1, []), (2, [0])])
 def test_frames_are_merged_behind_the_layers_of_the_code_and_never_behind_the_last(
     num_layers: int, numbers: list[int]
@@ -31,8 +38,8 @@ def test_frames_are_merged_behind_the_layers_of_the_code_and_never_behind_the_la
 
 
 def test_a_segment_ends_where_frames_are_no_longer_like_its_first() -> None:
-    assert segments(scenes(3, 4, 1)) == [range(3), range(3, 7), range(7, 8)]
-    assert segments(scenes(1)) == [range(1)]
+    assert segments(likenesses(scenes(3, 4, 1))) == [range(3), range(3, 7), range(7, 8)]
+    assert segments(likenesses(scenes(1))) == [range(1)]
 
 
 def test_of_a_scene_that_stands_still_first_and_last_stay_and_its_middle_is_halved() -> None:
@@ -44,13 +51,19 @@ def test_of_a_scene_that_stands_still_first_and_last_stay_and_its_middle_is_halv
 
 
 def test_two_frames_become_their_mean_weighted_by_what_is_alike() -> None:
-    frames = scenes(6, drift=0.01)
-    frames[2] = frames[1] + 0.001  # of the pairs in the middle 1, 2 is the most alike
+    frames = turned(0, 30, 34, -34, -20)
     merged, stands_for = merge_frames(frames)
-    assert stands_for[1] == stands_for[2]
-    one, other = likeness(frames[1], frames[2]), likeness(frames[2], frames[3])
-    weight = one / (one + other)
+    assert stands_for == [0, 1, 1, 2, 3]
+    weight = cos(radians(4)) / (cos(radians(4)) + cos(radians(68)))
+    assert weight > 0.7
     assert torch.allclose(merged[1], weight * frames[1] + (1 - weight) * frames[2])
+
+
+def test_of_the_last_two_frames_of_a_middle_the_first_stands_for_both() -> None:
+    frames = turned(0, 10, 12, 5)
+    merged, stands_for = merge_frames(frames)
+    assert stands_for == [0, 1, 1, 2]
+    assert torch.equal(merged[1], frames[1])
 
 
 def test_the_last_frame_of_a_middle_is_not_lost() -> None:
@@ -94,9 +107,10 @@ def test_a_frame_between_others_keeps_one_token_of_each_part_and_the_ends_those_
 
 
 def test_rounding_changes_neither_what_is_merged_nor_what_is_chosen() -> None:
-    frames = scenes(8, 5, drift=0.05).double()
-    noise = 1e-12 * torch.randn(frames.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert merge_frames(frames)[1] == merge_frames(frames + noise)[1]
-    attention = torch.rand(8, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    shifted = attention + 1e-12
-    assert torch.equal(choose(attention, [range(8)], 0.3), choose(shifted, [range(8)], 0.3))
+    """Where frames and attention are equal but for what another order of sums makes of them."""
+    frames = scenes(8).double()
+    noise = 1e-9 * torch.randn(frames.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert merge_frames(frames + noise)[1] == merge_frames(frames)[1] == [0, 1, 1, 2, 2, 3, 3, 4]
+    attention = torch.ones(8, 64, dtype=torch.float64)
+    noise = 1e-9 * torch.randn(attention.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(choose(attention + noise, [range(8)], 0.3), choose(attention, [range(8)], 0.3))

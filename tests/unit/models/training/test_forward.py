@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from vidspec_models.training.architecture import NUM_VISUAL, VIDEO_TOKENS, build_model, build_tower
+from vidspec_models.training.architecture import CELLS, FRAME_COUNTS, NUM_VISUAL, build_model, build_tower
 from vidspec_models.training.examples import ExamplePacker, choose_tokens, make_clip_batch
 from vidspec_models.training.forward import Learner, PackedForward
 from vidspec_models.training.tokenizer import build_tokenizer
 from vidspec_models.training.tower import normalise, tower_features
 
 
-def test_a_packed_example_scores_as_stock_transformers_does() -> None:
-    tokenizer = build_tokenizer()
-    packer = ExamplePacker(tokenizer)
-    model = build_model("draft", tokenizer.get_vocab(), 1)
-    learner = Learner(model)
-    model.model.vision_tower.load_state_dict(build_tower(0).state_dict())
-    batch = make_clip_batch(packer, 0, range(1), 320)
-    generator = torch.Generator().manual_seed(0)
-    keep = choose_tokens(batch.content, NUM_VISUAL, generator)
-    forward = PackedForward(packer.prefix, "cpu", compile_layers=False)
+class World:
+    """An untrained draft, as stock transformers runs it and as training does."""
+
+    def __init__(self) -> None:
+        tokenizer = build_tokenizer()
+        self.packer = ExamplePacker(tokenizer)
+        self.model = build_model("draft", tokenizer.get_vocab(), 1)
+        self.learner = Learner(self.model)
+        self.model.model.vision_tower.load_state_dict(build_tower(0).state_dict())
+        self.forward = PackedForward(self.packer.prefix, "cpu", compile_layers=False)
+        self._video = tokenizer.convert_tokens_to_ids("<video>")
+
+    def features(self, pixels: torch.Tensor) -> torch.Tensor:
+        return tower_features(self.model.model.vision_tower, pixels)
+
+    def stock(self, text: list[int], videos: torch.Tensor) -> torch.Tensor:
+        """Logits [L, V] of the text behind videos [N, frames, 3, 128, 128]."""
+        shown = [self._video] * (videos.shape[0] * (videos.shape[1] * CELLS + 1))
+        ids = torch.tensor([[*self.packer.prefix, *shown, *text]])
+        logits: torch.Tensor = self.model(input_ids=ids, pixel_values_videos=videos).logits[0, -len(text) :]
+        return logits
+
+
+@pytest.mark.parametrize("num_frames", FRAME_COUNTS)
+@torch.no_grad()
+def test_a_packed_example_scores_as_stock_transformers_does(num_frames: int) -> None:
+    world = World()
+    batch = make_clip_batch(world.packer, 0, range(1), 320, num_frames=num_frames)
+    keep = choose_tokens(batch.content, num_frames * CELLS, torch.Generator().manual_seed(0))
     pixels = normalise(batch.frames)
-    with torch.no_grad():
-        features = tower_features(model.model.vision_tower, pixels)
-        ours, _ = forward(learner, features, keep, batch.text)
-        example = batch.text.segments[0] == 2
-        video = [tokenizer.convert_tokens_to_ids("<video>")] * VIDEO_TOKENS
-        ids = torch.tensor([[*packer.prefix, *video, *batch.text.ids[0][example].tolist()]])
-        stock = model(input_ids=ids, pixel_values_videos=pixels[None]).logits[0, -int(example.sum()) :]
+    ours, _ = world.forward(world.learner, world.features(pixels), keep, batch.text)
+    example = batch.text.segments[0] == 2
+    stock = world.stock(batch.text.ids[0][example].tolist(), pixels[None])
+    assert torch.allclose(ours[0][example], stock, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_question_about_two_clips_scores_as_stock_transformers_does() -> None:
+    world = World()
+    batch = make_clip_batch(world.packer, 0, range(2), 64)
+    keep = choose_tokens(batch.content, NUM_VISUAL, torch.Generator().manual_seed(0))
+    pixels = normalise(batch.frames)
+    text = world.packer.pack([[world.packer.example("Which one?", "the first")]] * 2, 40)
+    ours = world.forward.side_by_side(world.learner, world.features(pixels), keep, text)
+    example = text.segments[0] == 1
+    stock = world.stock(text.ids[0][example].tolist(), pixels.unflatten(0, (2, -1)))
     assert torch.allclose(ours[0][example], stock, atol=1e-4)
 
 
