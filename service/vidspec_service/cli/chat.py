@@ -16,7 +16,6 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 
-from vidspec_models.request import Compression
 from vidspec_service.cli.terminal import note, say
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument("--speculation", choices=("auto", "parallel", "serial", "off"), help="speed only")
     answer.add_argument(
         "--compression",
-        choices=tuple(Compression),
+        choices=("none", "v-cast", "vidcom2", "dycoke", "earlytom"),
         help="all but none are lossy: they may change the text",
     )
     answer.add_argument("--compression-ratio", type=float, metavar="R", help="share of the video's tokens it keeps")

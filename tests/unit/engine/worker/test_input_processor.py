@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,9 +16,10 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import Compression, TowerRows, Turn, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
+from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.worker.input_processor import Input, InputProcessor
 
 pytestmark = pytest.mark.unit
@@ -75,3 +78,46 @@ def test_a_prompt_looked_for_just_before_it_wakes_the_loop_is_found_when_it_does
     assert early == [[], []]
     readable, _, _ = select.select([processor], [], [], 0)
     assert readable == []  # else the loop would spin until the next prompt
+
+
+VIDEO = Video(
+    frames=np.zeros((2, 2, 2, 3), np.uint8),
+    source_indices=(0, 1),
+    source_fps=1.0,
+    source_num_frames=2,
+    duration_s=2.0,
+    key="k",
+)
+
+
+class Keys:
+    """Notes under which key, and with which ratio in the tower, a video is to be looked for."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str | None, float | None]] = []
+
+    def prepare(self, turns: object, videos: Sequence[Video], _: object, __: object, ___: bool, ratio: Any) -> Prompt:
+        self.seen.append((videos[0].key, ratio))
+        return Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
+
+
+@pytest.mark.parametrize(
+    ("compression", "of_draft", "of_target"),
+    [(Compression.EARLYTOM, (None, None), ("k", 0.25)), (Compression.VIDCOM2, ("k", None), ("k", None))],
+)
+def test_rows_of_merged_frames_are_kept_for_nobody_by_the_draft_which_merges_none_itself(
+    compression: Compression, of_draft: tuple[str | None, float | None], of_target: tuple[str | None, float | None]
+) -> None:
+    rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
+    asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
+    for compress, tower, expected in (
+        (None, TowerMemory.of((rows,)), of_draft),
+        (lambda _, prompt: prompt, None, of_target),
+    ):
+        model = Keys()
+        processor = InputProcessor(cast("VideoLM", model), 0, compress)
+        processor.submit(Input(asked, tower=tower))
+        wait_readable([processor], 20)
+        (item,) = processor.take_finished()
+        assert isinstance(item.prompt, Prompt), item.prompt
+        assert model.seen == [expected]
