@@ -53,6 +53,8 @@ def build_decoder(
         split=spans if len(spans) > 1 else (),
     )
     positions = torch.arange(context_length, device=embedding.device)[None]
+    if hasattr(language_model.rotary_emb, "recomposition_frequencies"):  # three axes, which transformers 5.17 asks for
+        positions = positions.expand(3, 1, -1)
     weights = DecoderWeights(
         embedding=embedding,
         rotary=torch.stack(rotary_values(language_model.rotary_emb, embedding, positions), dim=1),

@@ -31,7 +31,8 @@ class SquareFrames(Family):
 
     def features(self, model: Any, pixels: Tensor) -> Tensor:
         """Projected rows [1, all rows, hidden size] or [frames, rows, hidden size] of pixels [1, frames, 3, H, W]."""
-        features: Tensor = model.get_video_features(pixels).pooler_output
+        found = model.get_video_features(pixels).pooler_output
+        features: Tensor = found[0] if isinstance(found, tuple) else found  # transformers 5.17: one for each video
         return features
 
     def pooled(self, model: Any, projected: Tensor) -> Tensor:
@@ -122,7 +123,8 @@ class LlavaOnevision(LlavaFrames):
         return super().num_video_tokens(model, processor, video) + 1
 
     def features(self, model: Any, pixels: Tensor) -> Tensor:
-        return super().features(model, pixels)[:, :-1]  # without the newline
+        num_rows = pixels.shape[1] * self.side(model, None) ** 2
+        return super().features(model, pixels)[:, :num_rows]  # without the newline, which 5.17 leaves out itself
 
     def pooled(self, model: Any, projected: Tensor) -> Tensor:
         pooled: Tensor = model.model.apply_pooling(projected)

@@ -115,7 +115,10 @@ class Qwen3VL(Qwen2VL):
         return spread
 
     def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
-        return tuple(videos[0] for videos in encoded.deepstack_features)
+        # transformers 5.17: all videos' rows in one
+        return tuple(
+            rows if torch.is_tensor(rows) and rows.ndim == 2 else rows[0] for rows in encoded.deepstack_features
+        )
 
 
 def _at_least_a_pair(video: Video) -> Video:
