@@ -90,9 +90,9 @@ class StockGenerator:
         min_tokens: int = 0,
     ) -> StockAnswer:
         """Generate once. Sampling follows transformers' own generator: same law as the engine's, other tokens."""
+        arguments = self._arguments(sampling) | {"max_new_tokens": max_tokens, "min_new_tokens": min_tokens}
         inputs, stopwatch = self._inputs(turns, videos), Stopwatch()
-        limits = {"max_new_tokens": max_tokens, "min_new_tokens": min_tokens}
-        out = self._model.generate(**inputs, **limits, streamer=stopwatch, **_arguments(sampling))
+        out = self._model.generate(**inputs, **arguments, streamer=stopwatch)
         times = tuple(stopwatch.times[1:])
         prompt_tokens = inputs["attention_mask"].shape[1]
         return StockAnswer(ids=tuple(out[0, -len(times) :].tolist()), prompt_tokens=prompt_tokens, token_times=times)
@@ -119,12 +119,12 @@ class StockGenerator:
         )
         return inputs.to(self.device, self.dtype)  # casts the pixels only
 
-
-def _arguments(sampling: SamplingParams) -> dict[str, Any]:
-    if sampling.temperature == 0.0:
-        return {"do_sample": False}
-    torch.manual_seed(sampling.seed)
-    return {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    def _arguments(self, sampling: SamplingParams) -> dict[str, Any]:
+        if sampling.temperature == 0.0:
+            return {"do_sample": False}
+        torch.manual_seed(sampling.seed)
+        law = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        return {"do_sample": True, **law}
 
 
 class RandomStock(StockGenerator):
@@ -139,21 +139,14 @@ class RandomStock(StockGenerator):
             round_weights(language_products(self._model.model, self._model.lm_head))
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
-    def answer(
-        self,
-        turns: Sequence[Turn],
-        videos: Sequence[Video],
-        max_tokens: int,
-        sampling: SamplingParams = GREEDY,
-        *,
-        min_tokens: int = 0,
-    ) -> StockAnswer:
-        """Generate once, greedily; raises ValueError for another sampling. Videos are not looked at."""
+    def _arguments(self, sampling: SamplingParams) -> dict[str, Any]:
+        """Raises ValueError for what is not greedy."""
         if sampling.temperature > 0:
             raise ValueError("random models are compared greedily")
-        return super().answer(turns, videos, max_tokens, sampling, min_tokens=min_tokens)
+        return super()._arguments(sampling)
 
     def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
+        """Videos are not looked at."""
         embedding = self._model.get_input_embeddings().weight
         index = prompt_index(turns[-1].text)
         prompt = random_prompt(self._recipe.pair_shape, self._recipe.shape, index, embedding)[1]

@@ -46,7 +46,7 @@ class LanguageStage(ABC):
     first_clip: ClassVar[int] = 0  # the stages train on different clips
     learning_rates: ClassVar[tuple[float, float]]  # of matrices, of all else
     decay_from: ClassVar[float] = DECAY_FROM
-    pair_share: ClassVar[float] = 0.15
+    pair_share: ClassVar[float]  # of the units of a stage that asks for pairs of clips
 
     trained: dict[str, nn.Module]  # also what the checkpoint holds beside the optimiser
 

@@ -30,7 +30,7 @@ class WidenStage(LanguageStage):
     phases = (Phase(0.0, 12, NUM_VISUAL, 384),)
     first_clip = 20_000_000
     learning_rates = (4e-4, 2e-4)
-    pair_share = 0.4  # of the units of 8 frames: two clips are easily taken for a longer one
+    pair_share = 0.4  # of the units of 8 frames
     decay_from = 0.2
     # Of the clips; to know what is asked takes more examples than to see it, and captions are lost and found again.
     _LONG_SHARE, _LONG_SHARE_LATER, _LATER = 0.65, 0.9, 0.4

@@ -164,7 +164,10 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"prune_ratio": 1.0}, "--prune-ratio: Input should be less than or equal to 0.99"),
         ({"prune_ratio": -0.1}, "--prune-ratio: "),
         ({"prune_ratio": "nan"}, "--prune-ratio: "),
-        ({"compression": "dyckoe"}, "--compression: Input should be 'none', 'v-cast', 'vidcom2', 'dycoke' or"),
+        (
+            {"compression": "dyckoe"},
+            "--compression: Input should be 'none', 'v-cast', 'vidcom2', 'dycoke' or 'earlytom'",
+        ),
         ({"dycoke_merge_ratio": 1}, "--dycoke-merge-ratio: "),
         ({"dycoke_hide_ratio": -1}, "--dycoke-hide-ratio: "),
         ({"dycoke_layer": 0}, "--dycoke-layer: "),
