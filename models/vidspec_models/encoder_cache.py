@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import Video
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedVideo:
-    """All that a prompt needs of a video: the costly part of preparing one, and the same in every conversation."""
+    """All that a prompt needs of a video, or of a part of one: the costly part of preparing one, and the same in every
+    conversation.
+    """
 
     words: str  # what stands for it in the templated text
     features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
+    num_frames: int  # as many as its grid counts
     grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
     additions: tuple[Tensor, ...] = ()  # [rows, hidden size] each, for the decoder's first layers
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, where positions depend on them
     seconds_per_patch: float | None = None  # of time, where positions depend on it
     key: str | None = None
-    kept: Tensor | None = None  # bool [rows]: which of them a prompt has, where the tower has chosen; None: all
-
-    @property
-    def num_frames(self) -> int:
-        return int(self.grid[:, 0].max()) + 1
+    stays: Tensor | None = None  # bool: which of the rows that its words stand for are here; None: all
 
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.features, *self.additions))
+
+    def only(self, kept: Tensor) -> EncodedVideo:
+        """Those of all its rows that are marked in `kept`, bool [rows]."""
+        return replace(
+            self,
+            features=self.features[kept],
+            grid=self.grid[kept.to(self.grid.device)],
+            additions=tuple(rows[kept] for rows in self.additions),
+            stays=kept.cpu(),
+        )
+
+
+def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
+    """The video whose parts these are, one after the other; what is no row is the first one's, or summed up."""
+    if len(parts) == 1:
+        return parts[0]
+    grids, num_frames = list[Tensor](), 0
+    for part in parts:
+        grids.append(part.grid + torch.tensor((num_frames, 0, 0)).where(part.grid != NO_CELL, 0))
+        num_frames += part.num_frames
+    patches = [part.patches for part in parts if part.patches is not None]
+    stays = [part.stays for part in parts if part.stays is not None]
+    return replace(
+        parts[0],
+        words="".join(part.words for part in parts),
+        features=torch.cat([part.features for part in parts]),
+        num_frames=num_frames,
+        grid=torch.cat(grids),
+        additions=tuple(map(torch.cat, zip(*(part.additions for part in parts), strict=True))),
+        patches=torch.cat([torch.cat(patches)[:, :1].sum(0, keepdim=True), patches[0][:, 1:]], 1) if patches else None,
+        stays=torch.cat(stays) if stays else None,
+    )
 
 
 class EncoderCache:

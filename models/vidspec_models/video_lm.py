@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import floor
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from vidspec_models.backends.cuda.stream import SideStream
 from vidspec_models.backends.select import StepLogits
 from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
@@ -21,7 +23,7 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family, check_text_fits
 from vidspec_models.families.tools import tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
-from vidspec_models.inputs import Prompt, pruned
+from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
@@ -120,16 +122,22 @@ class VideoLM:
 
     @property
     def can_merge_frames(self) -> bool:
-        """Whether prompts can be prepared with a `tower_ratio`."""
+        """Whether the tower can choose, which merges frames before it does."""
         return self._family.can_merge_frames(self._model)
 
     @torch.inference_mode()
-    def encode(self, video: Video, tower_ratio: float | None = None) -> EncodedVideo:
-        """Run the vision tower, or go on from what an equal one has made of the video."""
+    def encode(self, video: Video, choice: TokenChoice | None = None) -> EncodedVideo:
+        """Run the vision tower, or go on from what an equal one has made of the video; keep what is chosen.
+
+        Raises ModelError where the tower is to choose and cannot.
+        """
+        family, model, processor = self._family, self._model, self._processor
         with self.decoder.cores:
-            if tower_ratio is not None and _can_be_merged(video):
-                return self._family.encode_merged(self._model, self._processor, video, tower_ratio)
-            return self._family.encode(self._model, self._processor, video)
+            if choice is None or len(video.frames) < 2:
+                return family.encode(model, processor, video)
+            if choice.choose is None:
+                return family.encode_merged(model, processor, video, choice.ratio)
+            return choice.in_stretches(family.encode_parts(model, processor, video), self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
@@ -145,42 +153,62 @@ class VideoLM:
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
         hands_on_tower: bool = False,
-        tower_ratio: float | None = None,
+        choice: TokenChoice | None = None,
     ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
         With `hands_on_tower` the prompt says what the tower has made of its videos, unless one was known. With a
-        `tower_ratio` the tower merges frames, and the prompt has about this share of the videos' rows. Raises
-        ModelError where it cannot merge, and ContextOverflow, before the cost where the videos alone, or the words
-        alone, are far too much.
+        `choice` it has only the chosen rows of them. Raises ModelError where the tower is to choose and cannot, and
+        ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
-        num_video_tokens = sum(map(self.num_video_tokens, videos))
-        if num_video_tokens >= self.context_length:
-            num_frames = sum(len(video.frames) for video in videos)
-            most = (self.context_length - 1) * num_frames // num_video_tokens
-            remedy = f"fewer frames: about {most} fit, without words and answer" if most else "smaller pictures"
-            raise ContextOverflow(
-                f"{num_frames} frames take {num_video_tokens} tokens, the model's context is {self.context_length}; "
-                f"ask for {remedy}"
-            )
+        self._require_room(videos, choice)
         if processor is not None:
             check_text_fits(processor, turns, self.context_length)
-        known, encode = encoded or EncoderCache(0), partial(self.encode, tower_ratio=tower_ratio)
+        known = encoded or EncoderCache(0)
 
         def make() -> Prompt:
             features, tower = list[EncodedVideo](), list[TowerRows]()
             for video in videos:
                 with family.heard(model) if hands_on_tower else nullcontext([]) as rows:
-                    features.append(known.get(_seen_as(video, tower_ratio), encode))
+                    features.append(self._chosen(video, choice, known))
                 if rows:
                     tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
             prompt = family.prepare(model, processor, self.decoder, turns, features, template)
-            if any(video.kept is not None for video in features):
-                prompt = pruned(prompt, _kept_rows(features).to(prompt.is_video.device))
             return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 
         return make() if self._side is None else self._side.run(make)
+
+    def has_room_for(self, videos: Sequence[Video]) -> bool:
+        """Whether a prompt may have all rows of them."""
+        return sum(map(self.num_video_tokens, videos)) < self.context_length
+
+    def _require_room(self, videos: Sequence[Video], choice: TokenChoice | None) -> None:
+        """Raises ContextOverflow."""
+        num_tokens, context = sum(map(self.num_video_tokens, videos)), self.context_length
+        counts_left_out = self._family.counts_left_out
+        share = 1.0 if choice is None or counts_left_out else choice.ratio
+        if share * num_tokens < context:
+            return
+        num_frames = sum(len(video.frames) for video in videos)
+        most = int((context - 1) * num_frames / (share * num_tokens))
+        remedies = [f"fewer frames: about {most} fit, without words and answer" if most else "smaller pictures"]
+        if not counts_left_out and (ratio := floor(100 * context / num_tokens) / 100) > 0:
+            remedies.append(f"a compression with a compression_ratio of at most {ratio:g}")
+        kept = "" if choice is None or counts_left_out else f", of which {choice.method} keeps {share:.0%}"
+        raise ContextOverflow(
+            f"{num_frames} frames take {num_tokens} tokens{kept}, the model's context is {context}; "
+            f"ask for {', or for '.join(remedies)}"
+        )
+
+    def _chosen(self, video: Video, choice: TokenChoice | None, known: EncoderCache) -> EncodedVideo:
+        """Of a video that fits the whole is kept for further questions, whatever these choose; else what was chosen."""
+        if choice is None or len(video.frames) < 2:
+            return known.get(video, self.encode)
+        if choice.choose is not None and self.has_room_for([video]):
+            return choice.of(known.get(video, self.encode))
+        key = None if video.key is None else f"{video.key} {choice.method} {choice.ratio!r}"
+        return known.get(replace(video, key=key), partial(self.encode, choice=choice))
 
     @torch.inference_mode()
     def prefill(
@@ -287,21 +315,3 @@ class VideoLM:
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
         """What is added to the scores of so many tokens, the first after `rows`: float32 [count, V]."""
         return sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
-
-
-def _seen_as(video: Video, tower_ratio: float | None) -> Video:
-    """What a tower that merges frames makes of a video is kept apart from what it makes of all of them."""
-    if tower_ratio is None or video.key is None or not _can_be_merged(video):
-        return video
-    return replace(video, key=f"{video.key} merged {tower_ratio!r}")
-
-
-def _can_be_merged(video: Video) -> bool:
-    return len(video.frames) > 1
-
-
-def _kept_rows(videos: Sequence[EncodedVideo]) -> Tensor:
-    """Numbers of the videos' rows, one after the other, that their prompt has."""
-    all_of = (torch.ones(len(video.features), dtype=torch.bool) for video in videos)
-    kept = [rows if video.kept is None else video.kept.cpu() for video, rows in zip(videos, all_of, strict=True)]
-    return torch.cat(kept).nonzero()[:, 0]

@@ -11,6 +11,7 @@ from math import floor
 
 REFRESH_TOKENS = 16  # answer rows that share one selection of video rows (the paper selects anew for each)
 DEFAULT_RATIO = 0.25  # of a video's tokens, the share that stays: what the papers of V-CAST and VidCom2 compare at
+_COMPARED = 3 / 4  # of DyCoke's frames: those that another one stands for in part
 _ROUNDING = 1e-9  # 0.3 * 10 is a hair below 3
 _MOST_MERGED = 0.99
 
@@ -33,7 +34,12 @@ class DyCoke:
 
 def merge_ratio_of(ratio: float) -> float:
     """DyCoke's K that leaves a share of `ratio` of whole windows: a quarter of the tokens always stays."""
-    return min((1 - ratio) * 4 / 3, _MOST_MERGED)
+    return min((1 - ratio) / _COMPARED, _MOST_MERGED)
+
+
+def ratio_of(merge_ratio: float) -> float:
+    """What DyCoke's K leaves of whole windows."""
+    return 1 - _COMPARED * merge_ratio
 
 
 def num_left(count: int, ratio: float) -> int:

@@ -6,8 +6,9 @@ Conversations and videos go through the checkpoint's own template and processor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.encoder_cache import EncodedVideo, joined
 from vidspec_models.errors import ContextOverflow, ModelError
 from vidspec_models.families.tools import as_messages_have_them, as_templates_read_it
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
@@ -32,6 +33,7 @@ class Family(ABC):
     """
 
     num_frames: int  # to sample where the checkpoint does not say
+    counts_left_out = True  # positions count the rows of video that a prompt is made without, too
     placeholder = "video_token_id"  # the name, in the configuration, of the id that stands for a video's rows
 
     def language_model(self, model: Any) -> Any:
@@ -64,11 +66,16 @@ class Family(ABC):
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
 
     @abstractmethod
-    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
         """Process the frames and run the vision tower: what is the same in every conversation about the video.
 
+        A few frames at a time where that can be, so that neither pixels nor what a tower computes grow with the video.
         Neither is done where the video comes with rows of an equal tower (see `tower_digest`).
         """
+
+    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+        """All of it."""
+        return joined(list(self.encode_parts(model, processor, video)))
 
     def can_merge_frames(self, model: Any) -> bool:
         """Whether there is `encode_merged`."""
@@ -90,12 +97,18 @@ class Family(ABC):
         videos: Sequence[EncodedVideo],
         template: ChatTemplate | None,
     ) -> Prompt:
-        """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow."""
+        """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow.
+
+        Rows of video that are left out have no place in the prompt; the others keep the positions that they have in a
+        whole one, and so does the answer.
+        """
         ids = tokenised(processor, turns, videos, template)
-        decoder.require_room(len(ids))
         is_video = ids == getattr(model.config, self.placeholder)
-        rotary, next_position = self.positions(model, decoder, ids, is_video, videos)
-        ids, is_video = ids.to(decoder.embedding.device), is_video.to(decoder.embedding.device)
+        stays = staying(is_video, videos)
+        decoder.require_room(int(stays.sum()))
+        rotary, next_position = self.positions(model, decoder, ids, is_video, videos, stays)
+        device = decoder.embedding.device
+        ids, is_video = ids[stays].to(device), is_video[stays].to(device)
         return Prompt(
             ids=tuple(ids.tolist()),
             embeddings=merged(decoder, ids, is_video, videos),
@@ -108,10 +121,22 @@ class Family(ABC):
         )
 
     def positions(
-        self, model: Any, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]
+        self,
+        model: Any,
+        decoder: Decoder,
+        ids: Tensor,
+        is_video: Tensor,
+        videos: Sequence[EncodedVideo],
+        stays: Tensor,
     ) -> tuple[tuple[Tensor, Tensor], int]:
-        """The rotary values of a prompt's rows, and the position that follows them. Raises ContextOverflow."""
-        return decoder.prompt_rotary(len(ids)), len(ids)
+        """The rotary values of those of a whole prompt's rows that stay, and the position that follows the whole.
+
+        Raises ContextOverflow.
+        """
+        decoder.require_room(len(ids))
+        rows = stays.nonzero()[:, 0].to(decoder.embedding.device)
+        cos, sin = decoder.prompt_rotary(len(ids))
+        return (cos[rows], sin[rows]), len(ids)
 
     def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """[layers, prompt rows, hidden size], see `Prompt`."""
@@ -170,6 +195,12 @@ def processed(processor: Any, video: Video, arguments: Mapping[str, Any]) -> Any
     )
 
 
+def frames_from(video: Video, first: int, count: int) -> Video:
+    """So many of a video's frames, or as many as are left; of the same source."""
+    chosen = slice(first, first + count)
+    return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
+
+
 def tokenised(
     processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
 ) -> Tensor:
@@ -214,6 +245,16 @@ def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) 
                 )
 
 
+def staying(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
+    """bool [P]: which of a whole prompt's rows its prompt has; `is_video`, bool [P], are the videos' in the whole."""
+    stays = torch.ones_like(is_video)
+    if any(video.stays is not None for video in videos):
+        all_of = (torch.ones(len(video.features), dtype=torch.bool) for video in videos)
+        parts = [whole if video.stays is None else video.stays for video, whole in zip(videos, all_of, strict=True)]
+        stays[is_video] = torch.cat(parts)
+    return stays
+
+
 def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
     """The ids' embeddings [P, hidden size], the videos' features in their places."""
     embeddings = decoder.embedding[ids]
@@ -233,8 +274,8 @@ def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
 
 
 def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
-    """None for a prompt without videos or with one that has no key."""
-    keys = tuple(video.key for video in videos if video.key is not None)
+    """None for a prompt without videos, or with one that has no key or not all of its rows."""
+    keys = tuple(video.key for video in videos if video.key is not None and video.stays is None)
     if not keys or len(keys) < len(videos):
         return None
     rows = ids.cpu().numpy().copy()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.families.base import Family, cells, processed
+from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.families.merging_tower import can_merge, merging
 from vidspec_models.families.shared_tower import heard, tower_digest
 from vidspec_models.inputs import NO_CELL
@@ -48,11 +48,15 @@ class SquareFrames(Family):
     def heard(self, model: Any) -> AbstractContextManager[list[Tensor]]:
         return heard(model.model.multi_modal_projector)
 
-    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        """A few frames at a time: pixels and the tower's memory do not grow with the video."""
-        side = self.side(model, processor)
+    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+        """The whole at once, since its words speak of all of it; the tower sees a few frames at a time."""
         words, features = (self._seen if video.tower is None else self._known)(model, processor, video)
-        return EncodedVideo(words=words, features=features, grid=cells(len(video.frames), side, side), key=video.key)
+        yield self._encoded(model, processor, video, words, features)
+
+    def _encoded(self, model: Any, processor: Any, video: Video, words: str, features: Tensor) -> EncodedVideo:
+        num_frames, side = len(video.frames), self.side(model, processor)
+        grid = cells(num_frames, side, side)
+        return EncodedVideo(words=words, features=features, num_frames=num_frames, grid=grid, key=video.key)
 
     def _seen(
         self,
@@ -64,7 +68,7 @@ class SquareFrames(Family):
         """Its words and its features; the tower sees each group of so many frames within `watched`."""
         features, arguments = [], self.video_arguments(processor)
         for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
-            outputs = processed(processor, _frames_from(video, first), arguments)
+            outputs = processed(processor, frames_from(video, first, _FRAMES_AT_ONCE), arguments)
             pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
             with watched(pixels.shape[1]):
                 features.append(self.features(model, pixels).flatten(0, 1))
@@ -81,11 +85,6 @@ class SquareFrames(Family):
             projected = model.model.multi_modal_projector(rows.to(model.device, model.dtype))
             features.append(self.pooled(model, projected).flatten(0, 1))
         return video.tower.words, torch.cat(features)
-
-
-def _frames_from(video: Video, first: int) -> Video:
-    chosen = slice(first, first + _FRAMES_AT_ONCE)
-    return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
 
 
 class LlavaFrames(SquareFrames):
@@ -105,8 +104,7 @@ class LlavaFrames(SquareFrames):
             kept.append(frames.chosen(ratio, side))
 
         words, features = self._seen(model, processor, video, watched)
-        grid = cells(len(video.frames), side, side)
-        return EncodedVideo(words=words, features=features, grid=grid, key=video.key, kept=torch.cat(kept))
+        return self._encoded(model, processor, video, words, features).only(torch.cat(kept))
 
 
 class LlavaOnevision(LlavaFrames):
@@ -130,8 +128,9 @@ class LlavaOnevision(LlavaFrames):
         pooled: Tensor = model.model.apply_pooling(projected)
         return pooled
 
-    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        return _with_newline(model, super().encode(model, processor, video))
+    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+        for whole in super().encode_parts(model, processor, video):
+            yield _with_newline(model, whole)
 
     def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
         return _with_newline(model, super().encode_merged(model, processor, video, ratio))
@@ -143,7 +142,7 @@ def _with_newline(model: Any, video: EncodedVideo) -> EncodedVideo:
         video,
         features=torch.cat((video.features, newline)),
         grid=torch.cat((video.grid, torch.full((1, 3), NO_CELL))),
-        kept=None if video.kept is None else functional.pad(video.kept, (0, 1), value=True),
+        stays=None if video.stays is None else functional.pad(video.stays, (0, 1), value=True),
     )
 
 

@@ -2,58 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.image_utils import SizeDict
+from transformers.video_processing_utils import BaseVideoProcessor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.base import Family, cells, processed
+from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.request import Video
 
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the cap would be the far larger one of images
+_FRAMES_AT_ONCE = 32  # through the processor and the tower; whole pairs, and whole windows of DyCoke's
 _PAIR_MARKS = 2  # Qwen3: the start and end of vision; the words of the time are counted once they are tokenised
 
 
 class Qwen2VL(Family):
-    """`Qwen2VLForConditionalGeneration`: one temporal position per pair of frames."""
+    """`Qwen2VLForConditionalGeneration`: one temporal position per pair of frames.
+
+    Its tower lets a pair attend to itself alone, so pairs may come in groups. Its positions go by place and time, so a
+    prompt may be made of more video than the context has room for, as long as it has room for the rows that stay.
+    """
 
     num_frames = 32
+    counts_left_out = False
+
+    def max_frames(self, processor: Any) -> int | None:
+        """None: what its processor has under this name bounds how many it would sample by itself."""
+        return None
 
     def video_arguments(self, processor: Any) -> Mapping[str, Any]:
         ours = processor.video_processor
         most = min(ours.size["longest_edge"], _FRAME_TOKENS * (ours.patch_size * ours.merge_size) ** 2)
         size = {"shortest_edge": min(ours.size["shortest_edge"], most), "longest_edge": most}
-        return {"size": size, "cap_pixels_per_frame": False}
+        return {"size": size, "cap_pixels_per_frame": True}  # as qwen-vl-utils: all frames share what a video may cost
 
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        ours = processor.video_processor
-        patches: int = ours.get_num_of_video_patches(*video.frames.shape[:3], self.video_arguments(processor))
-        return patches // int(ours.merge_size) ** 2
+        ours, size = processor.video_processor, self._size(processor, video)
+        num_cells: int = size.height * size.width // (ours.patch_size * ours.merge_size) ** 2
+        return num_cells * -(-len(video.frames) // int(ours.temporal_patch_size))
 
-    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        outputs = processed(processor, video, self.video_arguments(processor))
+    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+        size, seconds = self._size(processor, video), self._seconds_per_patch(processor, video)
+        for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
+            part = self._encoded(model, processor, frames_from(video, first, _FRAMES_AT_ONCE), size)
+            yield replace(part, seconds_per_patch=seconds)
+
+    def _encoded(self, model: Any, processor: Any, part: Video, size: SizeDict) -> EncodedVideo:
+        """By what its size would be alone, the processor would resize a part otherwise than the whole."""
+        ours, frames = processor.video_processor, torch.from_numpy(part.frames).movedim(-1, 1)
+        resized = BaseVideoProcessor.resize(ours, frames, size, ours.resample).movedim(1, -1).numpy()
+        arguments = {**self.video_arguments(processor), "do_resize": False}
+        outputs = processed(processor, replace(part, frames=resized), arguments)
         pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
         encoded = model.get_video_features(pixels, patches.to(model.device))
-        (num_frames, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
+        (num_frames, num_rows, num_columns), merge = patches[0].tolist(), ours.merge_size
         return EncodedVideo(
             words=processor.replace_video_token(outputs, video_idx=0),
             features=torch.cat(encoded.pooler_output),
+            num_frames=num_frames,
             grid=cells(num_frames, num_rows // merge, num_columns // merge),
             additions=self._additions(encoded),
             patches=patches,
-            seconds_per_patch=self._seconds_per_patch(processor, video),
-            key=video.key,
+            key=part.key,
         )
 
+    def _size(self, processor: Any, video: Video) -> SizeDict:
+        """Of the video's frames as the tower sees them: the processor is asked, with frames that have no pixels."""
+        ours = processor.video_processor
+        arguments = {"size": ours.size, **self.video_arguments(processor)}
+        resized = ours.resize(
+            torch.empty(1, *video.frames.shape, dtype=torch.uint8, device="meta").movedim(-1, 2),
+            size=SizeDict(**dict(arguments.pop("size"))),
+            resample=ours.resample,
+            factor=ours.patch_size * ours.merge_size,
+            temporal_factor=ours.temporal_patch_size,
+            **arguments,
+        )
+        return SizeDict(height=resized.shape[-2], width=resized.shape[-1])
+
     def positions(
-        self, model: Any, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]
+        self,
+        model: Any,
+        decoder: Decoder,
+        ids: Tensor,
+        is_video: Tensor,
+        videos: Sequence[EncodedVideo],
+        stays: Tensor,
     ) -> tuple[tuple[Tensor, Tensor], int]:
         """Asked for every request: the positions that the module keeps are another request's."""
         patches = [video.patches for video in videos if video.patches is not None]
@@ -70,7 +112,8 @@ class Qwen2VL(Family):
                 "ask for a shorter part of it"
             )
         embedding, next_position = decoder.embedding, int(positions[..., -1].max()) + 1
-        rotary = rotary_values(self.language_model(model).rotary_emb, embedding, positions.to(embedding.device))
+        there = positions[..., stays].to(embedding.device)
+        rotary = rotary_values(self.language_model(model).rotary_emb, embedding, there)
         return rotary, next_position  # as `generate`; the video's time may have run ahead of it
 
     def _seconds_per_patch(self, processor: Any, video: Video) -> float | None:
@@ -102,8 +145,8 @@ class Qwen3VL(Qwen2VL):
         pairs = -(-len(video.frames) // int(processor.video_processor.temporal_patch_size))
         return super().num_video_tokens(model, processor, video) + _PAIR_MARKS * pairs
 
-    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        return super().encode(model, processor, _at_least_a_pair(video))
+    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+        return super().encode_parts(model, processor, _at_least_a_pair(video))
 
     def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """Per video and layer, spread over the prompt's rows with zeros at text."""

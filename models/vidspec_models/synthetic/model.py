@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from vidspec_models.backends.select import StepLogits
+from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
@@ -90,9 +91,9 @@ class RandomFamily(Family):
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return self._recipe.pair_shape.video_tokens
 
-    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
+    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
         """Nothing of it: there is no tower, and a prompt's number says all."""
-        return EncodedVideo(words="", features=torch.empty(0), grid=torch.empty(0, 3, dtype=torch.int64))
+        yield EncodedVideo(words="", features=torch.empty(0), num_frames=0, grid=torch.empty(0, 3, dtype=torch.int64))
 
     def prepare(
         self,
@@ -156,10 +157,10 @@ class OracleDraft(VideoLM):
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
         hands_on_tower: bool = False,
-        tower_ratio: float | None = None,
+        choice: TokenChoice | None = None,
     ) -> Prompt:
         """As any model; remembers which prompt this is."""
-        prompt = super().prepare(turns, videos, encoded, template, hands_on_tower, tower_ratio)
+        prompt = super().prepare(turns, videos, encoded, template, hands_on_tower, choice)
         self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
         return prompt
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from vidspec_models.compression.compress_prompt import Choose, chooser, compress_prompt
 from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.token_choice import TokenChoice, token_choice
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
@@ -44,12 +44,11 @@ class CompressedTarget:
         torch.set_num_threads(threads)
         self._model = load_model(spec)
         self._tokenizer = Tokenizer.from_file(tokenizer_file(spec))
-        self._choose = chooser_of(configuration)
-        self._tower_ratio = configuration.ratio if configuration.method is Method.EARLYTOM else None
+        self._choice = choice_of(configuration)
         self._dycoke = configuration.dycoke
         self._max_tokens = max_tokens
         self._sampler = CoupledSampler(SamplingParams())
-        prompt = self._compressed(self._prepared(scene_video(0, 5), CAPTION_PROMPT))
+        prompt = self._prepared(scene_video(0, 5), CAPTION_PROMPT)
         self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
         # Loading holds weights twice for a moment, which would hide the peak of the work.
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
@@ -61,9 +60,8 @@ class CompressedTarget:
         """Caption a test scene at so many frames; what is timed. Bytes are of keys and values at the last token."""
         video = scene_video(seed, frames)
         began = time.perf_counter()
-        whole = self._prepared(video, CAPTION_PROMPT)
+        prompt = self._prepared(video, CAPTION_PROMPT)
         prepared = time.perf_counter()
-        prompt = self._compressed(whole)
         cache = self._cache(prompt.num_tokens + self._max_tokens)
         ids, first = self._answer(prompt, cache, self._max_tokens)
         ended = time.perf_counter()
@@ -72,8 +70,8 @@ class CompressedTarget:
             "prompt_tokens": prompt.num_tokens,
             "video_tokens": prompt.num_video_tokens,
             "num_tokens": len(ids),
-            "prepare_s": prepared - began,  # template, vision tower, embedding
-            "prefill_s": first - prepared,  # compression and the language model's prefill
+            "prepare_s": prepared - began,  # template, vision tower, compression, embedding
+            "prefill_s": first - prepared,
             "decode_s": ended - first,  # of all tokens but the first
             "stored_bytes": cache.length * self._model.decoder.geometry.bytes_per_token(),
             "attended_bytes": self._attended_bytes(cache),
@@ -82,7 +80,7 @@ class CompressedTarget:
 
     def question(self, seed: int, frames: int, texts: Sequence[str]) -> list[str]:
         """The answers to questions about a test scene; its video is prefilled once."""
-        prompt = self._compressed(self._prepared(scene_video(seed, frames), CAPTION_PROMPT))
+        prompt = self._prepared(scene_video(seed, frames), CAPTION_PROMPT)
         num_common = prompt.num_tokens - len(text_behind_video(prompt))
         seen = self._cache(num_common)
         while seen.length < num_common:
@@ -100,10 +98,7 @@ class CompressedTarget:
         return KVCache(self._model.decoder.geometry, num_tokens)
 
     def _prepared(self, video: Video, text: str) -> Prompt:
-        return self._model.prepare(about_video(text), (video,), tower_ratio=self._tower_ratio)
-
-    def _compressed(self, prompt: Prompt) -> Prompt:
-        return prompt if self._choose is None else compress_prompt(prompt, self._choose)
+        return self._model.prepare(about_video(text), (video,), choice=self._choice)
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
         """At most so many token ids, for which the cache has room, and when the first one was there."""
@@ -134,15 +129,15 @@ class CompressedTarget:
         return sum(on_cuda) if on_cuda else peak_rss_bytes()
 
 
-def chooser_of(configuration: Configuration) -> Choose | None:
+def choice_of(configuration: Configuration) -> TokenChoice | None:
     """What of each video stays; None where all does."""
     method, ratio = configuration.method, configuration.ratio
     if method is Method.RANDOM:
-        return partial(random_tokens, ratio=ratio)
+        return TokenChoice(method=method.value, ratio=ratio, choose=partial(random_tokens, ratio=ratio))
     if method is Method.UNIFORM:
-        return partial(every_nth_token, ratio=ratio)
+        return TokenChoice(method=method.value, ratio=ratio, choose=partial(every_nth_token, ratio=ratio))
     served = Compression.DYCOKE if method is Method.TTM else Compression(method)
-    return chooser(served, ratio, configuration.dycoke or DyCoke())
+    return token_choice(served, ratio, configuration.dycoke or DyCoke())
 
 
 def random_tokens(features: torch.Tensor, ratio: float) -> torch.Tensor:

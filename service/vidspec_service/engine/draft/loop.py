@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 class DraftLoop(WorkerLoop):
     """The loop on the draft's device."""
 
+    sees_whole_videos = True
+
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
         self._target = PeerLink("target")
         super().__init__(model, api, config, self._target)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from msgspec.structs import replace
@@ -39,7 +38,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.speculation.plan import CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
-from vidspec_service.engine.target.request import TargetRequest, answer_limit, compressed, pruner_of
+from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.target.token_facts import with_forced, with_logprobs
 from vidspec_service.engine.types import Accepted, Phase
@@ -61,9 +60,11 @@ logger = logging.getLogger(__name__)
 class TargetLoop(WorkerLoop):
     """The loop on the target's device; `costs` are what its forwards took at load."""
 
+    sees_whole_videos = False
+
     def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
         self._draft = DraftLink()
-        super().__init__(model, api, config, self._draft, partial(compressed, config.engine.dycoke))
+        super().__init__(model, api, config, self._draft)
         self._costs = costs
         if costs.stride_s is not None and costs.stride_s * _LEAST_AT_ONCE > self._config.stream_interval_s:
             costs.stride_s = None  # there will be none: each token is told before the next one is there

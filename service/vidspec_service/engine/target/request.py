@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.compress_prompt import chooser, compress_prompt
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
@@ -206,15 +205,6 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
             "ask for fewer frames or fewer tokens"
         )
     return request.max_tokens if request.max_tokens is not None else min(default, room)
-
-
-def compressed(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt) -> Prompt:
-    """What is prefilled, now and whenever the request is resumed; the draft reads the whole prompt.
-
-    Nobody else may use its cache: rows that are hidden while it decodes do not stay in their places.
-    """
-    choose = chooser(request.compression, request.compression_ratio, dycoke)
-    return prompt if choose is None else replace(compress_prompt(prompt, choose), identity=None)
 
 
 def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:

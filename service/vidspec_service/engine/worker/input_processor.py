@@ -10,24 +10,23 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from vidspec_models.compression.compress_prompt import ratio_in_tower
+from vidspec_models.compression import DyCoke
+from vidspec_models.compression.token_choice import token_choice
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
-from vidspec_models.request import GenerationRequest, TowerRows
+from vidspec_models.request import Compression, GenerationRequest, TowerRows
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.messages import Generate
 from vidspec_service.engine.ipc.payload import TowerMemory, read_request
-
-Compress = Callable[[GenerationRequest, Prompt], Prompt]
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +63,20 @@ class Input:
 
 
 class InputProcessor:
-    """One prompt at a time, in the order of submission; `compress` has the last word on each."""
+    """One prompt at a time, in the order of submission."""
 
-    def __init__(self, model: VideoLM, max_cached_feature_bytes: int, compress: Compress | None = None) -> None:
-        """`max_cached_feature_bytes` of features stay for further questions about their videos."""
+    def __init__(
+        self, model: VideoLM, max_cached_feature_bytes: int, dycoke: DyCoke, *, sees_whole_videos: bool
+    ) -> None:
+        """`max_cached_feature_bytes` of features stay for further questions about their videos.
+
+        A draft `sees_whole_videos` of compressed requests, too, as long as its context has room for them: the more of
+        what the target has chosen it may choose from, the better it guesses.
+        """
         self._encoder_cache = EncoderCache(max_cached_feature_bytes)
         self._model = model
-        self._compress = compress
+        self._dycoke = dycoke
+        self._sees_whole_videos = sees_whole_videos
         # Those that several answers have, for as long as one that has it is at work here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
@@ -112,24 +118,21 @@ class InputProcessor:
         request, videos = item.request, item.request.videos
         if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
             return shared
-        in_tower = ratio_in_tower(request.compression, request.compression_ratio)
+        choice = token_choice(request.compression, request.compression_ratio, self._dycoke)
         if item.tower is not None:
             seen = [replace(video, tower=rows) for video, rows in zip(videos, item.tower.read(), strict=True)]
-            if in_tower is not None:  # rows of merged frames are for no other request
+            if choice is not None and choice.choose is None:  # rows of merged frames are for no other request
                 seen = [replace(video, key=None) for video in seen]
             videos, item.tower = tuple(seen), None
+        if choice is not None and self._sees_whole_videos and self._model.has_room_for(videos):
+            choice = None
         prompt = self._model.prepare(
-            request.turns,
-            videos,
-            self._encoder_cache,
-            request.template,
-            item.hands_on_tower,
-            None if self._compress is None else in_tower,  # the draft sees whole videos
+            request.turns, videos, self._encoder_cache, request.template, item.hands_on_tower, choice
         )
         if prompt.tower:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
-        if self._compress is not None:
-            prompt = self._compress(request, prompt)
+        if request.compression is not Compression.NONE:
+            prompt = replace(prompt, identity=None)  # rows that are hidden while it decodes do not stay in their places
         if request.prompt_of is not None:
             self._shared[request.prompt_of] = prompt
         return prompt

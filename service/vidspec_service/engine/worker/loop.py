@@ -9,22 +9,27 @@ from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Configure
-from vidspec_service.engine.worker.input_processor import Compress, InputProcessor
+from vidspec_service.engine.worker.input_processor import InputProcessor
 from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
 
 
 class WorkerLoop(ABC):
     """Owns every request on one device. Single-threaded; ends when the API's channel closes."""
 
-    def __init__(
-        self, model: VideoLM, api: Channel, config: Configure, peer: PeerLink, compress: Compress | None = None
-    ) -> None:
+    sees_whole_videos: bool  # of compressed requests, too
+
+    def __init__(self, model: VideoLM, api: Channel, config: Configure, peer: PeerLink) -> None:
         self._model = model
         self._api = api
         self._config = config.engine
         self._prefill_rows = prefill_rows(config.engine, model.decoder.geometry.device.type, config.prompt_threads)
         self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens or CPU_KV_CACHE_TOKENS)
-        self._inputs = InputProcessor(model, self._config.max_cached_feature_bytes, compress)
+        self._inputs = InputProcessor(
+            model,
+            self._config.max_cached_feature_bytes,
+            self._config.dycoke,
+            sees_whole_videos=self.sees_whole_videos,
+        )
         self._meter = WorkMeter()
         self._peer = peer
         self._wakers: tuple[Readable, ...] = (api, self._inputs, peer)  # everything that may wake the loop

@@ -26,7 +26,7 @@ from vidspec_service.bench.compression.run import (
     score_answers,
     score_caption,
 )
-from vidspec_service.bench.compression.target import chooser_of, peak_rss_bytes, text_behind_video, with_text
+from vidspec_service.bench.compression.target import choice_of, peak_rss_bytes, text_behind_video, with_text
 from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.cli.settings_flags import settings_of
@@ -60,9 +60,10 @@ def test_every_method_chooses_what_it_is_named_after() -> None:
     found = torch.randn(4, 25, 6, generator=torch.Generator().manual_seed(0))
     chosen = {}
     for method in Method:
-        choose = chooser_of(Configuration(method=method, frames=4, ratio=0.4))
-        if choose is not None:
-            chosen[method] = choose(found)
+        choice = choice_of(Configuration(method=method, frames=4, ratio=0.4))
+        if choice is not None and choice.choose is not None:
+            assert choice.ratio == pytest.approx(0.4)
+            chosen[method] = choice.choose(found)
     assert set(chosen) == set(Method) - {Method.NONE, Method.EARLYTOM}  # which chooses within the tower
     assert torch.equal(chosen.pop(Method.TTM), chosen[Method.DYCOKE])  # they differ while decoding
     assert {int(kept.sum()) for kept in chosen.values()} <= {39, 40, 41}

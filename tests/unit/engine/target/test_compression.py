@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 
@@ -12,10 +9,9 @@ from tests.unit.engine.requests import request_of, target_request
 from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.compression import REFRESH_TOKENS, DyCoke
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
-from vidspec_models.inputs import PromptIdentity
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.engine.speculation.plan import Plan
-from vidspec_service.engine.target.request import TargetRequest, compressed, pruner_of
+from vidspec_service.engine.target.request import TargetRequest, pruner_of
 
 GEOMETRY = CacheGeometry(
     num_layers=1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"), context_block=4
@@ -25,37 +21,20 @@ DYCOKE = request_of(compression=Compression.DYCOKE)
 LAYERS = 8
 
 
-def test_a_request_that_asks_for_nothing_keeps_its_prompt_and_all_of_its_keys() -> None:
-    dycoke, prompt = DyCoke(), video_prompt(8, 2, 2)
-    assert compressed(dycoke, PLAIN, prompt) is prompt
-    assert pruner_of(dycoke, PLAIN, prompt, LAYERS) is None
+def test_a_request_that_asks_for_nothing_keeps_all_of_its_keys() -> None:
+    assert pruner_of(DyCoke(), PLAIN, video_prompt(8, 2, 2), LAYERS) is None
 
 
-def test_a_request_that_asks_for_it_gets_the_servers_ratios() -> None:
-    dycoke, prompt = DyCoke(merge_ratio=0.25, hide_ratio=0.5), video_prompt(8, 2, 2)
-    merged = compressed(dycoke, DYCOKE, prompt)
-    assert merged.num_video_tokens == 2 * (4 + 3 * 3)
-    pruner = pruner_of(dycoke, DYCOKE, merged, LAYERS)
+def test_a_request_that_asks_for_it_gets_the_servers_ratio() -> None:
+    pruner = pruner_of(DyCoke(hide_ratio=0.5), DYCOKE, video_prompt(8, 2, 2), LAYERS)
     assert pruner is not None
-    assert pruner.num_hidden == 13
+    assert pruner.num_hidden == 16
 
 
-def test_either_stage_can_be_off() -> None:
+def test_hiding_can_be_off() -> None:
     prompt = video_prompt(8, 2, 2)
-    hiding = DyCoke(merge_ratio=0.0, hide_ratio=0.5)
-    assert compressed(hiding, DYCOKE, prompt).ids == prompt.ids
-    assert pruner_of(hiding, DYCOKE, prompt, LAYERS) is not None
-    merging = DyCoke(merge_ratio=0.5, hide_ratio=0.0)
-    assert compressed(merging, DYCOKE, prompt).num_tokens < prompt.num_tokens
-    assert pruner_of(merging, DYCOKE, prompt, LAYERS) is None
-
-
-def test_a_compressed_requests_cache_serves_nobody_else() -> None:
-    identity = PromptIdentity(video_keys=("v",), rows=np.arange(37))
-    prompt = replace(video_prompt(8, 2, 2), identity=identity)
-    for dycoke in (DyCoke(merge_ratio=0.0), DyCoke(), DyCoke(hide_ratio=0.0)):
-        assert compressed(dycoke, DYCOKE, prompt).identity is None
-        assert compressed(dycoke, PLAIN, prompt).identity is identity
+    assert pruner_of(DyCoke(merge_ratio=0.0, hide_ratio=0.5), DYCOKE, prompt, LAYERS) is not None
+    assert pruner_of(DyCoke(merge_ratio=0.5, hide_ratio=0.0), DYCOKE, prompt, LAYERS) is None
 
 
 def running(num_committed: int, *, is_compressed: bool) -> TargetRequest:

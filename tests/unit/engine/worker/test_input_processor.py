@@ -6,16 +6,18 @@ import os
 import select
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from tests.unit.engine.requests import request_of
+from vidspec_models.compression import DyCoke
+from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.inputs import Prompt
+from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_models.request import Compression, TowerRows, Turn, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
@@ -38,6 +40,12 @@ class Picky:
         return Prompt(ids=(1, 2), embeddings=nothing, rotary=(nothing, nothing), is_video=nothing, next_position=2)
 
 
+def input_processor(model: object, *, sees_whole_videos: bool = False, merge_ratio: float = 0.5) -> InputProcessor:
+    return InputProcessor(
+        cast("VideoLM", model), 0, DyCoke(merge_ratio=merge_ratio), sees_whole_videos=sees_whole_videos
+    )
+
+
 def processed(processor: InputProcessor, texts: Sequence[str]) -> list[Input]:
     for text in texts:
         processor.submit(Input(request_of(text)))
@@ -51,7 +59,7 @@ def processed(processor: InputProcessor, texts: Sequence[str]) -> list[Input]:
 
 
 def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_served() -> None:
-    processor = InputProcessor(cast("VideoLM", Picky()), max_cached_feature_bytes=0)
+    processor = input_processor(Picky())
     poison, long, good = processed(processor, ["poison", "long", "good"])
     assert type(poison.prompt) is ValueError
     assert "tensor" not in str(poison.prompt)  # a client is not told what is inside
@@ -63,7 +71,7 @@ def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_serve
 def test_a_prompt_looked_for_just_before_it_wakes_the_loop_is_found_when_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    processor = InputProcessor(cast("VideoLM", Picky()), max_cached_feature_bytes=0)
+    processor = input_processor(Picky())
     early: list[list[Input]] = []
     wake = os.eventfd_write
 
@@ -91,33 +99,61 @@ VIDEO = Video(
 
 
 class Keys:
-    """Notes under which key, and with which ratio in the tower, a video is to be looked for."""
+    """Notes under which key a video is to be looked for, and what is to be chosen of it; has room for one or not."""
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[str | None, float | None]] = []
+    def __init__(self, *, has_room: bool = True) -> None:
+        self.seen: list[tuple[str | None, str | None, float | None]] = []
+        self._has_room = has_room
 
-    def prepare(self, turns: object, videos: Sequence[Video], _: object, __: object, ___: bool, ratio: Any) -> Prompt:
-        self.seen.append((videos[0].key, ratio))
-        return Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
+    def has_room_for(self, videos: Sequence[Video]) -> bool:
+        return self._has_room
+
+    def prepare(
+        self, turns: object, videos: Sequence[Video], _: object, __: object, ___: bool, choice: TokenChoice | None
+    ) -> Prompt:
+        chosen = (None, None) if choice is None else (choice.method, choice.ratio)
+        self.seen.append((videos[0].key, *chosen))
+        prompt = Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
+        return replace(prompt, identity=PromptIdentity(video_keys=("k",), rows=np.arange(2)))
+
+
+def prepared(processor: InputProcessor, item: Input) -> Prompt:
+    processor.submit(item)
+    wait_readable([processor], 20)
+    (done,) = processor.take_finished()
+    assert isinstance(done.prompt, Prompt), done.prompt
+    return done.prompt
 
 
 @pytest.mark.parametrize(
     ("compression", "of_draft", "of_target"),
-    [(Compression.EARLYTOM, (None, None), ("k", 0.25)), (Compression.VIDCOM2, ("k", None), ("k", None))],
+    [
+        (Compression.EARLYTOM, (None, None, None), ("k", "earlytom", 0.25)),
+        (Compression.VIDCOM2, ("k", None, None), ("k", "vidcom2", 0.25)),
+        (Compression.DYCOKE, ("k", None, None), ("k", "dycoke", 0.85)),
+    ],
 )
-def test_rows_of_merged_frames_are_kept_for_nobody_by_the_draft_which_merges_none_itself(
-    compression: Compression, of_draft: tuple[str | None, float | None], of_target: tuple[str | None, float | None]
+def test_the_target_chooses_from_a_video_that_the_draft_sees_whole_and_keeps_no_merged_rows_of(
+    compression: Compression, of_draft: tuple[object, ...], of_target: tuple[object, ...]
 ) -> None:
     rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
-    for compress, tower, expected in (
-        (None, TowerMemory.of((rows,)), of_draft),
-        (lambda _, prompt: prompt, None, of_target),
-    ):
+    for is_draft, tower, expected in ((True, TowerMemory.of((rows,)), of_draft), (False, None, of_target)):
         model = Keys()
-        processor = InputProcessor(cast("VideoLM", model), 0, compress)
-        processor.submit(Input(asked, tower=tower))
-        wait_readable([processor], 20)
-        (item,) = processor.take_finished()
-        assert isinstance(item.prompt, Prompt), item.prompt
+        processor = input_processor(model, sees_whole_videos=is_draft, merge_ratio=0.2)
+        prepared(processor, Input(asked, tower=tower))
         assert model.seen == [expected]
+
+
+def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None:
+    asked = replace(request_of("good"), videos=(VIDEO,), compression=Compression.V_CAST, compression_ratio=0.1)
+    model = Keys(has_room=False)
+    prepared(input_processor(model, sees_whole_videos=True), Input(asked))
+    assert model.seen == [("k", "v-cast", 0.1)]
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_a_compressed_requests_cache_serves_nobody_else(compression: Compression) -> None:
+    asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
+    prompt = prepared(input_processor(Keys()), Input(asked))
+    assert (prompt.identity is None) is (compression is not Compression.NONE)

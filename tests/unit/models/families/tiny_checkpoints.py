@@ -29,6 +29,7 @@ _CLIP = {**_VISION, "image_size": 56, "patch_size": 14}
 _QWEN_VISION = {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64}
 _CROP = {"size": {"height": 56, "width": 56}, "crop_size": {"height": 56, "width": 56}}
 _SMALL = {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}
+_SMALL_VIDEO = {"shortest_edge": 4 * 56 * 56, "longest_edge": 8 * 56 * 56}  # a whole one
 
 
 def _template(video: str, image: str) -> str:
@@ -195,8 +196,7 @@ def _qwen3_vl() -> tuple[Any, Any]:
     config = tf.Qwen3VLConfig(
         text_config={**_TEXT, "head_dim": 16, "rope_parameters": rope}, vision_config=vision, **_qwen_ids()
     )
-    budget = {"shortest_edge": 4 * 56 * 56, "longest_edge": 8 * 56 * 56}  # of a whole video
-    video_processor = tf.Qwen3VLVideoProcessor(patch_size=14, size=budget)
+    video_processor = tf.Qwen3VLVideoProcessor(patch_size=14, size=_SMALL_VIDEO)
     return tf.Qwen3VLForConditionalGeneration(config), _qwen_processor(tf.Qwen3VLProcessor, video_processor, 14)
 
 

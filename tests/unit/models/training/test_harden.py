@@ -11,9 +11,9 @@ from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.bundled.render import slot_times
 from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.compress_prompt import compress_prompt
 from vidspec_models.compression.merging import merge_frames
 from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -51,8 +51,8 @@ def _served_logits(batch: ClipBatch, prompt_text: str, ids: list[int]) -> torch.
         frames=batch.frames.numpy(), source_indices=indices, source_fps=16.0, source_num_frames=64,
         duration_s=SCENE_DURATION_S,
     )  # fmt: skip
-    whole = model.prepare([Turn(role="user", parts=(VIDEO, prompt_text))], [clip])
-    prompt = compress_prompt(whole, partial(merge_frames, merge_ratio=0.5))
+    merging = TokenChoice(method="ttm", ratio=0.625, choose=partial(merge_frames, merge_ratio=0.5))
+    prompt = model.prepare([Turn(role="user", parts=(VIDEO, prompt_text))], [clip], choice=merging)
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + len(ids))
     logits = None

@@ -1,0 +1,179 @@
+"""What is chosen of a video: a part of it in its order, as much as was asked for, whole or in stretches."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.models.compression.prompts import WIDTH, cells
+from vidspec_models.compression import DyCoke
+from vidspec_models.compression.frame_budgets import vidcom2
+from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.token_choice import TokenChoice, token_choice
+from vidspec_models.encoder_cache import EncodedVideo, joined
+from vidspec_models.inputs import NO_CELL
+from vidspec_models.request import Compression
+
+RATIOS = st.one_of(st.sampled_from((0.0, 0.3, 0.5, 0.7)), st.floats(0, 0.99))
+LOSSY = [Compression.V_CAST, Compression.VIDCOM2, Compression.DYCOKE]
+
+
+def merging(ratio: float) -> TokenChoice:
+    choose = partial(merge_frames, merge_ratio=ratio)
+    return TokenChoice(method="ttm", ratio=1 - 0.75 * ratio, choose=choose)
+
+
+def chosen_by(compression: Compression, ratio: float | None, dycoke: DyCoke) -> TokenChoice:
+    choice = token_choice(compression, ratio, dycoke)
+    assert choice is not None
+    return choice
+
+
+def encoded(num_frames: int, num_rows: int, num_columns: int, *, has_newline: bool = False) -> EncodedVideo:
+    grid = cells(0, num_frames, num_rows, num_columns)
+    if has_newline:
+        grid = torch.cat((grid, torch.full((1, 3), NO_CELL)))
+    rows = torch.randn(2, len(grid), WIDTH, generator=torch.Generator().manual_seed(len(grid)))
+    return EncodedVideo(
+        words="v" * len(grid),
+        features=rows[0],
+        num_frames=num_frames,
+        grid=grid,
+        additions=(rows[1],),
+        patches=torch.tensor([[num_frames, 2 * num_rows, 2 * num_columns]]),
+        key="k",
+    )
+
+
+def split(video: EncodedVideo, num_frames: int) -> list[EncodedVideo]:
+    """As a tower gives it that sees so many frames at a time."""
+    rows, found = len(video.features) // video.num_frames, []
+    assert video.patches is not None
+    for first in range(0, video.num_frames, num_frames):
+        part = slice(first * rows, (first + num_frames) * rows)
+        grid = video.grid[part] - torch.tensor((first, 0, 0))
+        count = int(grid[:, 0].max()) + 1
+        found.append(
+            EncodedVideo(
+                words=video.words[part],
+                features=video.features[part],
+                num_frames=count,
+                grid=grid,
+                additions=(video.additions[0][part],),
+                patches=torch.cat((torch.tensor([[count]]), video.patches[:, 1:]), 1),
+                key="k",
+            )
+        )
+    return found
+
+
+def same(first: EncodedVideo, second: EncodedVideo) -> bool:
+    stays = (first.stays is None) is (second.stays is None) and (
+        first.stays is None or second.stays is None or torch.equal(first.stays, second.stays)
+    )
+    return (
+        stays
+        and (first.words, first.key, first.num_frames) == (second.words, second.key, second.num_frames)
+        and torch.equal(first.features, second.features)
+        and torch.equal(first.grid, second.grid)
+        and torch.equal(first.additions[0], second.additions[0])
+        and first.patches is not None
+        and second.patches is not None
+        and first.patches.tolist() == second.patches.tolist()
+    )
+
+
+@given(num_frames=st.integers(1, 9), ratio=RATIOS, has_newline=st.booleans())
+def test_what_is_chosen_is_a_part_of_the_video_in_its_order(num_frames: int, ratio: float, has_newline: bool) -> None:
+    video = encoded(num_frames, 2, 3, has_newline=has_newline)
+    chosen = merging(ratio).of(video)
+    stays = torch.ones(len(video.features), dtype=torch.bool) if chosen.stays is None else chosen.stays
+    assert same(chosen, video if bool(stays.all()) else video.only(stays))
+    assert torch.equal(chosen.features, video.features[stays])
+    assert torch.equal(chosen.grid, video.grid[stays])
+    assert chosen.words == video.words
+    assert has_newline is bool((chosen.grid == NO_CELL).any())
+
+
+@given(num_frames=st.integers(1, 9), at_once=st.integers(1, 9))
+def test_parts_make_the_whole(num_frames: int, at_once: int) -> None:
+    video = encoded(num_frames, 2, 3)
+    assert same(joined(split(video, at_once)), video)
+
+
+@given(num_frames=st.integers(1, 12), at_once=st.integers(1, 4), most=st.integers(1, 80))
+def test_of_a_video_in_stretches_each_is_chosen_from_by_itself(num_frames: int, at_once: int, most: int) -> None:
+    video = encoded(num_frames, 2, 3)
+    seen: list[int] = []
+
+    def every_other(features: torch.Tensor) -> torch.Tensor:
+        seen.append(features.shape[0])
+        return (torch.arange(6) % 2 == 0).expand(features.shape[:2])
+
+    choice = TokenChoice(method="half", ratio=0.5, choose=every_other)
+    chosen = choice.in_stretches(iter(split(video, at_once)), most)
+    parts = [len(part.grid) // 6 for part in split(video, at_once)]
+    ends = [sum(parts[:number]) for number in range(1, len(parts) + 1)]
+    sizes = [stop - start for start, stop in pairwise([0, *_ends(ends, most // 6)])]
+    assert seen == [size for size in sizes if size > 1], "a single frame stays whole"
+    first = [sum(sizes[:number]) for number in range(len(sizes))]
+    alone = {place for place, size in zip(first, sizes, strict=True) if size == 1}
+    kept = torch.tensor([frame in alone or place % 2 == 0 for frame in range(num_frames) for place in range(6)])
+    assert same(chosen, video.only(kept))
+
+
+def _ends(ends: list[int], most: int) -> list[int]:
+    """Where stretches of at most so many frames end, or of one part if that has more."""
+    found, last = [], 0
+    for end, following in pairwise([*ends, None]):
+        assert end is not None
+        if following is None or following - last > most:
+            found.append(end)
+            last = end
+    return found
+
+
+def test_a_video_that_fits_has_the_same_rows_in_stretches_as_whole() -> None:
+    video = encoded(8, 3, 3)
+    choice = TokenChoice(method="vidcom2", ratio=0.4, choose=partial(vidcom2, ratio=0.4))
+    assert same(choice.in_stretches(iter(split(video, 3)), len(video.features)), choice.of(video))
+
+
+def test_ratio_zero_changes_nothing() -> None:
+    video = encoded(5, 2, 2)
+    assert merging(0.0).of(video) is video
+
+
+@pytest.mark.parametrize("compression", LOSSY)
+def test_one_frame_stays_whole(compression: Compression) -> None:
+    video = encoded(1, 3, 3)
+    assert chosen_by(compression, 0.1, DyCoke()).of(video) is video
+
+
+@pytest.mark.parametrize("compression", LOSSY)
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+def test_a_ratio_is_the_share_of_a_video_that_stays(compression: Compression, ratio: float) -> None:
+    choice = chosen_by(compression, ratio, DyCoke(merge_ratio=0.1))
+    assert choice.ratio == pytest.approx(ratio, abs=0.01)  # some of every frame stays by DyCoke
+    counts = [len(choice.of(video).features) for video in (encoded(8, 10, 10), encoded(4, 5, 5))]
+    assert counts == pytest.approx([ratio * size for size in (800, 100)], rel=0.06)
+
+
+def test_without_a_ratio_each_method_has_its_own() -> None:
+    video, dycoke = encoded(8, 10, 10), DyCoke(merge_ratio=0.4)
+    choices = [chosen_by(compression, None, dycoke) for compression in LOSSY]
+    assert [choice.ratio for choice in choices] == pytest.approx([0.25, 0.25, 1 - 0.75 * 0.4])
+    shares = [len(choice.of(video).features) / 800 for choice in choices]
+    assert shares == pytest.approx([0.25, 0.25, 1 - 0.75 * 0.4], rel=0.06)
+    assert token_choice(Compression.NONE, None, dycoke) is None
+
+
+def test_where_the_tower_chooses_nothing_is_chosen_afterwards() -> None:
+    choice, video = chosen_by(Compression.EARLYTOM, 0.4, DyCoke()), encoded(8, 2, 2)
+    assert (choice.ratio, choice.choose) == (0.4, None)
+    assert choice.of(video) is video

@@ -1,0 +1,137 @@
+"""Videos in parts and chosen from: rows as the whole has them, and more video than a context has room for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.models.families import tiny_checkpoints
+from tests.unit.models.families.test_exactness import SIZES, clip
+from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from vidspec_models.compression.frame_budgets import vidcom2
+from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.families import qwen_vl
+from vidspec_models.inputs import Prompt
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import VIDEO, Turn
+from vidspec_models.video_lm import VideoLM
+
+pytestmark = pytest.mark.unit
+
+TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
+QWEN = [family for family in FAMILIES if family.startswith("qwen")]
+
+
+def load(family: str, folder: Path) -> VideoLM:
+    save(family, folder)
+    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=QWEN)
+def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    """Its frames may be large: a few of them take more rows than the context has room for, and few words."""
+    with pytest.MonkeyPatch.context() as patch:
+        for size in (tiny_checkpoints._SMALL, tiny_checkpoints._SMALL_VIDEO):
+            patch.setitem(size, "longest_edge", 64 * 320 * 320)
+        return load(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qwen_vl, "_FRAMES_AT_ONCE", 4)
+
+
+def choice(ratio: float) -> TokenChoice:
+    return TokenChoice(method="vidcom2", ratio=ratio, choose=partial(vidcom2, ratio=ratio))
+
+
+def places_of(part: Prompt, whole: Prompt) -> torch.Tensor:
+    """Rows of the whole prompt that the part has: its text, and the cells that are left of its videos."""
+    left = {tuple(cell) for cell in part.grid.tolist()}
+    stays = torch.ones(whole.num_tokens, dtype=torch.bool)
+    stays[whole.is_video] = torch.tensor([tuple(cell) in left for cell in whole.grid.tolist()])
+    return stays
+
+
+def test_a_prompt_that_was_chosen_from_is_a_part_of_the_whole(model: VideoLM) -> None:
+    turns = [Turn(role="user", parts=(VIDEO, "this, or", VIDEO, "that?"))]
+    videos = [clip(1, 6), clip(2, 3, SIZES[1])]
+    whole, part = model.prepare(turns, videos), model.prepare(turns, videos, choice=choice(0.4))
+    assert part.num_video_tokens < 0.6 * whole.num_video_tokens
+    stays = places_of(part, whole)
+    assert part.ids == tuple(token for token, is_left in zip(whole.ids, stays.tolist(), strict=True) if is_left)
+    assert torch.equal(part.embeddings, whole.embeddings[stays])
+    assert torch.equal(part.rotary[0], whole.rotary[0][stays])
+    assert torch.equal(part.rotary[1], whole.rotary[1][stays])
+    assert torch.equal(part.is_video, whole.is_video[stays])
+    assert torch.equal(part.grid, whole.grid[stays[whole.is_video]])
+    assert part.next_position == whole.next_position
+    assert (part.layer_additions is None) is (whole.layer_additions is None)
+    if part.layer_additions is not None and whole.layer_additions is not None:
+        assert torch.equal(part.layer_additions, whole.layer_additions[:, stays])
+
+
+@pytest.mark.parametrize("num_frames", [1, 7, 12])
+def test_a_video_that_goes_through_the_tower_in_parts_has_the_rows_of_the_whole(
+    qwen: VideoLM, num_frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    video = clip(3, num_frames, (200, 120))  # large enough that its frames share what a video may cost
+    whole, encoded = qwen.prepare(TURNS, [video]), qwen.encode(video)
+    monkeypatch.setattr(qwen_vl, "_FRAMES_AT_ONCE", 4)
+    parts, again = qwen.prepare(TURNS, [video]), qwen.encode(video)
+    assert parts.ids == whole.ids
+    assert torch.allclose(parts.embeddings, whole.embeddings, atol=1e-4)
+    assert torch.equal(parts.grid, whole.grid)
+    assert torch.equal(parts.rotary[0], whole.rotary[0])
+    assert parts.next_position == whole.next_position
+    assert (again.words, again.seconds_per_patch) == (encoded.words, encoded.seconds_per_patch)
+    assert again.patches is not None
+    assert encoded.patches is not None
+    assert again.patches.tolist() == encoded.patches.tolist()
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_more_video_than_fits_fits_where_few_of_its_rows_stay(qwen: VideoLM) -> None:
+    video, context = clip(4, 30, (320, 320)), qwen.context_length
+    num_tokens = qwen.num_video_tokens(video)
+    assert num_tokens > 1.2 * context
+    with pytest.raises(ContextOverflow, match="compression_ratio of at most") as refused:
+        qwen.prepare(TURNS, [video])
+    ratio = float(re.findall(r"at most (0\.\d+)", str(refused.value))[0])
+    assert ratio == pytest.approx(context / num_tokens, abs=0.011)
+    prompt = qwen.prepare(TURNS, [video], choice=choice(0.05))
+    assert prompt.num_tokens < context
+    frames = prompt.grid[:, 0].unique()
+    assert len(frames) == 15, "some of every pair of frames"
+    with pytest.raises(ContextOverflow, match="of which vidcom2 keeps 99%"):
+        qwen.prepare(TURNS, [video], choice=choice(0.99))
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: VideoLM) -> None:
+    video, cache = replace(clip(4, 30, (320, 320)), key="k"), EncoderCache(2**24)
+    first, again, other = (qwen.prepare(TURNS, [video], cache, choice=choice(r)) for r in (0.05, 0.05, 0.1))
+    assert torch.equal(first.embeddings, again.embeddings)
+    assert other.num_video_tokens > 1.5 * first.num_video_tokens
+    assert first.identity is None
+    with pytest.raises(ContextOverflow):
+        qwen.prepare(TURNS, [video], cache)
+
+
+def test_where_positions_count_all_rows_choosing_makes_no_room(tmp_path: Path) -> None:
+    model = load("llava_onevision", tmp_path)
+    with pytest.raises(ContextOverflow, match=r"ask for fewer frames: about \d+ fit, without words and answer$"):
+        model.prepare(TURNS, [clip(4, 1100)], choice=choice(0.05))
