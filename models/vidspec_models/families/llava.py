@@ -19,7 +19,8 @@ from vidspec_models.families.shared_tower import heard, tower_digest
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import Video
 
-_FRAMES_AT_ONCE = 8  # through the processor and the tower
+_FRAMES_AT_ONCE = 16  # through the processor and the tower; in eights 32 frames took 83 ms instead of 71, on a Zen 5
+_MERGED_AT_ONCE = 8  # of those only frames are merged
 
 
 class SquareFrames(Family):
@@ -64,11 +65,12 @@ class SquareFrames(Family):
         processor: Any,
         video: Video,
         watched: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        at_once: int = _FRAMES_AT_ONCE,
     ) -> tuple[str, Tensor]:
         """Its words and its features; the tower sees each group of so many frames within `watched`."""
         features, arguments = [], self.video_arguments(processor)
-        for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
-            outputs = processed(processor, frames_from(video, first, _FRAMES_AT_ONCE), arguments)
+        for first in range(0, len(video.frames), at_once):
+            outputs = processed(processor, frames_from(video, first, at_once), arguments)
             pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
             with watched(pixels.shape[1]):
                 features.append(self.features(model, pixels).flatten(0, 1))
@@ -103,7 +105,7 @@ class LlavaFrames(SquareFrames):
                 yield
             kept.append(frames.chosen(ratio, side))
 
-        words, features = self._seen(model, processor, video, watched)
+        words, features = self._seen(model, processor, video, watched, _MERGED_AT_ONCE)
         return self._encoded(model, processor, video, words, features).only(torch.cat(kept))
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from functools import partial
+from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlavaOnevisionModel
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.backends.cpu.integers import TOGETHER
@@ -112,6 +115,17 @@ def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool = Fa
             first, second = linears
             weights = Projector(linear(rounded, first), linear(rounded, second))
             module.forward = CompiledForward(project, weights, first, cores)
+    for module in model.modules():
+        if isinstance(module, LlavaOnevisionModel):
+            module.apply_pooling = pooled
+
+
+def pooled(rows: Tensor) -> Tensor:
+    """`LlavaOnevisionModel.apply_pooling` of rows [F, P, K], without its copy of them channel by channel."""
+    side = isqrt(rows.shape[1])
+    cells = rows.unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    halved = functional.interpolate(cells, size=(-(-side // 2), -(-side // 2)), mode="bilinear")
+    return halved.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:

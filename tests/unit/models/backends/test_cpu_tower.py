@@ -1,16 +1,17 @@
 """The compiled tower against transformers' modules and against itself: same features, bits that no company changes."""
 
 import copy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlavaOnevisionConfig, Qwen2Config, SiglipVisionConfig
+from transformers import LlavaOnevisionConfig, LlavaOnevisionModel, Qwen2Config, SiglipVisionConfig
 from transformers import LlavaOnevisionForConditionalGeneration as Model
 
 from vidspec_models.backends.cpu.packing import vision_products
-from vidspec_models.backends.cpu.tower import compile_tower
+from vidspec_models.backends.cpu.tower import compile_tower, pooled
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.integer_weights import compute_in_int8
 from vidspec_models.decoder.placement import multiplies_bfloat16
@@ -116,3 +117,11 @@ def test_layers_that_no_kernel_is_for_stay_as_they_are(vision: dict[str, Any]) -
     other = compiled(model)
     assert replaced(other) == {"LlavaOnevisionMultiModalProjector"}
     assert torch.allclose(features(other, frames), features(model, frames), atol=1e-4)
+
+
+@pytest.mark.parametrize("side", [1, 4, 16, 27])
+def test_cells_are_pooled_as_transformers_does_it(side: int) -> None:
+    rows = torch.randn(3, side * side, 40, generator=torch.Generator().manual_seed(side))
+    patches = SimpleNamespace(vision_config=SimpleNamespace(image_size=side, patch_size=1))
+    stock = LlavaOnevisionModel.apply_pooling(cast(Any, SimpleNamespace(config=patches)), rows)
+    assert torch.allclose(pooled(rows), stock, atol=1e-6)
