@@ -21,7 +21,7 @@ class EncodedVideo:
 
     words: str  # what stands for it in the templated text
     features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
-    num_frames: int  # as many as its grid counts
+    shape: tuple[int, int, int]  # frames, rows and columns of its cells
     grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
     additions: tuple[Tensor, ...] = ()  # [rows, hidden size] each, for the decoder's first layers
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, where positions depend on them
@@ -30,11 +30,17 @@ class EncodedVideo:
     stays: Tensor | None = None  # bool: which of the rows that its words stand for are here; None: all
 
     @property
+    def num_frames(self) -> int:
+        """As the model sees them, which may be pairs of a video's."""
+        return self.shape[0]
+
+    @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.features, *self.additions))
 
     def only(self, kept: Tensor) -> EncodedVideo:
-        """Those of all its rows that are marked in `kept`, bool [rows]."""
+        """Those of its rows that are marked in `kept`, bool [rows]; of a video that has all of them."""
+        assert self.stays is None
         return replace(
             self,
             features=self.features[kept],
@@ -45,7 +51,7 @@ class EncodedVideo:
 
 
 def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
-    """The video whose parts these are, one after the other; what is no row is the first one's, or summed up."""
+    """The video whose parts these are, one after the other: all of them whole, or all of them chosen from."""
     if len(parts) == 1:
         return parts[0]
     grids, num_frames = list[Tensor](), 0
@@ -54,11 +60,12 @@ def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
         num_frames += part.num_frames
     patches = [part.patches for part in parts if part.patches is not None]
     stays = [part.stays for part in parts if part.stays is not None]
+    assert len(stays) in (0, len(parts))
     return replace(
         parts[0],
         words="".join(part.words for part in parts),
         features=torch.cat([part.features for part in parts]),
-        num_frames=num_frames,
+        shape=(num_frames, *parts[0].shape[1:]),
         grid=torch.cat(grids),
         additions=tuple(map(torch.cat, zip(*(part.additions for part in parts), strict=True))),
         patches=torch.cat([torch.cat(patches)[:, :1].sum(0, keepdim=True), patches[0][:, 1:]], 1) if patches else None,

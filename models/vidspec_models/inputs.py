@@ -56,6 +56,7 @@ class Prompt:
     grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
     layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
     identity: PromptIdentity | None = None  # None: nothing computed for it may serve another prompt
+    video_shapes: tuple[tuple[int, int, int], ...] = ()  # frames, rows and columns of each whole video's cells
     tower: tuple[TowerRows, ...] = ()  # of its videos, where that was asked for and none was known
 
     @property

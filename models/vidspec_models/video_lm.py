@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from math import floor
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -27,6 +26,8 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
+
+_FILLED = 0.9  # of the context, what an advised ratio may: words and an answer need room, too
 
 
 @runtime_checkable
@@ -179,27 +180,33 @@ class VideoLM:
 
         return make() if self._side is None else self._side.run(make)
 
-    def has_room_for(self, videos: Sequence[Video]) -> bool:
-        """Whether a prompt may have all rows of them."""
-        return sum(map(self.num_video_tokens, videos)) < self.context_length
+    def has_room_for(self, videos: Sequence[Video], num_others: int = 0) -> bool:
+        """Whether a prompt may have all rows of them, and so many others."""
+        return sum(map(self.num_video_tokens, videos)) + num_others < self.context_length
 
     def _require_room(self, videos: Sequence[Video], choice: TokenChoice | None) -> None:
         """Raises ContextOverflow."""
-        num_tokens, context = sum(map(self.num_video_tokens, videos)), self.context_length
-        counts_left_out = self._family.counts_left_out
-        share = 1.0 if choice is None or counts_left_out else choice.ratio
-        if share * num_tokens < context:
+        context = self.context_length
+        num_tokens = self._num_rows_left(videos, 1.0)
+        num_left = num_tokens if choice is None else self._num_rows_left(videos, choice.ratio)
+        if num_left < context:
             return
         num_frames = sum(len(video.frames) for video in videos)
-        most = int((context - 1) * num_frames / (share * num_tokens))
-        remedies = [f"fewer frames: about {most} fit, without words and answer" if most else "smaller pictures"]
-        if not counts_left_out and (ratio := floor(100 * context / num_tokens) / 100) > 0:
-            remedies.append(f"a compression with a compression_ratio of at most {ratio:g}")
-        kept = "" if choice is None or counts_left_out else f", of which {choice.method} keeps {share:.0%}"
+        most = (context - 1) * num_frames // num_left
+        remedies = [f"fewer frames: about {most} fit" if most else "smaller pictures"]
+        ratio = next((r / 100 for r in range(99, 0, -1) if self._num_rows_left(videos, r / 100) < _FILLED * context), 0)
+        if ratio:
+            remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {ratio:g}")
+        kept = f", of which {choice.method} leaves {num_left}" if choice is not None and num_left < num_tokens else ""
         raise ContextOverflow(
             f"{num_frames} frames take {num_tokens} tokens{kept}, the model's context is {context}; "
-            f"ask for {', or for '.join(remedies)}"
+            f"without words and answer, ask for {', or for '.join(remedies)}"
         )
+
+    def _num_rows_left(self, videos: Sequence[Video], ratio: float) -> int:
+        """That take of the context where a share of `ratio` is chosen."""
+        family, model, processor = self._family, self._model, self._processor
+        return sum(family.num_rows_left(model, processor, video, ratio) for video in videos)
 
     def _chosen(self, video: Video, choice: TokenChoice | None, known: EncoderCache) -> EncodedVideo:
         """Of a video that fits the whole is kept for further questions, whatever these choose; else what was chosen."""

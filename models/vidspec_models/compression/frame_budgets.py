@@ -1,10 +1,13 @@
 """V-CAST and VidCom2: every frame has a budget of tokens, more where the video changes, for what is unlike the rest.
 
 Both choose from the projected features alone, before the prompt is read, and keep what they choose as and where it is.
-Sums are in float64 and scores are rounded, so that the choice does not hang on how many threads added them.
+Sums are in float64 and scores are rounded, so that the choice does not hang on how many threads added them. So many
+numbers of that size are there of a few frames at a time only.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ _DECIMALS = 6
 _CURVATURE_TEMPERATURE = 0.7
 _UNIQUENESS_TEMPERATURE = 0.01
 _KERNEL_WIDTHS = (1 / 8, 1 / 4, 1 / 2, 1, 2)
+_ROWS_AT_ONCE = 2048  # in float64
 
 
 def v_cast(features: Tensor, ratio: float) -> Tensor:
@@ -22,13 +26,14 @@ def v_cast(features: Tensor, ratio: float) -> Tensor:
     Together a share of `ratio`, of every frame at least one. A frame's budget grows with the curvature of the path that
     the frames' means take; within it those tokens stay that are least like their frame and longest.
     """
-    tokens = features.double()
-    means = functional.normalize(tokens.mean(1), dim=-1)
+    means = functional.normalize(torch.cat([tokens.mean(1) for tokens in _in_parts(features)]), dim=-1)
     weights = (curvature(means) / _CURVATURE_TEMPERATURE).softmax(0).round(decimals=_DECIMALS)
-    num_frames, num_tokens = tokens.shape[:2]
+    num_frames, num_tokens = features.shape[:2]
     budget = max(num_frames, round(ratio * num_frames * num_tokens))
-    unlike = 1 - functional.cosine_similarity(tokens, means[:, None], dim=-1)
-    length = tokens.norm(dim=-1)
+    directions = (functional.normalize(tokens.mean(1, keepdim=True), dim=-1) for tokens in _in_parts(features))
+    pairs = zip(_in_parts(features), directions, strict=True)
+    unlike = torch.cat([1 - functional.cosine_similarity(tokens, mean, dim=-1) for tokens, mean in pairs])
+    length = torch.cat([tokens.norm(dim=-1) for tokens in _in_parts(features)])
     least, most = length.amin(1, keepdim=True), length.amax(1, keepdim=True)
     return _highest(unlike + (length - least) / (most - least + 1e-6), share_out(budget, weights.tolist(), num_tokens))
 
@@ -58,16 +63,34 @@ def vidcom2(features: Tensor, ratio: float) -> Tensor:
     Of every frame at least one; of a frame that is unlike the video more than a share of `ratio`, of others less. Those
     tokens stay that are least like the mean of the video and of their frame, by the channels that vary least, a half.
     """
-    tokens = features.double()
-    variances = tokens.flatten(0, 1).var(0, unbiased=False).round(decimals=2 * _DECIMALS)
-    steady = variances.argsort(stable=True)[: max(1, len(variances) // 2)]
-    tokens = functional.normalize(tokens[..., steady], dim=-1)
-    like_video = _likeness(tokens, tokens.mean((0, 1)))
+    steady = _steady_channels(features)
+
+    def directions() -> Iterator[Tensor]:
+        return (functional.normalize(tokens[..., steady], dim=-1) for tokens in _in_parts(features))
+
+    num_frames, num_tokens = features.shape[:2]
+    centre = torch.stack([tokens.sum((0, 1)) for tokens in directions()]).sum(0) / (num_frames * num_tokens)
+    like_video = torch.cat([_likeness(tokens, centre) for tokens in directions()])
+    like_frame = torch.cat([_likeness(tokens, tokens.mean(1, keepdim=True)) for tokens in directions()])
     uniqueness = (-like_video.mean(1) / _UNIQUENESS_TEMPERATURE).softmax(0)
     shares = ratio * (1 + uniqueness - uniqueness.mean())
-    num_tokens = tokens.shape[1]
     counts = [min(num_tokens, max(1, round(round(share, _DECIMALS) * num_tokens))) for share in shares.tolist()]
-    return _highest(-like_video - _likeness(tokens, tokens.mean(1, keepdim=True)), counts)
+    return _highest(-like_video - like_frame, counts)
+
+
+def _in_parts(features: Tensor) -> Iterator[Tensor]:
+    """A few frames at a time, in float64, of a video's [F, M, C]."""
+    at_once = max(1, _ROWS_AT_ONCE // features.shape[1])
+    return (part.double() for part in features.split(at_once))
+
+
+def _steady_channels(features: Tensor) -> Tensor:
+    """Numbers of the half of the channels that vary least over all tokens of a video [F, M, C]."""
+    num_tokens = features.shape[0] * features.shape[1]
+    mean = torch.stack([tokens.sum((0, 1)) for tokens in _in_parts(features)]).sum(0) / num_tokens
+    squares = torch.stack([(tokens - mean).square().sum((0, 1)) for tokens in _in_parts(features)]).sum(0)
+    variances = (squares / num_tokens).round(decimals=2 * _DECIMALS)
+    return variances.argsort(stable=True)[: max(1, len(variances) // 2)]
 
 
 def _likeness(tokens: Tensor, centre: Tensor) -> Tensor:

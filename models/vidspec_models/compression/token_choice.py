@@ -31,10 +31,11 @@ class TokenChoice:
         """The video without the rows that are not chosen; itself where all are."""
         if self.choose is None or video.num_frames < 2:
             return video
-        cells = (video.grid != NO_CELL).all(1).to(video.features.device)
+        device, cells = video.features.device, (video.grid != NO_CELL).all(1)
+        features = video.features if bool(cells.all()) else video.features[cells.to(device)]
         kept = torch.ones_like(cells)
-        kept[cells] = self.choose(video.features[cells].unflatten(0, (video.num_frames, -1))).flatten()
-        return video if bool(kept.all()) else video.only(kept)
+        kept[cells] = self.choose(features.unflatten(0, (video.num_frames, -1))).flatten().to(kept.device)
+        return video if bool(kept.all()) else video.only(kept.to(device))
 
     def in_stretches(self, parts: Iterator[EncodedVideo], most: int) -> EncodedVideo:
         """The same of a video that is never there as a whole: as many of its parts as have `most` rows are chosen from
@@ -44,13 +45,15 @@ class TokenChoice:
         for part in parts:
             if stretch and sum(len(each.features) for each in (*stretch, part)) > most:
                 chosen.append(self._of_all(stretch))
-                stretch = []
             stretch.append(part)
-        return joined([*chosen, self._of_all(stretch)])
+        chosen.append(self._of_all(stretch))
+        return joined(chosen)
 
     def _of_all(self, parts: list[EncodedVideo]) -> EncodedVideo:
-        """With its `stays`, whatever is chosen: other stretches have theirs."""
-        chosen = self.of(joined(parts))
+        """With its `stays`, whatever is chosen: other stretches have theirs. Empties the list, which may be large."""
+        whole = joined(parts)
+        parts.clear()
+        chosen = self.of(whole)
         return chosen if chosen.stays is not None else chosen.only(torch.ones(len(chosen.features), dtype=torch.bool))
 
 

@@ -33,7 +33,6 @@ class Family(ABC):
     """
 
     num_frames: int  # to sample where the checkpoint does not say
-    counts_left_out = True  # positions count the rows of video that a prompt is made without, too
     placeholder = "video_token_id"  # the name, in the configuration, of the id that stands for a video's rows
 
     def language_model(self, model: Any) -> Any:
@@ -64,6 +63,13 @@ class Family(ABC):
     @abstractmethod
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
+
+    def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
+        """Of those the ones that take of the context where about a share of `ratio` of the video's tokens is chosen.
+
+        All, where positions count rows: they count those that are left out, too.
+        """
+        return self.num_video_tokens(model, processor, video)
 
     @abstractmethod
     def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
@@ -118,6 +124,7 @@ class Family(ABC):
             grid=joined_grid(videos, ids.device),
             layer_additions=self.layer_additions(videos, is_video),
             identity=identity(ids, is_video, videos),
+            video_shapes=tuple(video.shape for video in videos),
         )
 
     def positions(

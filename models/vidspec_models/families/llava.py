@@ -55,9 +55,9 @@ class SquareFrames(Family):
         yield self._encoded(model, processor, video, words, features)
 
     def _encoded(self, model: Any, processor: Any, video: Video, words: str, features: Tensor) -> EncodedVideo:
-        num_frames, side = len(video.frames), self.side(model, processor)
-        grid = cells(num_frames, side, side)
-        return EncodedVideo(words=words, features=features, num_frames=num_frames, grid=grid, key=video.key)
+        side = self.side(model, processor)
+        shape = (len(video.frames), side, side)
+        return EncodedVideo(words=words, features=features, shape=shape, grid=cells(*shape), key=video.key)
 
     def _seen(
         self,

@@ -21,7 +21,7 @@ from vidspec_models.request import Video
 
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the cap would be the far larger one of images
 _FRAMES_AT_ONCE = 32  # through the processor and the tower; whole pairs, and whole windows of DyCoke's
-_PAIR_MARKS = 2  # Qwen3: the start and end of vision; the words of the time are counted once they are tokenised
+_SHORTEST_TIME = "<0.0 seconds>"  # Qwen3 says when a pair is shown
 
 
 class Qwen2VL(Family):
@@ -32,7 +32,6 @@ class Qwen2VL(Family):
     """
 
     num_frames = 32
-    counts_left_out = False
 
     def max_frames(self, processor: Any) -> int | None:
         """None: what its processor has under this name bounds how many it would sample by itself."""
@@ -45,9 +44,22 @@ class Qwen2VL(Family):
         return {"size": size, "cap_pixels_per_frame": True}  # as qwen-vl-utils: all frames share what a video may cost
 
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+        return self._num_pairs(processor, video) * self._num_cells(processor, video)
+
+    def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
+        num_pairs, num_cells = self._num_pairs(processor, video), self._num_cells(processor, video)
+        if num_pairs < 2:  # it stays whole
+            return num_pairs * num_cells
+        return max(num_pairs, round(ratio * num_pairs * num_cells))  # something of every pair
+
+    def _num_pairs(self, processor: Any, video: Video) -> int:
+        return -(-len(video.frames) // int(processor.video_processor.temporal_patch_size))
+
+    def _num_cells(self, processor: Any, video: Video) -> int:
+        """Of a pair of frames."""
         ours, size = processor.video_processor, self._size(processor, video)
         num_cells: int = size.height * size.width // (ours.patch_size * ours.merge_size) ** 2
-        return num_cells * -(-len(video.frames) // int(ours.temporal_patch_size))
+        return num_cells
 
     def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
         size, seconds = self._size(processor, video), self._seconds_per_patch(processor, video)
@@ -63,12 +75,13 @@ class Qwen2VL(Family):
         outputs = processed(processor, replace(part, frames=resized), arguments)
         pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
         encoded = model.get_video_features(pixels, patches.to(model.device))
-        (num_frames, num_rows, num_columns), merge = patches[0].tolist(), ours.merge_size
+        (num_pairs, num_rows, num_columns), merge = patches[0].tolist(), ours.merge_size
+        shape = (num_pairs, num_rows // merge, num_columns // merge)
         return EncodedVideo(
             words=processor.replace_video_token(outputs, video_idx=0),
             features=torch.cat(encoded.pooler_output),
-            num_frames=num_frames,
-            grid=cells(num_frames, num_rows // merge, num_columns // merge),
+            shape=shape,
+            grid=cells(*shape),
             additions=self._additions(encoded),
             patches=patches,
             key=part.key,
@@ -142,8 +155,17 @@ class Qwen3VL(Qwen2VL):
 
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         video = _at_least_a_pair(video)
-        pairs = -(-len(video.frames) // int(processor.video_processor.temporal_patch_size))
-        return super().num_video_tokens(model, processor, video) + _PAIR_MARKS * pairs
+        return super().num_video_tokens(model, processor, video) + self._num_words(processor, video)
+
+    def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
+        video = _at_least_a_pair(video)
+        return super().num_rows_left(model, processor, video, ratio) + self._num_words(processor, video)
+
+    def _num_words(self, processor: Any, video: Video) -> int:
+        """At least: before each pair's cells there are its time and a mark, behind them another."""
+        words = f"{_SHORTEST_TIME}{processor.vision_start_token}{processor.vision_end_token}"
+        ids = processor.tokenizer(words, add_special_tokens=False)["input_ids"]
+        return len(ids) * self._num_pairs(processor, video)
 
     def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
         return super().encode_parts(model, processor, _at_least_a_pair(video))

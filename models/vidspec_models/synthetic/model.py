@@ -93,7 +93,9 @@ class RandomFamily(Family):
 
     def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
         """Nothing of it: there is no tower, and a prompt's number says all."""
-        yield EncodedVideo(words="", features=torch.empty(0), num_frames=0, grid=torch.empty(0, 3, dtype=torch.int64))
+        yield EncodedVideo(
+            words="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
+        )
 
     def prepare(
         self,
@@ -107,7 +109,7 @@ class RandomFamily(Family):
         pair, index = self._recipe.pair_shape, prompt_index(turns[-1].text)
         ids, embeddings = random_prompt(pair, self._recipe.shape, index, decoder.embedding)
         decoder.require_room(len(ids))
-        side = math.isqrt(pair.frame_tokens)
+        shape = (pair.num_frames, math.isqrt(pair.frame_tokens), math.isqrt(pair.frame_tokens))
         is_video = torch.arange(len(ids), device=embeddings.device) < pair.video_tokens
         return Prompt(
             ids=tuple(ids.tolist()),
@@ -115,7 +117,8 @@ class RandomFamily(Family):
             rotary=decoder.prompt_rotary(len(ids)),
             is_video=is_video,
             next_position=len(ids),
-            grid=cells(pair.num_frames, side, side).to(embeddings.device),
+            grid=cells(*shape).to(embeddings.device),
+            video_shapes=(shape,),
         )
 
 

@@ -19,6 +19,7 @@ from vidspec_service.bench.common.options import count, number, option
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.engine.config import DyCoke
+from vidspec_service.errors import ConfigError
 
 
 def _ratio(text: str) -> float:
@@ -111,6 +112,10 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
         captions, scores = list[Row](), list[Score]()
         with Child(CompressedTarget, spec, threads, configuration, options.max_tokens) as child:
             placement = child.ask(CompressedTarget.placement)
+            if Method.EARLYTOM in options.methods and not child.ask(CompressedTarget.can_merge_frames):
+                raise ConfigError(
+                    "earlytom merges frames in the vision tower, which this model's cannot: name other --methods"
+                )
             for seed, scene in scenes.items():
                 tell(f"{name}: captions", done + len(captions), total)
                 caption = child.ask(CompressedTarget.describe, seed, frames)

@@ -56,6 +56,9 @@ class CompressedTarget:
     def placement(self) -> Placement:
         return Placement.of(self._model)
 
+    def can_merge_frames(self) -> bool:
+        return self._model.can_merge_frames
+
     def describe(self, seed: int, frames: int) -> Row:
         """Caption a test scene at so many frames; what is timed. Bytes are of keys and values at the last token."""
         video = scene_video(seed, frames)

@@ -46,7 +46,7 @@ class PrunedView:
             request_id=request_id,
             preservation=Preservation(self._strategy.name),
             prune_ratio=self._ratio,
-            videos=seen_cells(self._whole.grid, self._kept),
+            videos=seen_cells(self._whole.grid[self._kept], self._whole.video_shapes),
         )
 
     def is_like(self, other: PrunedView) -> bool:

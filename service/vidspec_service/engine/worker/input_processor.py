@@ -124,18 +124,23 @@ class InputProcessor:
             if choice is not None and choice.choose is None:  # rows of merged frames are for no other request
                 seen = [replace(video, key=None) for video in seen]
             videos, item.tower = tuple(seen), None
-        if choice is not None and self._sees_whole_videos and self._model.has_room_for(videos):
+        if choice is not None and self._sees_whole_videos and self._model.has_room_for(videos, _num_others(request)):
             choice = None
         prompt = self._model.prepare(
             request.turns, videos, self._encoder_cache, request.template, item.hands_on_tower, choice
         )
         if prompt.tower:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
-        if request.compression is not Compression.NONE:
+        if request.compression is Compression.DYCOKE:
             prompt = replace(prompt, identity=None)  # rows that are hidden while it decodes do not stay in their places
         if request.prompt_of is not None:
             self._shared[request.prompt_of] = prompt
         return prompt
+
+
+def _num_others(request: GenerationRequest) -> int:
+    """Rows that words and answer may have at most: no token is less than a byte."""
+    return sum(len(turn.text.encode()) for turn in request.turns) + (request.max_tokens or 0)
 
 
 def _in_memory(tower: Sequence[TowerRows]) -> TowerMemory | None:

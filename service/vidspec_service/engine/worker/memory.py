@@ -1,9 +1,9 @@
 """What a loaded worker takes of its CUDA devices, measured: weights at rest, and what work needs besides at most.
 
 Work is a chunk of prefill and a step, which take turns, and beside them a vision tower and the prompts that it makes.
-A tower's memory grows with the video's tokens (its attention stays within frames or windows), so it is measured with
-a short video and reckoned for one that fills the context. Prompts are kept while their requests run, with a row for
-every token; two more than run may be under preparation.
+A tower sees a video in groups of frames, so it is measured with one group of the largest. What it makes of a video
+stays until the prompt is there: twice while parts are joined, and once more where some of it is chosen. Prompts are
+kept while their requests run, with a row for every token; two more than run may be under preparation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import EngineConfig, prefill_rows
 from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
 
-_PROBE_SIDE = 448  # pixels of the measured video's frames
+_PROBE_SIDE = 1024  # pixels of the measured video's frames: as large as a server lets them be, unless told otherwise
+_PROBE_FRAMES = 32  # no family's tower takes more at once
+_FEATURES_HELD = 3  # times the context
+_CHOICE_BYTES = 4 * 2048 * 8  # for each number of a row: what chooses works in float64, so many rows at a time
 _MOST_PREPARING = 2  # prompts, as the target's scheduler has it
 _STEP_ROWS = 16
 _SLACK = 256 * 2**20  # logits and noise of a step, workspaces of libraries, holes between blocks
@@ -95,12 +98,13 @@ def _peaks(devices: list[torch.device], work: Callable[[], object]) -> dict[torc
 
 
 def _tower(model: VideoLM, devices: list[torch.device], context: int) -> tuple[EncodedVideo, dict[torch.device, int]]:
-    """A short video's features, and what a tower needs for one that fills the context."""
-    video = _video(model.default_num_frames)
-    num_tokens = model.num_video_tokens(video)
+    """A short video's features, and what a tower, what it makes and the choice from it take for one of any length."""
     encoded: list[EncodedVideo] = []
-    peaks = _peaks(devices, lambda: encoded.append(model.encode(video)))
-    return encoded[0], {device: peak * max(context, num_tokens) // num_tokens for device, peak in peaks.items()}
+    peaks = _peaks(devices, lambda: encoded.append(model.encode(_video(_PROBE_FRAMES))))
+    first, embedding = model.decoder.geometry.device, model.decoder.embedding
+    features = (1 + len(encoded[0].additions)) * embedding.shape[1] * embedding.dtype.itemsize  # of a row
+    peaks[first] = max(peaks[first], _CHOICE_BYTES * embedding.shape[1]) + _FEATURES_HELD * context * features
+    return encoded[0], peaks
 
 
 def _video(num_frames: int) -> Video:

@@ -22,7 +22,7 @@ def test_each_video_has_its_own_frames_and_rows_that_are_no_cells_are_left_out()
     second[:, 0] += 2 + CLIP_GAP
     grid = torch.cat((first, torch.full((1, 3), NO_CELL), second))
     kept = torch.tensor([0, 11, 12, 14])
-    one, other = seen_cells(grid, kept)
+    one, other = seen_cells(grid[kept], [(2, 2, 3), (1, 1, 2)])
     assert one.shape == (2, 2, 3)
     assert [tuple(place) for place in np.argwhere(dense(one))] == [(0, 0, 0), (1, 1, 2)]
     assert other.shape == (1, 1, 2)
@@ -30,10 +30,16 @@ def test_each_video_has_its_own_frames_and_rows_that_are_no_cells_are_left_out()
 
 
 def test_a_prompt_without_a_video_shows_nothing() -> None:
-    assert seen_cells(torch.empty(0, 3, dtype=torch.int64), torch.empty(0, dtype=torch.int64)) == ()
+    assert seen_cells(torch.empty(0, 3, dtype=torch.int64), ()) == ()
 
 
 def test_more_than_a_channel_should_carry_is_not_told() -> None:
-    frames = torch.arange(2)
-    grid = torch.stack((frames, torch.zeros(2), torch.full((2,), MOST_TOLD // 2)), 1).long()
-    assert seen_cells(grid, torch.arange(2)) == ()
+    grid = torch.zeros(1, 3, dtype=torch.int64)
+    assert seen_cells(grid, [(1, 1, MOST_TOLD)])
+    assert seen_cells(grid, [(1, 1, MOST_TOLD), (1, 1, 1)]) == ()
+
+
+def test_of_a_video_that_was_chosen_from_the_frames_and_places_that_are_not_there_count_too() -> None:
+    (told,) = seen_cells(torch.tensor([[1, 0, 1], [3, 2, 0]]), [(5, 4, 3)])
+    assert told.shape == (5, 4, 3)
+    assert [tuple(place) for place in np.argwhere(dense(told))] == [(1, 0, 1), (3, 2, 0)]

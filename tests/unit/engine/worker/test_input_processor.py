@@ -105,7 +105,8 @@ class Keys:
         self.seen: list[tuple[str | None, str | None, float | None]] = []
         self._has_room = has_room
 
-    def has_room_for(self, videos: Sequence[Video]) -> bool:
+    def has_room_for(self, videos: Sequence[Video], num_others: int) -> bool:
+        assert num_others == len("good") + 8
         return self._has_room
 
     def prepare(
@@ -137,7 +138,7 @@ def test_the_target_chooses_from_a_video_that_the_draft_sees_whole_and_keeps_no_
     compression: Compression, of_draft: tuple[object, ...], of_target: tuple[object, ...]
 ) -> None:
     rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
-    asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
+    asked = replace(request_of("good"), videos=(VIDEO,), compression=compression, max_tokens=8)
     for is_draft, tower, expected in ((True, TowerMemory.of((rows,)), of_draft), (False, None, of_target)):
         model = Keys()
         processor = input_processor(model, sees_whole_videos=is_draft, merge_ratio=0.2)
@@ -146,14 +147,15 @@ def test_the_target_chooses_from_a_video_that_the_draft_sees_whole_and_keeps_no_
 
 
 def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None:
-    asked = replace(request_of("good"), videos=(VIDEO,), compression=Compression.V_CAST, compression_ratio=0.1)
+    asked = replace(request_of("good"), videos=(VIDEO,), max_tokens=8)
+    asked = replace(asked, compression=Compression.V_CAST, compression_ratio=0.1)
     model = Keys(has_room=False)
     prepared(input_processor(model, sees_whole_videos=True), Input(asked))
     assert model.seen == [("k", "v-cast", 0.1)]
 
 
 @pytest.mark.parametrize("compression", Compression)
-def test_a_compressed_requests_cache_serves_nobody_else(compression: Compression) -> None:
+def test_a_cache_whose_rows_are_hidden_while_it_decodes_serves_nobody_else(compression: Compression) -> None:
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
     prompt = prepared(input_processor(Keys()), Input(asked))
-    assert (prompt.identity is None) is (compression is not Compression.NONE)
+    assert (prompt.identity is None) is (compression is Compression.DYCOKE)

@@ -68,13 +68,10 @@ class Model:
         self.decoder.prompt_rotary = lambda n: (torch.zeros(n, 1, HEAD_DIM),) * 2
         self.chunks: list[int] = []
 
-    def num_video_tokens(self, video: Video) -> int:
-        return 25 * len(video.frames)
-
     def encode(self, video: Video) -> EncodedVideo:
         self._allocator.takes(TOWER)
         rows = torch.zeros(100, HIDDEN)
-        return EncodedVideo(words="", features=rows, num_frames=4, grid=torch.empty(0, 3), additions=(rows, rows))
+        return EncodedVideo(words="", features=rows, shape=(4, 5, 5), grid=torch.empty(0, 3), additions=(rows, rows))
 
     def prefill(self, prompt: Any, cache: Any, num_rows: int) -> None:
         self.chunks.append(cache.length)
@@ -105,8 +102,10 @@ def test_weights_tower_chunk_and_all_that_grows_with_the_context_are_counted(all
     row_bytes = (3 * HIDDEN + 2 * HEAD_DIM) * 2 + 25
     assert (found.context, mine.device, mine.total, mine.free) == (1000, "cuda:0", TOTAL, FREE)
     assert (mine.weights, mine.token_bytes) == (WEIGHTS, cache_bytes + row_bytes)
-    grows = 10 * TOWER + 500 * cache_bytes + 2 * 1000 * row_bytes  # the video was of a tenth of the context
-    assert mine.activations == grows + STEP + CONFIG.max_cached_feature_bytes + memory._SLACK
+    features = 3 * 1000 * 3 * HIDDEN * 2  # held three times, with two additions to each
+    grows = features + 500 * cache_bytes + 2 * 1000 * row_bytes
+    choice = 4 * 2048 * 8 * HIDDEN  # is more than TOWER
+    assert mine.activations == choice + grows + STEP + CONFIG.max_cached_feature_bytes + memory._SLACK
     assert model.chunks == [0, 64]  # the second attends to the first
 
 
@@ -120,7 +119,18 @@ def test_what_grows_with_the_context_ends_where_the_operators_does(allocator: Al
     assert whole is not None
     assert found is not None
     assert found.context == 400
-    assert whole.devices[0].activations - found.devices[0].activations > 6 * TOWER
+    assert whole.devices[0].activations - found.devices[0].activations > 3 * 600 * 3 * HIDDEN * 2
+
+
+def test_a_tower_that_takes_more_than_a_choice_counts_instead_of_it(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = measure_memory(cast(VideoLM, Model(allocator)), CONFIG)
+    monkeypatch.setitem(globals(), "TOWER", 4 * 2048 * 8 * HIDDEN + 5)
+    after = measure_memory(cast(VideoLM, Model(allocator)), CONFIG)
+    assert before is not None
+    assert after is not None
+    assert after.devices[0].activations - before.devices[0].activations == 5
 
 
 def test_each_device_of_a_split_model_counts_its_own_layers(allocator: Allocator) -> None:
