@@ -2,6 +2,7 @@
 
 ModelError
 ├─ ModelLoadError      folder, architecture, dtype or device does not work
+├─ NotWanted           nobody waits any more for what was being computed
 └─ ContextOverflow     a prompt and its answer do not fit the model's context
 """
 
@@ -14,6 +15,10 @@ class ModelError(Exception):
 
 class ModelLoadError(ModelError):
     """The model cannot be loaded; the message names the remedy."""
+
+
+class NotWanted(ModelError):
+    """Nobody waits any more for what was being computed."""
 
 
 class ContextOverflow(ModelError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +17,8 @@ from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, joined
+from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.families.base import Family, check_text_fits
 from vidspec_models.families.tools import tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
@@ -56,6 +56,18 @@ class StepRows:
     ids: Sequence[int]
     position: int
     pruner: KVPruner | None = None  # DyCoke on the target; `ids` then stay within what its `num_rows_left` says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoHandling:
+    """What is done with a prompt's videos, besides encoding them."""
+
+    choice: TokenChoice | None = None  # the prompt has only these rows of them
+    hands_on_tower: bool = False  # the prompt says what the tower has made of them, unless one was known
+    is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long one
+
+
+AS_THEY_ARE = VideoHandling()
 
 
 class VideoLM:
@@ -127,18 +139,19 @@ class VideoLM:
         return self._family.can_merge_frames(self._model)
 
     @torch.inference_mode()
-    def encode(self, video: Video, choice: TokenChoice | None = None) -> EncodedVideo:
+    def encode(
+        self, video: Video, choice: TokenChoice | None = None, is_wanted: Callable[[], bool] = lambda: True
+    ) -> EncodedVideo:
         """Run the vision tower, or go on from what an equal one has made of the video; keep what is chosen.
 
-        Raises ModelError where the tower is to choose and cannot.
+        Raises ModelError where the tower is to choose and cannot, NotWanted between two parts of a video if it is not.
         """
         family, model, processor = self._family, self._model, self._processor
         with self.decoder.cores:
-            if choice is None or len(video.frames) < 2:
-                return family.encode(model, processor, video)
-            if choice.choose is None:
+            if choice is not None and choice.choose is None and len(video.frames) > 1:
                 return family.encode_merged(model, processor, video, choice.ratio)
-            return choice.in_stretches(family.encode_parts(model, processor, video), self.context_length)
+            parts = _while_wanted(family.encode_parts(model, processor, video), is_wanted)
+            return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
@@ -153,17 +166,15 @@ class VideoLM:
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
-        hands_on_tower: bool = False,
-        choice: TokenChoice | None = None,
+        handling: VideoHandling = AS_THEY_ARE,
     ) -> Prompt:
         """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
 
-        With `hands_on_tower` the prompt says what the tower has made of its videos, unless one was known. With a
-        `choice` it has only the chosen rows of them. Raises ModelError where the tower is to choose and cannot, and
+        Raises ModelError where the tower is to choose and cannot, NotWanted while it works on a long video, and
         ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
-        self._require_room(videos, choice)
+        self._require_room(videos, handling.choice)
         if processor is not None:
             check_text_fits(processor, turns, self.context_length)
         known = encoded or EncoderCache(0)
@@ -171,8 +182,8 @@ class VideoLM:
         def make() -> Prompt:
             features, tower = list[EncodedVideo](), list[TowerRows]()
             for video in videos:
-                with family.heard(model) if hands_on_tower else nullcontext([]) as rows:
-                    features.append(self._chosen(video, choice, known))
+                with family.heard(model) if handling.hands_on_tower else nullcontext([]) as rows:
+                    features.append(self._chosen(video, handling, known))
                 if rows:
                     tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
             prompt = family.prepare(model, processor, self.decoder, turns, features, template)
@@ -208,14 +219,15 @@ class VideoLM:
         family, model, processor = self._family, self._model, self._processor
         return sum(family.num_rows_left(model, processor, video, ratio) for video in videos)
 
-    def _chosen(self, video: Video, choice: TokenChoice | None, known: EncoderCache) -> EncodedVideo:
+    def _chosen(self, video: Video, handling: VideoHandling, known: EncoderCache) -> EncodedVideo:
         """Of a video that fits the whole is kept for further questions, whatever these choose; else what was chosen."""
+        choice, encode = handling.choice, partial(self.encode, is_wanted=handling.is_wanted)
         if choice is None or len(video.frames) < 2:
-            return known.get(video, self.encode)
+            return known.get(video, encode)
         if choice.choose is not None and self.has_room_for([video]):
-            return choice.of(known.get(video, self.encode))
+            return choice.of(known.get(video, encode))
         key = None if video.key is None else f"{video.key} {choice.method} {choice.ratio!r}"
-        return known.get(replace(video, key=key), partial(self.encode, choice=choice))
+        return known.get(replace(video, key=key), partial(encode, choice=choice))
 
     @torch.inference_mode()
     def prefill(
@@ -322,3 +334,11 @@ class VideoLM:
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
         """What is added to the scores of so many tokens, the first after `rows`: float32 [count, V]."""
         return sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
+
+
+def _while_wanted(parts: Iterator[EncodedVideo], is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    """The parts; raises NotWanted."""
+    for part in parts:
+        yield part
+        if not is_wanted():
+            raise NotWanted("nobody waits for this video any more")

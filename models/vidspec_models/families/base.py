@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.encoder_cache import EncodedVideo, joined
+from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow, ModelError
 from vidspec_models.families.tools import as_messages_have_them, as_templates_read_it
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
@@ -78,10 +78,6 @@ class Family(ABC):
         A few frames at a time where that can be, so that neither pixels nor what a tower computes grow with the video.
         Neither is done where the video comes with rows of an equal tower (see `tower_digest`).
         """
-
-    def encode(self, model: Any, processor: Any, video: Video) -> EncodedVideo:
-        """All of it."""
-        return joined(list(self.encode_parts(model, processor, video)))
 
     def can_merge_frames(self, model: Any) -> bool:
         """Whether there is `encode_merged`."""

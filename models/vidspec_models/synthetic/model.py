@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from vidspec_models.backends.select import StepLogits
-from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
@@ -27,7 +26,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index
-from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_models.video_lm import AS_THEY_ARE, StepRows, VideoHandling, VideoLM
 
 _SPREAD = 0.02  # of embeddings and weights, as transformers initialises them
 
@@ -159,11 +158,10 @@ class OracleDraft(VideoLM):
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
-        hands_on_tower: bool = False,
-        choice: TokenChoice | None = None,
+        handling: VideoHandling = AS_THEY_ARE,
     ) -> Prompt:
         """As any model; remembers which prompt this is."""
-        prompt = super().prepare(turns, videos, encoded, template, hands_on_tower, choice)
+        prompt = super().prepare(turns, videos, encoded, template, handling)
         self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
         return prompt
 

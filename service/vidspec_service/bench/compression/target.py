@@ -24,7 +24,7 @@ from vidspec_models.loading.load_model import load_model, tokenizer_file
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import Compression, SamplingParams, Video
 from vidspec_models.sampling import CoupledSampler
-from vidspec_models.video_lm import StepRows
+from vidspec_models.video_lm import StepRows, VideoHandling
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
@@ -101,7 +101,7 @@ class CompressedTarget:
         return KVCache(self._model.decoder.geometry, num_tokens)
 
     def _prepared(self, video: Video, text: str) -> Prompt:
-        return self._model.prepare(about_video(text), (video,), choice=self._choice)
+        return self._model.prepare(about_video(text), (video,), handling=VideoHandling(choice=self._choice))
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
         """At most so many token ids, for which the cache has room, and when the first one was there."""

@@ -127,6 +127,7 @@ class DraftLoop(WorkerLoop):
     def _forget(self, request_id: str) -> None:
         self._early.pop(request_id, None)
         self._offered.pop(request_id, None)
+        self._inputs.cancel(request_id)
         request = self._active.pop(request_id, None)
         if request is not None:
             self._pool.release(request.cache)

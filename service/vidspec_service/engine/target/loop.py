@@ -131,6 +131,7 @@ class TargetLoop(WorkerLoop):
 
     def _forget(self, request_id: str) -> None:
         self._scheduler.cancel(request_id)
+        self._inputs.cancel(request_id)
         self._gate.release(request_id)
         if self._ngrams is not None:
             self._ngrams.forget(request_id)

@@ -18,13 +18,13 @@ from weakref import WeakValueDictionary
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.token_choice import token_choice
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
 from vidspec_models.request import Compression, GenerationRequest, TowerRows
 from vidspec_models.sampling import CoupledSampler
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.messages import Generate
 from vidspec_service.engine.ipc.payload import TowerMemory, read_request
 
@@ -43,6 +43,7 @@ class Input:
     tower: TowerMemory | None = None  # that: made here, or come from the target
     queue_s: float = 0.0
     prepare_s: float = 0.0
+    is_cancelled: bool = False
 
     @classmethod
     def of(cls, message: Generate, payload: Sequence[int]) -> Input:
@@ -80,6 +81,7 @@ class InputProcessor:
         # Those that several answers have, for as long as one that has it is at work here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        self._submitted: dict[str, Input] = {}  # by request id; what has been taken again is not among them
         self._done: deque[Input] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -89,7 +91,13 @@ class InputProcessor:
 
     def submit(self, item: Input) -> None:
         """Process this one after those before it."""
+        self._submitted[item.request_id] = item
         self._thread.submit(self._process, item)
+
+    def cancel(self, request_id: str) -> None:
+        """Nobody waits for this one: it is finished soon, and without a prompt if its video is a long one."""
+        if (item := self._submitted.get(request_id)) is not None:
+            item.is_cancelled = True
 
     def take_finished(self) -> list[Input]:
         """Everything finished since the last call."""
@@ -97,14 +105,17 @@ class InputProcessor:
             num_finished = os.eventfd_read(self._wake)  # as many as were written: one beyond them is still to wake us
         except BlockingIOError:
             return []
-        return [self._done.popleft() for _ in range(num_finished)]
+        finished = [self._done.popleft() for _ in range(num_finished)]
+        for item in finished:
+            self._submitted.pop(item.request_id, None)
+        return finished
 
     def _process(self, item: Input) -> None:
         request, started = item.request, time.monotonic()
         try:
             item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
-        except (ContextOverflow, GrammarError) as error:
+        except (ContextOverflow, GrammarError, NotWanted) as error:
             item.prompt = error
         except Exception as error:  # whatever it is, it is this request's: it must not end the worker, again and again
             logger.exception("request %s could not be prepared", item.request_id)
@@ -126,9 +137,10 @@ class InputProcessor:
             videos, item.tower = tuple(seen), None
         if choice is not None and self._sees_whole_videos and self._model.has_room_for(videos, _num_others(request)):
             choice = None
-        prompt = self._model.prepare(
-            request.turns, videos, self._encoder_cache, request.template, item.hands_on_tower, choice
+        handling = VideoHandling(
+            choice=choice, hands_on_tower=item.hands_on_tower, is_wanted=lambda: not item.is_cancelled
         )
+        prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, handling)
         if prompt.tower:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
         if request.compression is Compression.DYCOKE:

@@ -551,7 +551,7 @@ class Seeing(RecordingModel):
         self.num_handed_on = self.num_observed = 0
 
     def prepare(self, *given: Any) -> Prompt:
-        *_, hands_on_tower, _ = given
+        hands_on_tower = given[-1].hands_on_tower
         self.num_handed_on += hands_on_tower
         return replace(super().prepare(*given), tower=(self.rows,) if hands_on_tower else ())
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,12 +15,11 @@ import torch
 
 from tests.unit.engine.requests import request_of
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_models.request import Compression, TowerRows, Turn, Video
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.worker.input_processor import Input, InputProcessor
@@ -109,9 +109,9 @@ class Keys:
         assert num_others == len("good") + 8
         return self._has_room
 
-    def prepare(
-        self, turns: object, videos: Sequence[Video], _: object, __: object, ___: bool, choice: TokenChoice | None
-    ) -> Prompt:
+    def prepare(self, turns: object, videos: Sequence[Video], _: object, __: object, handling: VideoHandling) -> Prompt:
+        assert handling.is_wanted()
+        choice = handling.choice
         chosen = (None, None) if choice is None else (choice.method, choice.ratio)
         self.seen.append((videos[0].key, *chosen))
         prompt = Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
@@ -159,3 +159,33 @@ def test_a_cache_whose_rows_are_hidden_while_it_decodes_serves_nobody_else(compr
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
     prompt = prepared(input_processor(Keys()), Input(asked))
     assert (prompt.identity is None) is (compression is Compression.DYCOKE)
+
+
+class Slow:
+    """Works on a long video: one part after the other, for as long as it is wanted."""
+
+    def __init__(self) -> None:
+        self.began, self.goes_on = threading.Event(), threading.Event()
+
+    def prepare(self, *given: Any) -> Prompt:
+        self.began.set()
+        assert self.goes_on.wait(20)
+        if not given[-1].is_wanted():
+            raise NotWanted("nobody waits for this video any more")
+        return Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
+
+
+def test_a_request_that_is_cancelled_is_worked_on_no_longer_and_others_are() -> None:
+    model = Slow()
+    processor = input_processor(model)
+    for name in ("left", "stays"):
+        processor.submit(Input(request_of(name)))
+    assert model.began.wait(20)
+    processor.cancel("left")
+    processor.cancel("never heard of")
+    model.goes_on.set()
+    found: list[Input] = []
+    while len(found) < 2:
+        wait_readable([processor], 20)
+        found += processor.take_finished()
+    assert [type(item.prompt) for item in found] == [NotWanted, Prompt]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +17,14 @@ from tests.unit.models.families.test_exactness import SIZES, clip
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.compression.frame_budgets import vidcom2
 from vidspec_models.compression.token_choice import TokenChoice
-from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
+from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.families import qwen_vl
 from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import VIDEO, Turn
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
 
@@ -58,6 +60,10 @@ def choice(ratio: float) -> TokenChoice:
     return TokenChoice(method="vidcom2", ratio=ratio, choose=partial(vidcom2, ratio=ratio))
 
 
+def chosen(ratio: float) -> VideoHandling:
+    return VideoHandling(choice=choice(ratio))
+
+
 def places_of(part: Prompt, whole: Prompt) -> torch.Tensor:
     """Rows of the whole prompt that the part has: its text, and the cells that are left of its videos."""
     left = {tuple(cell) for cell in part.grid.tolist()}
@@ -69,7 +75,7 @@ def places_of(part: Prompt, whole: Prompt) -> torch.Tensor:
 def test_a_prompt_that_was_chosen_from_is_a_part_of_the_whole(model: VideoLM) -> None:
     turns = [Turn(role="user", parts=(VIDEO, "this,", VIDEO, "beside", VIDEO, "or that?"))]
     videos = [clip(1, 6), clip(3, 1), clip(2, 3, SIZES[1])]  # the picture stays whole
-    whole, part = model.prepare(turns, videos), model.prepare(turns, videos, choice=choice(0.4))
+    whole, part = model.prepare(turns, videos), model.prepare(turns, videos, handling=chosen(0.4))
     assert part.num_video_tokens < 0.7 * whole.num_video_tokens
     stays = places_of(part, whole)
     assert part.ids == tuple(token for token, is_left in zip(whole.ids, stays.tolist(), strict=True) if is_left)
@@ -116,22 +122,22 @@ def test_more_video_than_fits_fits_where_few_of_its_rows_stay(qwen: VideoLM) -> 
         qwen.prepare(TURNS, [video])
     ratio = float(re.findall(r"at most (0\.\d+)", str(refused.value))[0])
     for asked in (ratio, 0.05):
-        prompt = qwen.prepare(TURNS, [video], choice=choice(asked))
+        prompt = qwen.prepare(TURNS, [video], handling=chosen(asked))
         assert prompt.num_tokens < context
         assert len(prompt.grid[:, 0].unique()) == 15, "some of every pair of frames"
         assert prompt.video_shapes[0][0] == 15
     with pytest.raises(ContextOverflow, match=f"vidcom2 leaves .* at most {ratio}"):
-        qwen.prepare(TURNS, [video], choice=choice(ratio + 0.1))
+        qwen.prepare(TURNS, [video], handling=chosen(ratio + 0.1))
 
 
 @pytest.mark.usefixtures("in_parts")
 def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: VideoLM) -> None:
     video, cache = replace(clip(4, 30, (320, 320)), key="k"), EncoderCache(2**24)
-    first, other = (qwen.prepare(TURNS, [video], cache, choice=choice(ratio)) for ratio in (0.05, 0.1))
+    first, other = (qwen.prepare(TURNS, [video], cache, handling=chosen(ratio)) for ratio in (0.05, 0.1))
     assert other.num_video_tokens > 1.5 * first.num_video_tokens
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen._family, "encode_parts", None)  # not needed again
-        again = qwen.prepare(TURNS, [video], cache, choice=choice(0.05))
+        again = qwen.prepare(TURNS, [video], cache, handling=chosen(0.05))
     assert torch.equal(first.embeddings, again.embeddings)
     assert first.identity is None
     with pytest.raises(ContextOverflow):
@@ -144,10 +150,27 @@ def test_what_choosing_cannot_shorten_is_refused_before_a_tower_runs(qwen: Video
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen._family, "encode_parts", None)
         with pytest.raises(ContextOverflow, match=r"ask for fewer frames: about \d+ fit$"):
-            qwen.prepare([Turn(role="user", parts=(VIDEO,) * 9)], pictures, choice=choice(ratio))
+            qwen.prepare([Turn(role="user", parts=(VIDEO,) * 9)], pictures, handling=chosen(ratio))
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen: VideoLM) -> None:
+    parts, encoded = [], qwen._family.encode_parts
+
+    def counted(*given: Any) -> Iterator[EncodedVideo]:
+        for part in encoded(*given):
+            parts.append(part)
+            yield part
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwen._family, "encode_parts", counted)
+        handling = VideoHandling(choice=choice(0.05), is_wanted=lambda: len(parts) < 3)
+        with pytest.raises(NotWanted):
+            qwen.prepare(TURNS, [clip(4, 30, (320, 320))], handling=handling)
+    assert len(parts) == 3
 
 
 def test_where_positions_count_all_rows_choosing_makes_no_room(tmp_path: Path) -> None:
     model = load("llava_onevision", tmp_path)
     with pytest.raises(ContextOverflow, match=r"without words and answer, ask for fewer frames: about \d+ fit$"):
-        model.prepare(TURNS, [clip(4, 1100)], choice=choice(0.05))
+        model.prepare(TURNS, [clip(4, 1100)], handling=chosen(0.05))

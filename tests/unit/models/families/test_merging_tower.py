@@ -20,15 +20,20 @@ from vidspec_models.families.merging_tower import merging, read_layers
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
 
+HANDED_ON = VideoHandling(hands_on_tower=True)
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
 
 
 def by_tower(ratio: float) -> TokenChoice:
     return TokenChoice(method="earlytom", ratio=ratio)
+
+
+def merged(ratio: float) -> VideoHandling:
+    return VideoHandling(choice=by_tower(ratio))
 
 
 def load(family: str, folder: Path) -> VideoLM:
@@ -89,7 +94,7 @@ def test_attention_is_what_the_towers_own_maps_say(model: VideoLM) -> None:
 def test_a_prompt_has_the_share_that_was_asked_for_and_all_of_its_text(model: VideoLM) -> None:
     video = clip(3, 11)  # more than go through the tower at once
     whole = model.prepare(TURNS, [video])
-    prompt = model.prepare(TURNS, [video], choice=by_tower(0.5))
+    prompt = model.prepare(TURNS, [video], handling=merged(0.5))
     assert abs(prompt.num_video_tokens - 0.5 * whole.num_video_tokens) <= len(video.frames) + 1
     assert prompt.next_position == whole.next_position
     assert prompt.num_tokens - prompt.num_video_tokens == whole.num_tokens - whole.num_video_tokens
@@ -98,14 +103,14 @@ def test_a_prompt_has_the_share_that_was_asked_for_and_all_of_its_text(model: Vi
 def test_a_prompt_that_was_merged_serves_no_other(model: VideoLM) -> None:
     video = replace(clip(3, 8), key="k")
     assert model.prepare(TURNS, [video]).identity is not None
-    assert model.prepare(TURNS, [video], choice=by_tower(0.5)).identity is None
+    assert model.prepare(TURNS, [video], handling=merged(0.5)).identity is None
 
 
 def test_videos_of_different_lengths_and_an_image_beside_them_have_their_shares(model: VideoLM) -> None:
     shown = [clip(3, 8), clip(4, 1), clip(5, 17)]  # the last group of the last one is a single frame
     turns = [Turn(role="user", parts=(VIDEO, VIDEO, VIDEO, "which?"))]
-    alone = [model.prepare(TURNS, [video], choice=by_tower(0.25)) for video in shown]
-    together = model.prepare(turns, shown, choice=by_tower(0.25))
+    alone = [model.prepare(TURNS, [video], handling=merged(0.25)) for video in shown]
+    together = model.prepare(turns, shown, handling=merged(0.25))
     assert together.num_video_tokens == sum(prompt.num_video_tokens for prompt in alone)
     rows = together.embeddings[together.is_video]
     assert torch.allclose(rows, torch.cat([prompt.embeddings[prompt.is_video] for prompt in alone]), atol=1e-5)
@@ -123,21 +128,22 @@ def test_of_a_video_that_stands_still_the_share_is_kept_of_the_frames_that_are_l
 
 def test_an_image_stays_whole(model: VideoLM) -> None:
     image = clip(3, 1)
-    assert model.prepare(TURNS, [image], choice=by_tower(0.1)).ids == model.prepare(TURNS, [image]).ids
+    assert model.prepare(TURNS, [image], handling=merged(0.1)).ids == model.prepare(TURNS, [image]).ids
 
 
 def test_features_of_each_ratio_are_kept_apart_from_each_other_and_from_those_of_the_whole(model: VideoLM) -> None:
     video, cache = replace(clip(3, 8), key="k"), EncoderCache(2**24)
-    choices = (None, by_tower(0.5), by_tower(0.25))
-    counts = [model.prepare(TURNS, [video], cache, choice=choice).num_video_tokens for choice in choices]
-    again = [model.prepare(TURNS, [video], cache, choice=choice).num_video_tokens for choice in choices]
+    handlings = (VideoHandling(), merged(0.5), merged(0.25))
+    counts, again = (
+        [model.prepare(TURNS, [video], cache, handling=each).num_video_tokens for each in handlings] for _ in range(2)
+    )
     assert counts == again
     assert counts[0] > counts[1] > counts[2]
 
 
 def test_rows_for_a_draft_are_of_all_frames_even_where_the_target_has_merged_some(model: VideoLM) -> None:
-    (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, True, by_tower(0.5)).tower
-    (plain,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, True).tower
+    (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, replace(HANDED_ON, choice=by_tower(0.5))).tower
+    (plain,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, HANDED_ON).tower
     assert rows.words == plain.words
     assert np.allclose(rows.rows, plain.rows, atol=1e-4)
 
@@ -160,7 +166,7 @@ def test_a_tower_that_is_not_known_says_so(tmp_path: Path) -> None:
 
 def test_one_that_cannot_says_what_can(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="vidcom2"):
-        load("internvl", tmp_path).prepare(TURNS, [clip(3, 8)], choice=by_tower(0.5))
+        load("internvl", tmp_path).prepare(TURNS, [clip(3, 8)], handling=merged(0.5))
 
 
 def test_one_whose_layers_are_read_together_cannot(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,12 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
 
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
+HANDED_ON = VideoHandling(hands_on_tower=True)
 LONG = clip(3, num_frames=11)  # more than go through a tower at once
 
 
@@ -39,7 +40,7 @@ def tower_of(model: VideoLM) -> Any:
 
 def handed_on(model: VideoLM, video: Video) -> Video:
     """With what the model's tower makes of it."""
-    (rows,) = model.prepare(TURNS, [video], None, DEFAULT_TEMPLATE, True).tower
+    (rows,) = model.prepare(TURNS, [video], None, DEFAULT_TEMPLATE, HANDED_ON).tower
     return replace(video, tower=rows)
 
 
@@ -58,10 +59,10 @@ def test_features_from_handed_on_rows_are_those_of_the_own_tower(
 def test_rows_come_with_a_prompt_only_where_they_are_asked_for_and_the_tower_has_just_run(model: VideoLM) -> None:
     video, cache = replace(LONG, key="k"), EncoderCache(2**20)
     assert model.prepare(TURNS, [video]).tower == ()
-    assert len(model.prepare(TURNS, [video], cache, DEFAULT_TEMPLATE, True).tower) == 1
-    assert model.prepare(TURNS, [video], cache, DEFAULT_TEMPLATE, True).tower == ()
+    assert len(model.prepare(TURNS, [video], cache, DEFAULT_TEMPLATE, HANDED_ON).tower) == 1
+    assert model.prepare(TURNS, [video], cache, DEFAULT_TEMPLATE, HANDED_ON).tower == ()
     both = [Turn(role="user", parts=(VIDEO, VIDEO, "what?"))]
-    assert model.prepare(both, [video, clip(4)], cache, DEFAULT_TEMPLATE, True).tower == (), "one was known"
+    assert model.prepare(both, [video, clip(4)], cache, DEFAULT_TEMPLATE, HANDED_ON).tower == (), "one was known"
 
 
 def test_digests_are_equal_for_equal_towers_alone(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:

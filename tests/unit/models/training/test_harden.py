@@ -24,7 +24,7 @@ from vidspec_models.training.export import reopen
 from vidspec_models.training.forward import make_layout
 from vidspec_models.training.harden import HardenStage, Hiding, View, draw_view
 from vidspec_models.training.options import TrainOptions
-from vidspec_models.video_lm import StepRows
+from vidspec_models.video_lm import StepRows, VideoHandling
 
 pytestmark = pytest.mark.slow
 _SERVED = View(merge_ratio=0.5, hide_ratio=0.7, is_noisy=False)
@@ -52,7 +52,9 @@ def _served_logits(batch: ClipBatch, prompt_text: str, ids: list[int]) -> torch.
         duration_s=SCENE_DURATION_S,
     )  # fmt: skip
     merging = TokenChoice(method="ttm", ratio=0.625, choose=partial(merge_frames, merge_ratio=0.5))
-    prompt = model.prepare([Turn(role="user", parts=(VIDEO, prompt_text))], [clip], choice=merging)
+    prompt = model.prepare(
+        [Turn(role="user", parts=(VIDEO, prompt_text))], [clip], handling=VideoHandling(choice=merging)
+    )
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + len(ids))
     logits = None
