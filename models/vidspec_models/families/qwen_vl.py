@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers.image_utils import SizeDict
-from transformers.video_processing_utils import BaseVideoProcessor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.weights import rotary_values
@@ -69,13 +68,10 @@ class Qwen2VL(Family):
 
     def _encoded(self, model: Any, processor: Any, part: Video, size: SizeDict) -> EncodedVideo:
         """By what its size would be alone, the processor would resize a part otherwise than the whole."""
-        ours, frames = processor.video_processor, torch.from_numpy(part.frames).movedim(-1, 1)
-        resized = BaseVideoProcessor.resize(ours, frames, size, ours.resample).movedim(1, -1).numpy()
-        arguments = {**self.video_arguments(processor), "do_resize": False}
-        outputs = processed(processor, replace(part, frames=resized), arguments)
+        outputs = processed(processor, part, self.video_arguments(processor), size)
         pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
         encoded = model.get_video_features(pixels, patches.to(model.device))
-        (num_pairs, num_rows, num_columns), merge = patches[0].tolist(), ours.merge_size
+        (num_pairs, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
         shape = (num_pairs, num_rows // merge, num_columns // merge)
         return EncodedVideo(
             words=processor.replace_video_token(outputs, video_idx=0),

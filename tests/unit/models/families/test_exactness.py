@@ -14,7 +14,8 @@ from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.qwen_vl import Qwen3VL
+from vidspec_models.families.base import metadata, processed
+from vidspec_models.families.qwen_vl import Qwen2VL, Qwen3VL
 from vidspec_models.inputs import NO_CELL, Prompt, begins_video
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -233,3 +234,14 @@ def test_stop_tokens_come_from_the_generation_config(world: World) -> None:
     assert world.model.stop_ids == {0, 2}
     assert world.model.default_num_frames in (8, 32)
     assert world.model.max_frames in (None, 768)
+
+
+@pytest.mark.parametrize("size", [(360, 640), (97, 33), (720, 1280)])
+def test_pixels_are_those_of_the_processor_alone(world: World, size: tuple[int, int]) -> None:
+    model: Any = world.model
+    video, processor = clip(5, 3, size), model._processor.video_processor
+    arguments = dict(model._family.video_arguments(model._processor))
+    told = {"video_metadata": [metadata(video)], "do_sample_frames": False, "return_tensors": "pt"}
+    stocks = processor([video.frames], **told, **arguments)["pixel_values_videos"]
+    fitting = model._family._size(model._processor, video) if isinstance(model._family, Qwen2VL) else None
+    assert torch.equal(processed(model._processor, video, arguments, fitting)["pixel_values_videos"], stocks)
