@@ -67,9 +67,9 @@ class Family(ABC):
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
 
     def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
-        """Of those the ones that take of the context where about a share of `ratio` of the video's tokens is chosen.
+        """Rows of the context that it takes at least where about a share of `ratio` of its tokens is chosen.
 
-        All, where positions count rows: they count those that are left out, too.
+        As many as without a choice where positions count rows: they count those that are left out, too.
         """
         return self.num_video_tokens(model, processor, video)
 
