@@ -65,6 +65,7 @@ class VideoHandling:
     choice: TokenChoice | None = None  # the prompt has only these rows of them
     hands_on_tower: bool = False  # the prompt says what the tower has made of them, unless one was known
     is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long one
+    context_length: int | None = None  # tokens that prompt and answer may have; None: as many as the model's
 
 
 AS_THEY_ARE = VideoHandling()
@@ -174,7 +175,7 @@ class VideoLM:
         ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
         """
         family, model, processor = self._family, self._model, self._processor
-        self._require_room(videos, handling.choice)
+        self._require_room(videos, handling)
         if processor is not None:
             check_text_fits(processor, turns, self.context_length)
         known = encoded or EncoderCache(0)
@@ -195,9 +196,9 @@ class VideoLM:
         """Whether a prompt may have all rows of them, and so many others."""
         return sum(map(self.num_video_tokens, videos)) + num_others < self.context_length
 
-    def _require_room(self, videos: Sequence[Video], choice: TokenChoice | None) -> None:
+    def _require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
         """Raises ContextOverflow."""
-        context = self.context_length
+        choice, context = handling.choice, min(self.context_length, handling.context_length or self.context_length)
         num_tokens = self._num_rows_left(videos, 1.0)
         num_left = num_tokens if choice is None else self._num_rows_left(videos, choice.ratio)
         if num_left < context:
@@ -210,7 +211,7 @@ class VideoLM:
             remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {ratio:g}")
         kept = f", of which {choice.method} leaves {num_left}" if choice is not None and num_left < num_tokens else ""
         raise ContextOverflow(
-            f"{num_frames} frames take {num_tokens} tokens{kept}, the model's context is {context}; "
+            f"{num_frames} frames take {num_tokens} tokens{kept}, the context is {context}; "
             f"without words and answer, ask for {', or for '.join(remedies)}"
         )
 

@@ -79,12 +79,6 @@ class TargetLoop(WorkerLoop):
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._acceptance = 0.95  # of requests so far; at first too high, since what is not tried is never known
 
-    @property
-    def context_length(self) -> int:
-        """Tokens of a prompt and its answer: what the model, the operator and the cache budget allow."""
-        limit = self._config.max_context or self._model.context_length
-        return min(self._model.context_length, limit, self._pool.num_tokens)
-
     def _work(self) -> bool:
         with self._meter:
             self._admit()

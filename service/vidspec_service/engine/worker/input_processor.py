@@ -67,9 +67,17 @@ class InputProcessor:
     """One prompt at a time, in the order of submission."""
 
     def __init__(
-        self, model: VideoLM, max_cached_feature_bytes: int, dycoke: DyCoke, *, sees_whole_videos: bool
+        self,
+        model: VideoLM,
+        max_cached_feature_bytes: int,
+        dycoke: DyCoke,
+        *,
+        sees_whole_videos: bool,
+        context_length: int | None = None,
     ) -> None:
         """`max_cached_feature_bytes` of features stay for further questions about their videos.
+
+        Videos that leave no room in `context_length`, unset the model's, are refused before they are looked at.
 
         A draft `sees_whole_videos` of compressed requests, too, as long as its context has room for them: the more of
         what the target has chosen it may choose from, the better it guesses.
@@ -78,6 +86,7 @@ class InputProcessor:
         self._model = model
         self._dycoke = dycoke
         self._sees_whole_videos = sees_whole_videos
+        self._context_length = context_length
         # Those that several answers have, for as long as one that has it is at work here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
@@ -138,7 +147,10 @@ class InputProcessor:
         if choice is not None and self._sees_whole_videos and self._model.has_room_for(videos, _num_others(request)):
             choice = None
         handling = VideoHandling(
-            choice=choice, hands_on_tower=item.hands_on_tower, is_wanted=lambda: not item.is_cancelled
+            choice=choice,
+            hands_on_tower=item.hands_on_tower,
+            is_wanted=lambda: not item.is_cancelled,
+            context_length=self._context_length,
         )
         prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, handling)
         if prompt.tower:

@@ -29,10 +29,17 @@ class WorkerLoop(ABC):
             self._config.max_cached_feature_bytes,
             self._config.dycoke,
             sees_whole_videos=self.sees_whole_videos,
+            context_length=None if self.sees_whole_videos else self.context_length,  # of the whole it reads a part
         )
         self._meter = WorkMeter()
         self._peer = peer
         self._wakers: tuple[Readable, ...] = (api, self._inputs, peer)  # everything that may wake the loop
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a prompt and its answer: what the model, the operator and the cache budget allow."""
+        limit = self._config.max_context or self._model.context_length
+        return min(self._model.context_length, limit, self._pool.num_tokens)
 
     @property
     def kv_cache_tokens(self) -> int:

@@ -579,6 +579,20 @@ def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_questi
     target.end_of("a")
 
 
+def test_videos_are_prepared_for_the_room_that_the_server_has(stack: ExitStack) -> None:
+    class Noting(RecordingModel):
+        room: int | None = None
+
+        def prepare(self, *given: Any) -> Prompt:
+            self.room = given[-1].context_length
+            return super().prepare(*given)
+
+    target = Target(stack, model := Noting(), max_context=200)
+    target.submit(request("a", max_tokens=3))
+    target.api.next(Accepted)
+    assert model.room == 200
+
+
 def test_a_draft_that_is_not_asked_costs_the_target_nothing(stack: ExitStack) -> None:
     """What it would choose cells by is measured when it is asked after all."""
 

@@ -153,6 +153,16 @@ def test_what_choosing_cannot_shorten_is_refused_before_a_tower_runs(qwen: Video
             qwen.prepare([Turn(role="user", parts=(VIDEO,) * 9)], pictures, handling=chosen(ratio))
 
 
+def test_what_a_server_has_no_room_for_is_refused_before_a_tower_runs(model: VideoLM) -> None:
+    video = clip(2, 8)
+    num_tokens = model.num_video_tokens(video)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model._family, "encode_parts", None)
+        with pytest.raises(ContextOverflow, match=f"8 frames take {num_tokens} tokens, the context is {num_tokens}"):
+            model.prepare(TURNS, [video], handling=VideoHandling(context_length=num_tokens))
+    model.prepare(TURNS, [video], handling=VideoHandling(context_length=num_tokens + 1))
+
+
 @pytest.mark.usefixtures("in_parts")
 def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen: VideoLM) -> None:
     parts, encoded = [], qwen._family.encode_parts
