@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, joined
-from vidspec_models.errors import ContextOverflow, NotWanted
+from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family, check_text_fits
 from vidspec_models.families.tools import tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
@@ -151,7 +151,7 @@ class VideoLM:
         with self.decoder.cores:
             if choice is not None and choice.choose is None and len(video.frames) > 1:
                 return family.encode_merged(model, processor, video, choice.ratio)
-            parts = _while_wanted(family.encode_parts(model, processor, video), is_wanted)
+            parts = family.encode_parts(model, processor, video, is_wanted)
             return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
@@ -335,11 +335,3 @@ class VideoLM:
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
         """What is added to the scores of so many tokens, the first after `rows`: float32 [count, V]."""
         return sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
-
-
-def _while_wanted(parts: Iterator[EncodedVideo], is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-    """The parts; raises NotWanted."""
-    for part in parts:
-        yield part
-        if not is_wanted():
-            raise NotWanted("nobody waits for this video any more")

@@ -6,7 +6,7 @@ Conversations and videos go through the checkpoint's own template and processor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -74,11 +74,14 @@ class Family(ABC):
         return self.num_video_tokens(model, processor, video)
 
     @abstractmethod
-    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+    def encode_parts(
+        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
+    ) -> Iterator[EncodedVideo]:
         """Process the frames and run the vision tower: what is the same in every conversation about the video.
 
         A few frames at a time where that can be, so that neither pixels nor what a tower computes grow with the video.
-        Neither is done where the video comes with rows of an equal tower (see `tower_digest`).
+        Neither is done where the video comes with rows of an equal tower (see `tower_digest`). Raises NotWanted where
+        another part is left to do and `is_wanted` says no: what is done is worth keeping.
         """
 
     def can_merge_frames(self, model: Any) -> bool:

@@ -49,7 +49,9 @@ class SquareFrames(Family):
     def heard(self, model: Any) -> AbstractContextManager[list[Tensor]]:
         return heard(model.model.multi_modal_projector)
 
-    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+    def encode_parts(
+        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
+    ) -> Iterator[EncodedVideo]:
         """The whole at once, since its words speak of all of it; the tower sees a few frames at a time."""
         words, features = (self._seen if video.tower is None else self._known)(model, processor, video)
         yield self._encoded(model, processor, video, words, features)
@@ -130,8 +132,10 @@ class LlavaOnevision(LlavaFrames):
         pooled: Tensor = model.model.apply_pooling(projected)
         return pooled
 
-    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
-        for whole in super().encode_parts(model, processor, video):
+    def encode_parts(
+        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
+    ) -> Iterator[EncodedVideo]:
+        for whole in super().encode_parts(model, processor, video, is_wanted):
             yield _with_newline(model, whole)
 
     def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:

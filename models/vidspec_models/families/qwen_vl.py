@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers.image_utils import SizeDict
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.request import Video
 
@@ -60,9 +60,13 @@ class Qwen2VL(Family):
         num_cells: int = size.height * size.width // (ours.patch_size * ours.merge_size) ** 2
         return num_cells
 
-    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+    def encode_parts(
+        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
+    ) -> Iterator[EncodedVideo]:
         size, seconds = self._size(processor, video), self._seconds_per_patch(processor, video)
         for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
+            if first and not is_wanted():
+                raise NotWanted("nobody waits for this video any more")
             part = self._encoded(model, processor, frames_from(video, first, _FRAMES_AT_ONCE), size)
             yield replace(part, seconds_per_patch=seconds)
 
@@ -163,8 +167,10 @@ class Qwen3VL(Qwen2VL):
         ids = processor.tokenizer(words, add_special_tokens=False)["input_ids"]
         return len(ids) * self._num_pairs(processor, video)
 
-    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
-        return super().encode_parts(model, processor, _at_least_a_pair(video))
+    def encode_parts(
+        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
+    ) -> Iterator[EncodedVideo]:
+        return super().encode_parts(model, processor, _at_least_a_pair(video), is_wanted)
 
     def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """Per video and layer, spread over the prompt's rows with zeros at text."""

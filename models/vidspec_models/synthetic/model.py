@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -90,7 +90,9 @@ class RandomFamily(Family):
     def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
         return self._recipe.pair_shape.video_tokens
 
-    def encode_parts(self, model: Any, processor: Any, video: Video) -> Iterator[EncodedVideo]:
+    def encode_parts(
+        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
+    ) -> Iterator[EncodedVideo]:
         """Nothing of it: there is no tower, and a prompt's number says all."""
         yield EncodedVideo(
             words="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)

@@ -135,6 +135,8 @@ class InputProcessor:
         os.eventfd_write(self._wake, 1)
 
     def _prompt(self, item: Input) -> Prompt:
+        if item.is_cancelled:
+            raise NotWanted("whoever asked has left")
         request, videos = item.request, item.request.videos
         if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
             return shared

@@ -166,8 +166,10 @@ class Slow:
 
     def __init__(self) -> None:
         self.began, self.goes_on = threading.Event(), threading.Event()
+        self.num_asked = 0
 
     def prepare(self, *given: Any) -> Prompt:
+        self.num_asked += 1
         self.began.set()
         assert self.goes_on.wait(20)
         if not given[-1].is_wanted():
@@ -178,14 +180,16 @@ class Slow:
 def test_a_request_that_is_cancelled_is_worked_on_no_longer_and_others_are() -> None:
     model = Slow()
     processor = input_processor(model)
-    for name in ("left", "stays"):
+    for name in ("left", "left in the queue", "stays"):
         processor.submit(Input(request_of(name)))
     assert model.began.wait(20)
     processor.cancel("left")
+    processor.cancel("left in the queue")
     processor.cancel("never heard of")
     model.goes_on.set()
     found: list[Input] = []
-    while len(found) < 2:
+    while len(found) < 3:
         wait_readable([processor], 20)
         found += processor.take_finished()
-    assert [type(item.prompt) for item in found] == [NotWanted, Prompt]
+    assert [type(item.prompt) for item in found] == [NotWanted, NotWanted, Prompt]
+    assert model.num_asked == 2, "what is cancelled in the queue is not begun"

@@ -180,6 +180,15 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
     assert len(parts) == 3
 
 
+def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(model: VideoLM) -> None:
+    """A client that has given up and asks again does not begin anew."""
+    video, cache = replace(clip(2, 8), key="k"), EncoderCache(2**24)
+    model.prepare(TURNS, [video], cache, handling=VideoHandling(is_wanted=lambda: False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model._family, "encode_parts", None)
+        model.prepare(TURNS, [video], cache)
+
+
 def test_where_positions_count_all_rows_choosing_makes_no_room(tmp_path: Path) -> None:
     model = load("llava_onevision", tmp_path)
     with pytest.raises(ContextOverflow, match=r"without words and answer, ask for fewer frames: about \d+ fit$"):
