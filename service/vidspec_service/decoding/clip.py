@@ -64,6 +64,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
     height: int
     codec: str
     warnings: tuple[str, ...]
+    orientation: tuple[bool, bool, bool] = (False, False, False)  # how stored frames were turned
     is_sound: bool = True  # nothing stands in for another frame, is left out, damaged or of another size
 
     @property

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
 from io import FileIO
 from pathlib import Path
@@ -57,7 +57,7 @@ class DecodePool:
         self._forks = ForkServer(fork_server.__name__, is_bare=True)
         self._spares: deque[asyncio.Task[DecodeChild]] = deque()
         self._children: set[DecodeChild] = set()
-        self._work: set[asyncio.Future[Decoded | Failed]] = set()
+        self._work: set[asyncio.Future[Any]] = set()
         self._is_closed = False
 
     async def __aenter__(self) -> DecodePool:
@@ -105,7 +105,7 @@ class DecodePool:
         """
         with frames_memory() as frames:
             jobs = (structs.replace(job, part=Part(number, count)) for number in range(count))
-            parts = await _all_or_none([self._run(each, frames) for each in jobs])
+            parts = await all_or_none([self._run(each, frames) for each in jobs])
             if any(isinstance(part, Failed) and part.kind == VideoUnreadable.__name__ for part in parts):
                 return None
             whole = joined([_decoded(part) for part in parts])
@@ -160,9 +160,10 @@ class DecodePool:
             return
         doomed = tuple(self._spares)
         self._spares = deque(self._spare() for _ in doomed)
-        for child in await asyncio.gather(*doomed, return_exceptions=True):
-            if isinstance(child, DecodeChild):
-                await self._end(child)
+        ends = asyncio.gather(*map(self._end_spare, doomed))
+        self._work.add(ends)
+        ends.add_done_callback(self._work.discard)
+        await asyncio.shield(ends)  # though who waits for it may have left
 
     async def _take_spare(self) -> DecodeChild:
         """The oldest spare, once ready; another is started in its place."""
@@ -197,6 +198,10 @@ class DecodePool:
             raise
         return child
 
+    async def _end_spare(self, spare: asyncio.Task[DecodeChild]) -> None:
+        with suppress(ServiceError):  # it could not be started
+            await self._end(await spare)
+
     async def _end(self, child: DecodeChild) -> None:
         await asyncio.wrap_future(self._threads.submit(child.end))
         self._children.discard(child)
@@ -212,7 +217,7 @@ def _most_parts(job: Job) -> int:
         return 1
 
 
-async def _all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results; where one fails the others are cancelled, and have ended before it is raised."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -229,9 +234,9 @@ def _decoded(answer: Decoded | Failed) -> Decoded:
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded | None:
-    """The whole clip; None if a part is not sound, or they are not parts of one clip of one size."""
-    sizes = {(part.width, part.height, part.codec) for part in parts if part.timestamps_s}
-    if len(sizes) != 1 or not parts[0].timestamps_s or not all(part.is_sound for part in parts):
+    """The whole clip; None if a part is not sound, or their frames are not of one size, turned alike."""
+    kinds = {(part.width, part.height, part.orientation) for part in parts if part.timestamps_s}
+    if len(kinds) != 1 or not parts[0].timestamps_s or not all(part.is_sound for part in parts):
         return None
     return structs.replace(  # both rise with the place; that there are as many of them is for `clip_of` to check
         parts[0],

@@ -19,6 +19,7 @@ from vidspec_service.errors import InvalidRequest
 # Matroska and others round times to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without this
 # slack, asking for a clip's own rate would skip frames. Never more than a quarter of a frame.
 _ROUNDING_S = 0.001
+_EXACT_S = 1e-9  # by which sums of times that are equal on paper may differ
 
 Frame = TypeVar("Frame")
 
@@ -110,20 +111,22 @@ class _Display:
         self._timestamps_s = timestamps_s
         self._slack_s = min(_ROUNDING_S, duration_s / len(timestamps_s) / 4)
 
-    def _frame_at(self, time_s: float) -> int:
-        return max(bisect_right(self._timestamps_s, time_s + self._slack_s) - 1, 0)
+    def _frame_at(self, time_s: float, end_s: float) -> int:
+        """None that begins at the window's end, or later: that one is excluded."""
+        latest_s = max(time_s, min(time_s + self._slack_s, end_s - _EXACT_S))
+        return max(bisect_right(self._timestamps_s, latest_s) - 1, 0)
 
     def at_midpoints(self, start_s: float, end_s: float, count: int) -> tuple[int, ...]:
         """The frames at the middles of `count` equal parts of the window."""
         step_s = (end_s - start_s) / count
-        return _distinct(self._frame_at(start_s + (i + 0.5) * step_s) for i in range(count))
+        return _distinct(self._frame_at(start_s + (i + 0.5) * step_s, end_s) for i in range(count))
 
     def at_rate(self, start_s: float, end_s: float, fps: float) -> tuple[int, ...]:
         """The frames at start, start + 1/fps, ... before the end. Steps are bounded by the frames."""
         found: list[int] = []
         tick = 0
-        while (time_s := start_s + tick / fps) < end_s:
-            index = self._frame_at(time_s)
+        while not found or start_s + tick / fps < end_s - _EXACT_S:
+            index = self._frame_at(start_s + tick / fps, end_s)
             found.append(index)
             if index + 1 == len(self._timestamps_s):
                 break

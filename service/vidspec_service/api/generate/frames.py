@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.pool import all_or_none
 from vidspec_service.settings import Settings
 
 
@@ -28,14 +28,7 @@ async def decode_all(
         with about_video(index, len(files)):
             return await services.clips.clip(caller, file, asked, default_num_frames)
 
-    if len(files) == 1:
-        return [await one(0, files[0])]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(index, file)) for index, file in enumerate(files)]
-    except ExceptionGroup as failed:  # the first one's; the others are cancelled
-        raise failed.exceptions[0] from None
-    clips = [task.result() for task in tasks]
+    clips = await all_or_none(one(index, file) for index, file in enumerate(files))
     _check_total(clips, services.settings)
     return clips
 

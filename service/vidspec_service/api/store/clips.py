@@ -18,6 +18,8 @@ from vidspec_service.telemetry import Metrics
 # What a small clip counts for: its memory came from a decoder and holds file descriptors as long as it is here.
 LEAST_BYTES = 1024 * 1024
 
+_STILL = FrameRequest(is_still=True, num_frames=1)  # what is asked of videos is not asked of an image
+
 Decode = Callable[[Path, FrameRequest, int], Awaitable[Clip]]
 """`DecodePool.decode`: the frames of the file at a path, so many where the request leaves that open."""
 
@@ -51,8 +53,8 @@ class Clips:
 
     async def clip(self, caller: str, file: VideoFile, frames: FrameRequest, default_num_frames: int) -> Clip:
         """The frames of `file`, under a `video.key` that says which; raises VideoError. Cancelling stops the decode."""
-        asked = replace(frames, is_still=file.is_still, sequence=file.sequence)
-        is_alone = file.is_still or frames.num_frames is not None  # other videos do not change what is chosen
+        asked = _STILL if file.is_still else replace(frames, sequence=file.sequence)
+        is_alone = asked.num_frames is not None  # other videos do not change what is chosen
         key = (caller, file.content_id, replace(asked, num_sharing=1) if is_alone else asked)
         clip = self._kept.get(key)
         self._metrics.mm_cache_queries.inc()

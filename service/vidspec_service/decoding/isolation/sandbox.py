@@ -17,7 +17,6 @@ import platform
 import resource
 import signal
 import struct
-import sys
 from enum import IntFlag
 
 from vidspec_service.decoding.limits import DecodingLimits
@@ -94,16 +93,13 @@ class Missing(IntFlag):
 
 def dies_with(parent_pid: int) -> None:
     """Ends this process when its parent ends, however that ends; not for what it forks."""
-    if sys.platform == "linux":
-        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # it has ended before that
         os._exit(0)
 
 
 def give_up_privileges() -> Missing:
     """No new privileges, no network, no tracing, for this process and all it forks. Call while there is one thread."""
-    if sys.platform != "linux":
-        return Missing.NETWORK_NAMESPACE | Missing.SYSCALL_FILTER
     missing = Missing(0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -144,7 +140,7 @@ def install_filter() -> None:
 
 def is_filter_supported() -> bool:
     """Whether this processor and kernel support the filter; changes nothing."""
-    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
+    if platform.machine() not in _ARCHITECTURES:
         return False
     # A program at address zero: a kernel that takes filters says "bad address", any other "invalid".
     refused = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0) != 0

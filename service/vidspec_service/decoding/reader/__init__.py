@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import av
@@ -33,7 +33,13 @@ from av.video.stream import VideoStream
 
 from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
-from vidspec_service.decoding.reader.frames import Allocate, FrameConverter, chosen_frames, fitted_size
+from vidspec_service.decoding.reader.frames import (
+    Allocate,
+    FrameConverter,
+    NoEntryPoint,
+    chosen_frames,
+    fitted_size,
+)
 from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
 from vidspec_service.decoding.selection import FramePicker, select_frames
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
@@ -67,6 +73,7 @@ _VIDEO = _Kind(
     ),
 )  # fmt: skip
 _TIMELESS = ("h264", "hevc")  # streams without a container
+_UNORDERED = ("avi", "asf")  # have no display times: what FFmpeg derives is wrong as soon as frames are reordered
 _STILL = _Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
@@ -100,17 +107,28 @@ def read_clip(
             warnings = _describe(container, stream)
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
-        default = 1 if request.is_still else default_num_frames
-        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default)
+        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default_num_frames)
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
-        share = timeline.shares(selection.indices, part.count)[part.number]
-        picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
-        converter = FrameConverter(len(selection.indices), limits, allocate, share)
-        with opened(file, limits, kind) as container:
-            stream = _video_stream(container, limits, kind)
-            frames = chosen_frames(_packets_of(container, stream, []), stream.codec_context, timeline, picker)
-            indices = tuple(converter.convert(index, frame) for index, frame in frames)
-        width, height = converter.finish(picker)
+
+        def decoded(timeline: Timeline) -> tuple[tuple[int, ...], FrameConverter]:
+            share = timeline.shares(selection.indices, part.count)[part.number]
+            picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
+            only_size = None if part == WHOLE else size
+            converter = FrameConverter(len(selection.indices), limits, allocate, share, only_size)
+            with opened(file, limits, kind) as container:
+                stream = _video_stream(container, limits, kind)
+                frames = chosen_frames(_packets_of(container, stream, []), stream.codec_context, timeline, picker)
+                indices = tuple(converter.convert(index, frame) for index, frame in frames)
+            converter.finish(picker)
+            return indices, converter
+
+        try:
+            indices, converter = decoded(timeline)
+        except NoEntryPoint:
+            if part != WHOLE:  # the pool has the whole decoded, then
+                raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
+            indices, converter = decoded(replace(timeline, keyframes=()))
+        width, height = converter.upright_size
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in indices),
         source_indices=indices,
@@ -122,6 +140,7 @@ def read_clip(
         codec=codec,
         warnings=(*warnings, *selection.warnings, *converter.warnings),
         is_sound=converter.is_sound,
+        orientation=converter.orientation,
     )
 
 
@@ -157,8 +176,7 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
             raise over_limit(fact, f"{limits.max_source_frames:,}", "VIDSPEC_MAX_SOURCE_FRAMES")
         packets.append(PacketFacts(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, packet.is_discard))
     time_base = stream.time_base
-    # AVI stores no display times: what FFmpeg derives is wrong as soon as frames are reordered.
-    trust_pts = container.format.name != "avi"
+    trust_pts = container.format.name not in _UNORDERED
     timeline = time_base and build_timeline(packets, time_base, stream.average_rate, trust_pts=trust_pts)
     if container.format.name in _TIMELESS:
         warnings.append(f"The file has no times; {float(stream.average_rate or 25):g} frames a second are assumed.")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import av
 from av.packet import Packet
@@ -40,16 +39,21 @@ def chosen_frames(
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Each of the picker's frames, or its stand-in, with its display index; two at most are alive.
 
-    Decodes as little as they need of `packets`, the stream's from its start.
+    Decodes as little as they need of `packets`, the stream's from its start. Raises NoEntryPoint where a keyframe that
+    it has jumped to does not come out: then no frame after it can be trusted.
     """
     decoder = _Decoder(codec, timeline, picker.wanted)
     upcoming = picker.next_wanted
     entry = timeline.entry_point(upcoming) if upcoming is not None else EntryPoint(0, 0)
+    has_entered = entry.packet == 0
     for number, packet in enumerate(packets):
         if number < entry.packet:
             continue
         for index, frame in decoder.decode(packet):
             if index >= entry.first_frame:
+                if not has_entered and index > entry.first_frame:
+                    raise NoEntryPoint
+                has_entered = True
                 yield from picker.offer(index, frame)
         if picker.next_wanted is None:
             return
@@ -57,12 +61,16 @@ def chosen_frames(
             upcoming = picker.next_wanted
             ahead = timeline.entry_point(upcoming)
             if ahead.packet > number + 1:
-                entry = ahead
+                entry, has_entered = ahead, False
                 codec.flush_buffers()
                 picker.forget_previous()
     for index, frame in decoder.decode(None):
         yield from picker.offer(index, frame)
     yield from picker.finish()
+
+
+class NoEntryPoint(Exception):
+    """A packet that calls itself a keyframe needs others before it, as where a video is refreshed stripe by stripe."""
 
 
 class _Decoder:
@@ -105,8 +113,18 @@ class FrameConverter:
     scaled in the same pass that converts their colours.
     """
 
-    def __init__(self, num_chosen: int, limits: DecodingLimits, allocate: Allocate, places: Sequence[int]) -> None:
-        """Of `num_chosen` frames those for these places come here, in order."""
+    def __init__(
+        self,
+        num_chosen: int,
+        limits: DecodingLimits,
+        allocate: Allocate,
+        places: Sequence[int],
+        only_size: tuple[int, int] | None = None,
+    ) -> None:
+        """Of `num_chosen` frames those for these places come here, in order.
+
+        Where others write into the same memory, all must begin with `only_size`, (width, height) before turning.
+        """
         self.warnings: list[str] = []
         self.is_sound = True  # once finished
         self._num_chosen = num_chosen
@@ -115,8 +133,9 @@ class FrameConverter:
         self._limits = limits
         self._allocate = allocate
         self._reformatter = VideoReformatter()  # one for all frames: each one holds buffers
+        self._only_size = only_size
         self._source_size = self._size = (0, 0)  # the first frame's, and all frames' once scaled; before turning
-        self._orientation = UPRIGHT
+        self.orientation = UPRIGHT
         self._memory: memoryview | None = None
         self._num_damaged = self._num_resized = 0
 
@@ -137,15 +156,20 @@ class FrameConverter:
             threads=1,
         )
         place = self._memory[width * height * 3 * next(self._places) :]
-        write_upright(memoryview(rgb.planes[0]), rgb.planes[0].line_size, self._size, self._orientation, place)
+        write_upright(memoryview(rgb.planes[0]), rgb.planes[0].line_size, self._size, self.orientation, place)
         self._num_damaged += frame.is_corrupt
         self._num_resized += (frame.width, frame.height) != self._source_size
         return index
 
-    def finish(self, picker: FramePicker[VideoFrame]) -> tuple[int, int]:
-        """Upright (width, height); `warnings` tells what was wrong. VideoUnreadable if too much was."""
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """(width, height) of the frames that were laid down; noughts before the first."""
+        return self.orientation.size(*self._size)
+
+    def finish(self, picker: FramePicker[VideoFrame]) -> None:
+        """Let `warnings` tell what was wrong; raises VideoUnreadable if too much was."""
         if self._num_frames == 0:
-            return 0, 0
+            return
         num_bad = min(picker.num_lost + picker.num_replaced + self._num_damaged, self._num_frames)  # or twice bad
         if self._memory is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
@@ -161,20 +185,21 @@ class FrameConverter:
             if count:
                 self.is_sound = False
                 self.warnings.append(f"{count} of the {self._num_frames} chosen frames {fate}")
-        return self._orientation.size(*self._size)
 
     def _prepare(self, frame: VideoFrame) -> memoryview:
         """Size, orientation and memory, by the first frame."""
         self._source_size = frame.width, frame.height
+        if self._only_size not in (None, self._source_size):
+            raise VideoUnreadable("The size of its frames changes.", param="video")
         self._size = fitted_size(*self._source_size, self._limits.max_frame_pixels)
         side_data = cast(SideDataContainer, frame.side_data)  # PyAV's stub says otherwise
         if SideDataType.DISPLAYMATRIX in side_data:
             orientation = orientation_of(bytes(side_data[SideDataType.DISPLAYMATRIX]))
             if orientation is None:
                 self.warnings.append("The video asks to be turned by an odd angle; frames are used as stored.")
-            self._orientation = orientation or UPRIGHT
+            self.orientation = orientation or UPRIGHT
         if self._size != self._source_size:
-            before, after = ("{}x{}".format(*self._orientation.size(*s)) for s in (self._source_size, self._size))
+            before, after = ("{}x{}".format(*self.orientation.size(*s)) for s in (self._source_size, self._size))
             self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
         return self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))
 
@@ -188,8 +213,7 @@ def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
     return min(wide, max_pixels // high), high  # a strip that is one pixel wide or high loses its shape
 
 
-@dataclass(frozen=True, slots=True)
-class Orientation:
+class Orientation(NamedTuple):
     """One of the eight right-angled orientations: exchange rows and columns first, then mirror."""
 
     swap: bool = False

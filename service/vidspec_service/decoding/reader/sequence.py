@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import BinaryIO
 
@@ -44,8 +44,9 @@ def read_sequence(
         converter = FrameConverter(len(selection.indices), limits, allocate, range(len(selection.indices)))
         for index, frame in _of_one_size(_decoded(file, sequence, selection, limits)):
             converter.convert(index, frame)
-        width, height = converter.finish(FramePicker(()))
-    ticks = range(len(times_s)) if sequence.fps else [int(time_s * _TICKS_PER_S + 0.5) for time_s in times_s]
+        converter.finish(FramePicker(()))
+    width, height = converter.upright_size
+    ticks = range(len(times_s)) if sequence.fps else _ticks(times_s)
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in selection.indices),
         source_indices=tuple(ticks[i] for i in selection.indices),
@@ -56,6 +57,13 @@ def read_sequence(
         height=height,
         codec="mjpeg",
         warnings=(*selection.warnings, *converter.warnings),
+    )
+
+
+def _ticks(times_s: Sequence[float]) -> list[int]:
+    """The nearest, but for those that would be others' as well: they are told apart."""
+    return list(
+        accumulate((int(time_s * _TICKS_PER_S + 0.5) for time_s in times_s), lambda before, t: max(before + 1, t))
     )
 
 

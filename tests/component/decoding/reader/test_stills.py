@@ -22,7 +22,7 @@ from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupport
 pytestmark = pytest.mark.component
 
 KINDS = ("PNG", "JPEG", "WEBP")
-STILL = FrameRequest(is_still=True)
+STILL = FrameRequest(is_still=True, num_frames=1)
 
 
 def assert_looks_like(clip: Clip, picture: np.ndarray) -> None:
