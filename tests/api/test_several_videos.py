@@ -67,8 +67,18 @@ async def test_parts_reach_the_model_in_the_order_they_were_sent(tmp_path: Path)
     )
     assert len(world.engine.requests[0].videos) == 4
     assert sorted(world.decoder.contents) == sorted([content(1), IMAGE_BYTES, content(2), content(3)])
-    assert [each.num_sharing for each in world.decoder.requests] == [3, 3, 3, 3]
+    assert sorted(each.num_sharing for each in world.decoder.requests if not each.is_still) == [3, 3, 3]
     assert world.leftovers == []
+
+
+async def test_what_is_asked_of_the_videos_is_not_asked_of_an_image_beside_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    asked = {"num_frames": 3, "start_s": 0.5, "end_s": 3}
+    assert (await ask(world, messages=[user(video_part(content(1)), IMAGE, ASK)], **asked)).status_code == 200
+    assert sorted(world.decoder.requests, key=lambda each: each.is_still) == [
+        FrameRequest(num_frames=3, start_s=0.5, end_s=3),
+        FrameRequest(is_still=True, num_frames=1),
+    ]
 
 
 @pytest.mark.parametrize("path", [URL, "/v1/chat/completions"])

@@ -21,7 +21,8 @@ def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits
     memory = bytearray()
 
     def allocate(num_bytes: int) -> memoryview:
-        memory.extend(bytes(num_bytes))
+        nonlocal memory
+        memory = bytearray(num_bytes)
         return memoryview(memory)
 
     with open(path, "rb", buffering=0) as file:

@@ -6,22 +6,27 @@ import asyncio
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import psutil
 import pytest
+from av.bitstream import BitStreamFilterContext
 from msgspec import structs
 
-from tests.clips import Picture, write_video
+from tests.clips import Picture, bar_codes, write_video
 from tests.component.decoding.processes import children, decoders
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_service.decoding import pool as pool_module
-from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
+from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part
 from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool, joined
+from vidspec_service.decoding.reader import read_clip
 from vidspec_service.errors import VideoUnreadable
 
 LIMITS = DecodingLimits(max_pixels=1_000_000, timeout_s=20)
@@ -66,10 +71,12 @@ def test_a_child_that_lies_about_its_part_is_found_out_as_one_alone_is() -> None
         clip_of(whole, frames)
 
 
-async def decode_all(paths: Sequence[Path], request: FrameRequest, num_children: int) -> list[Clip | BaseException]:
+async def decode_all(
+    paths: Sequence[Path], request: FrameRequest, num_children: int, limits: DecodingLimits = LIMITS
+) -> list[Clip | BaseException]:
     """One after the other."""
     found: list[Clip | BaseException] = []
-    async with DecodePool(LIMITS, num_children) as pool:
+    async with DecodePool(limits, num_children) as pool:
         for path in paths:
             found += await asyncio.gather(pool.decode(path, request, 8), return_exceptions=True)
     return found
@@ -125,6 +132,72 @@ def test_damaged_and_hostile_files_end_as_they_do_with_one_child(tmp_path: Path,
         assert_same(one, other, name)
     assert any(unlimited)
     assert not all(unlimited)
+
+
+@pytest.mark.parametrize("sizes", [((1280, 720), (320, 240)), ((320, 240), (640, 480))])
+def test_parts_of_several_sizes_are_the_clip_of_one_child(
+    tmp_path: Path, unlimited: list[bool], sizes: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    """None writes where another one's memory has been cut off, nor counts what its own size would take."""
+    path = in_a_row(tmp_path, *(bar_codes(2 * GOP, *size) for size in sizes))
+    (width, height), _ = sizes
+    limits = replace(LIMITS, max_decoded_bytes=4 * width * height * 3)
+    whole, parts = (asyncio.run(decode_all([path], FrameRequest(num_frames=4), count, limits))[0] for count in (1, 4))
+    assert isinstance(whole, Clip)
+    assert whole.video.frames.shape == (4, height, width, 3)
+    assert_same(whole, parts, path.name)
+    assert not any(unlimited)
+
+
+def test_a_part_that_begins_in_another_size_takes_no_memory(tmp_path: Path) -> None:
+    """The others' frames lie in it already."""
+    path = in_a_row(tmp_path, bar_codes(2 * GOP, 64, 64), bar_codes(2 * GOP, 32, 32))
+    taken, refused = list[int](), 0
+
+    def allocate(num_bytes: int) -> memoryview:
+        taken.append(num_bytes)
+        return memoryview(bytearray(num_bytes))
+
+    for number in range(4):
+        with open(path, "rb", buffering=0) as file:
+            try:
+                read_clip(
+                    file, FrameRequest(num_frames=4), LIMITS, allocate, default_num_frames=8, part=Part(number, 4)
+                )
+            except VideoUnreadable:
+                refused += 1
+    assert (taken, refused) == ([4 * 64 * 64 * 3] * 2, 2)
+
+
+def test_a_turn_that_only_one_part_sees_is_a_matter_of_the_whole(tmp_path: Path, unlimited: list[bool]) -> None:
+    plain = write_video(tmp_path / "plain.ts", pictures(), gop=GOP)
+    path = tmp_path / "turned.ts"
+    with av.open(plain) as source, av.open(path, "w") as container:
+        stream = source.streams.video[0]
+        track = container.add_stream_from_template(stream)
+        turn = BitStreamFilterContext("h264_metadata=display_orientation=insert:rotate=180:flip=0", stream)
+        for packet in source.demux(stream):
+            for turned in turn.filter(packet if packet.size else None):
+                turned.stream = track
+                container.mux(turned)
+    some_are_keyframes = FrameRequest(fps=0.5)  # which alone say that they are turned
+    whole, parts = (asyncio.run(decode_all([path], some_are_keyframes, count))[0] for count in (1, 3))
+    assert isinstance(whole, Clip)
+    assert_same(whole, parts, path.name)
+    assert unlimited == [False]
+
+
+def in_a_row(tmp_path: Path, *clips: Sequence[Picture]) -> Path:
+    """One transport stream."""
+    content, ticks, start = b"", 3000, 6000
+    for number, clip in enumerate(clips):
+        pts = [start + ticks * index for index in range(len(clip))]
+        part = tmp_path / f"{number}.ts"
+        content += write_video(part, clip, gop=GOP, pts=pts, time_base=Fraction(1, 90_000)).read_bytes()
+        start += ticks * len(clip)
+    path = tmp_path / "all.ts"
+    path.write_bytes(content)
+    return path
 
 
 def test_a_part_that_is_lost_or_left_takes_the_others_with_it(

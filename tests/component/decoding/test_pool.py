@@ -26,6 +26,7 @@ import pytest
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, decoders, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import (
@@ -297,6 +298,37 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
             with pytest.raises(VideoUnreadable, match="made its decoder fail"):
                 await task
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+
+    run(body())
+
+
+def test_who_leaves_while_spares_are_renewed_leaves_no_dead_ones(
+    stalling_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        is_ending, may_end = asyncio.Event(), asyncio.Event()
+        end = DecodePool._end
+
+        async def end_later(pool: DecodePool, child: DecodeChild) -> None:
+            is_ending.set()
+            await may_end.wait()
+            await end(pool, child)
+
+        monkeypatch.setattr(DecodePool, "_end", end_later)
+        async with DecodePool(LIMITS, 1) as pool:
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            server = psutil.Process(await hanging_child()).parent()
+            assert server is not None
+            server.kill()
+            await asyncio.wait_for(is_ending.wait(), 30)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            may_end.set()
+            (spare,) = pool._spares
+            await spare
+            await asyncio.gather(*pool._work)
+            assert pool._children == {spare.result()}
 
     run(body())
 

@@ -118,6 +118,17 @@ def test_a_window_is_clipped_to_the_clip_and_says_so() -> None:
     assert selection.warnings == ("end_s is 99, but the clip lasts 10.000 s.",)
 
 
+@given(st.integers(0, 38), st.integers(1, 39), st.sampled_from([1, 2, 4, 5, 10, 1000]), st.sampled_from([3, 30, 40]))
+def test_no_frame_begins_at_the_end_of_the_window_or_later(start: int, tenths: int, fps: float, count: int) -> None:
+    times_s, duration_s = even(120)
+    window = {"start_s": start / 10, "end_s": (start + tenths) / 10}
+    for chosen in (
+        select((times_s, duration_s), fps=fps, **window),
+        select((times_s, duration_s), num_frames=count, **window),
+    ):
+        assert all(3 * index_of < start + tenths for index_of in (index / 9 for index in chosen.indices))
+
+
 def test_fps_over_the_cap_spreads_the_cap_over_the_window() -> None:
     selection = select(even(300, 30.0), fps=10.0, max_frames=4)
     assert selection.indices == (37, 112, 187, 262)

@@ -114,6 +114,27 @@ def test_avi_without_display_times_still_gives_the_right_frames(
     assert clip.timestamps_s == tuple(i / 30 for i in clip.video.source_indices)
 
 
+def test_asf_without_display_times_still_gives_the_right_frames(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.asf", bar_codes(40), options={"bf": "3", "b-pyramid": "normal"})
+    clip = read(path)
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(40))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.ts"])
+def test_a_video_that_is_refreshed_stripe_by_stripe_is_decoded_from_its_start(tmp_path: Path, name: str) -> None:
+    """FFmpeg calls packets keyframes from which a picture needs many more to heal."""
+    options = {"tune": "zerolatency", "intra-refresh": "1"}
+    rows, columns = np.mgrid[0:180, 0:320]
+    drift = [np.stack([columns + 2 * i, rows + i, rows + columns + 3 * i], -1).astype(np.uint8) for i in range(160)]
+    path = write_video(tmp_path / name, drift, gop=40, options=options)
+    shown = list(decode_all(path).values())
+    for request in (FrameRequest(num_frames=1), FrameRequest(num_frames=5)):
+        clip = read(path, request)
+        assert clip.warnings == ()
+        for index, frame in zip(clip.video.source_indices, clip.video.frames, strict=True):
+            assert np.array_equal(frame, shown[index])
+
+
 def test_variable_frame_rate_is_read_as_it_is(tmp_path: Path) -> None:
     times_ms = [0, 40, 55, 500, 510, 2000]
     path = write_video(tmp_path / "a.mkv", bar_codes(6), pts=times_ms, time_base=Fraction(1, 1000))

@@ -42,6 +42,15 @@ def test_all_frames_stay_in_their_order_with_the_clients_times(tmp_path: Path) -
     assert (clip.codec, clip.warnings) == ("mjpeg", ())
 
 
+def test_frames_a_millisecond_apart_have_numbers_of_their_own(tmp_path: Path) -> None:
+    times_s = (2057.8575, 2057.8585, 2057.859)
+    path, sequence = stored(tmp_path, [JPEG] * 3, *times_s)
+    clip = read(path, FrameRequest(sequence=sequence))
+    assert clip.timestamps_s == times_s
+    assert clip.video.source_indices == (2057858, 2057859, 2057860)
+    assert clip.video.source_num_frames > 2057860
+
+
 def test_at_a_rate_frames_are_counted(tmp_path: Path) -> None:
     path, sequence = stored(tmp_path, [JPEG] * 5, fps=2.0)
     clip = read(path, FrameRequest(sequence=sequence))
