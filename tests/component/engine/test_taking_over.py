@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -26,9 +27,8 @@ def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Mess
     """Everything the target says of a request of which so much is committed, up to its end."""
     off = SpeculationMode.OFF
     request = ask("taken over", "Describe the video.", [scene_video(3)], max_tokens=max_tokens, speculation=off)
-    generate = Generate(request_id=request.request_id, committed=committed)
-    payload = write_request(request)
-    api.send(generate, payload)
+    payload = write_request(replace(request, committed=committed))
+    api.send(Generate(request_id=request.request_id), payload)
     close(payload)
     found: list[Message] = []
     while not (found and isinstance(found[-1], Ended)):

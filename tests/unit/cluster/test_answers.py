@@ -53,7 +53,7 @@ class Engines:
             told += output.process([Tokens(request_id=request.request_id, ids=tuple(ids[:size]))])
             ids = ids[size:]
         if not any(isinstance(event, Finished) for event in told):
-            ended = Ended(request_id=request.request_id, finish_reason="length", num_rollbacks=0, num_wasted=0)
+            ended = Ended(request_id=request.request_id, finish_reason="length")
             told += output.process([ended])
         return told
 

@@ -83,7 +83,7 @@ def submit(api: Channel, request: GenerationRequest) -> None:
     payload = write_request(request)
     for index in range(request.n):
         name = request.choice(index).request_id
-        api.send(Generate(request_id=name, choice=index, committed=request.committed), payload)
+        api.send(Generate(request_id=name, choice=index), payload)
     close(payload)
 
 

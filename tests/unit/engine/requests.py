@@ -25,6 +25,7 @@ def request_of(
     max_tokens: int | None = None,
     caller: str = "",
     compression: Compression = Compression.NONE,
+    committed: tuple[int, ...] = (),
 ) -> GenerationRequest:
     """A greedy request without a video; its text is its name."""
     return GenerationRequest(
@@ -35,6 +36,7 @@ def request_of(
         sampling=SamplingParams(seed=seed),
         speculation=mode,
         compression=compression,
+        committed=committed,
     )
 
 

@@ -27,11 +27,10 @@ from vidspec_service.engine.ipc.messages import (
     Generate,
     Peer,
     Proposal,
-    Release,
     Relevance,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, Following, TowerMemory, read_scores
+from vidspec_service.engine.ipc.payload import CellScores, Following, TowerMemory, read_ids, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
@@ -41,7 +40,7 @@ from vidspec_service.engine.worker.meter import Teller
 _PACE_MEMORY = 0.95
 _UNHEARD_S = 0.002  # that tokens made in one go may take: what comes after a wrong one is for nothing
 
-FromTarget = Following | Verdict | CellScores | Release
+FromTarget = Following | Verdict | CellScores
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +78,8 @@ class DraftLoop(WorkerLoop):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        is_replaced = self._target.channel not in (None, target)
-        for each in said:
-            if not is_replaced or isinstance(each, Release):  # what has ended has ended, whoever the target is now
+        if self._target.channel in (None, target):  # another one tells everything anew
+            for each in said:
                 self._hear(each)
 
     def _said_by_target(self) -> list[FromTarget]:
@@ -91,7 +89,9 @@ class DraftLoop(WorkerLoop):
                 said.append(read_scores(message, fds[0]))
             elif isinstance(message, Follow):
                 said.append(Following(request_id=message.request_id, tower=TowerMemory(fds[0]) if fds else None))
-            elif isinstance(message, Verdict | Release):
+            elif isinstance(message, Verdict) and fds:
+                said.append(replace(message, ids=read_ids(fds[0])))
+            elif isinstance(message, Verdict):
                 said.append(message)
         return said
 
@@ -103,9 +103,7 @@ class DraftLoop(WorkerLoop):
             request.restart()
 
     def _hear(self, said: FromTarget) -> None:
-        if isinstance(said, Release):
-            self._forget(said.request_id)
-        elif isinstance(said, Following):
+        if isinstance(said, Following):
             if (offered := self._offered.pop(said.request_id, None)) is not None:
                 offered.tower = said.tower
                 self._inputs.submit(offered)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -56,22 +57,30 @@ class WorkerClient(ABC):
         self.role = role
         self.state = WorkerState.STARTING
         self._channel: Channel | None = None
+        self._unsent: deque[Cancel] = deque()  # while it does not read
         self._silence_s = silence_s
         self._on_message = on_message
         self._alarm: asyncio.TimerHandle | None = None
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        """False if the worker cannot take it now; its owner will hear of its fate on its own."""
+        """False if the worker cannot take it now: it is lost, which its owner hears of, or does not read at present."""
         if self._channel is None or self.state is not WorkerState.READY:
             return False
         try:
             self._channel.send(message, fds)
-        except ChannelFull:
-            self._fail("does not read its messages")
-            return False
-        except ChannelClosed:
-            return False  # the reader callback sees the same and handles it
+        except (ChannelFull, ChannelClosed):
+            return False  # the alarm, or the reader callback, sees the same and handles it
         return True
+
+    def cancel(self, request_id: str) -> None:
+        """Have a request forgotten, as soon as the worker takes that; another one after it knows nothing of it."""
+        if self.state is WorkerState.READY:
+            self._unsent.append(Cancel(request_id=request_id))
+            self._send_again()
+
+    def _send_again(self) -> None:
+        while self._unsent and self.send(self._unsent[0]):
+            self._unsent.popleft()
 
     def _read(self) -> None:
         try:
@@ -86,6 +95,7 @@ class WorkerClient(ABC):
             return
         if isinstance(message, Heartbeat):
             self._set_alarm(self._silence_s, self._fall_silent)
+        self._send_again()
         self._on_message(message)
 
     def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
@@ -184,6 +194,7 @@ class EngineClient:
                 for start, end, _ in message.forwards:
                     self._metrics.forward[worker.role].observe(end - start)
                 self._on_heartbeat(worker.role, message)
+                self._hand_over()  # what it had no room for
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
 
@@ -191,27 +202,29 @@ class EngineClient:
         """Nobody waits for what it may still have to say."""
         if self._table.remove(request_id):
             for worker in self._workers.values():
-                worker.send(Cancel(request_id=request_id))
+                worker.cancel(request_id)
             self._hand_over()
 
     def _give_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:
-            self._workers["draft"].send(state.message(), state.payload)
+            state.give(self._workers["draft"].send)
 
     def _hand_over(self) -> None:
         """Give the target all that it may have now; what it cannot take waits for it, or for the next one."""
         send = self._workers["target"].send
-        while (state := self._table.next_due()) is not None and send(state.message(), state.payload):
+        while (state := self._table.next_due()) is not None and state.give(send):
             self._table.mark_given(state)
 
     def _observe(self, message: RequestMessage) -> None:
-        if isinstance(message, Tokens) and message.num_judged:
-            count_verified(self._metrics, num_draft_tokens=message.num_judged, num_accepted_tokens=message.num_accepted)
-        elif isinstance(message, Ended):
+        if isinstance(message, Tokens):
             self._metrics.spec_decode_rollbacks.inc(message.num_rollbacks)
             self._metrics.spec_decode_wasted_draft_tokens.inc(message.num_wasted)
-        elif isinstance(message, Rejected) and "draft" in self._workers:
-            self._workers["draft"].send(Cancel(request_id=message.request_id))
+            if message.num_judged:
+                count_verified(
+                    self._metrics, num_draft_tokens=message.num_judged, num_accepted_tokens=message.num_accepted
+                )
+        elif isinstance(message, Ended | Rejected) and "draft" in self._workers:
+            self._workers["draft"].cancel(message.request_id)
 
     def _mode(self, request: GenerationRequest) -> SpeculationMode:
         if "draft" not in self._workers and not self._config.has_ngram_draft:

@@ -7,14 +7,14 @@ import logging
 import time
 
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, ignore
+from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, WorkerClient, ignore
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.frontend.kv_shares import KVShares
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Loaded, Peer, Ready, Rejected
+from vidspec_service.engine.ipc.messages import Heartbeat, Loaded, Message, Peer, Ready, Rejected
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import EngineMetrics
 
@@ -43,6 +43,7 @@ class LocalEngine(EngineClient):
         self._owns_launcher = launcher is None
         self._lost_at: float | None = None  # the target, if there is none at present
         self._outage_s = 0.0  # of those before
+        self._introduced_at = 0.0
 
     async def __aenter__(self) -> LocalEngine:
         self._workers, self._ready = {}, {}
@@ -133,6 +134,12 @@ class LocalEngine(EngineClient):
         if worker.role == "target":
             self._table.fail_all(EngineDead(reason))
 
+    def worker_said(self, worker: WorkerClient, message: Message) -> None:
+        """See `EngineClient`. Workers that have lost each other, since one did not read, are introduced again."""
+        super().worker_said(worker, message)
+        if isinstance(message, Heartbeat) and not message.has_peer and message.until > self._introduced_at:
+            self._introduce()
+
     def _introduce(self) -> None:
         """Give both workers the ends of a new channel."""
         target, draft = self._workers["target"], self._workers.get("draft")
@@ -140,6 +147,7 @@ class LocalEngine(EngineClient):
             return
         towers = [self._ready[role].tower for role in ("target", "draft")]
         shares_tower = None not in towers and towers[0] == towers[1]
+        self._introduced_at = time.monotonic()
         for worker, end in zip((draft, target), Channel.pair(), strict=True):
             worker.send(Peer(shares_tower=shares_tower), (end.fileno(),))
             end.close()

@@ -11,13 +11,13 @@ several targets have died with is on trial to its end, which means that it is al
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Generate, Rejected, Tokens
-from vidspec_service.engine.ipc.payload import Payload, close
+from vidspec_service.engine.ipc.payload import Payload, close, write_ids
 from vidspec_service.engine.types import Accepted, Activity, DraftView
 from vidspec_service.errors import EngineError
 
@@ -51,10 +51,16 @@ class RequestState:
     def wants_draft(self) -> bool:
         return self.request.speculation is not SpeculationMode.OFF and self.num_lost_drafts < _MOST_LOST_DRAFTS
 
-    def message(self) -> Generate:
-        """The request as a target must see it that has to go on where another stopped."""
-        committed = (*self.request.committed, *self.committed)
-        return Generate(request_id=self.request_id, choice=self.choice, committed=committed)
+    def give(self, send: Callable[[Generate, Payload], bool]) -> bool:
+        """Send it as a target must see it that has to go on where another stopped; returns what `send` does."""
+        message = Generate(request_id=self.request_id, choice=self.choice, has_committed=bool(self.committed))
+        if not self.committed:
+            return send(message, self.payload)
+        ids = write_ids(self.committed)
+        try:
+            return send(message, (*self.payload, ids))
+        finally:
+            close([ids])
 
 
 class RequestTable:

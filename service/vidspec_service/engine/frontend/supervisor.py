@@ -153,6 +153,7 @@ class Worker(WorkerClient):
         self._owner.worker_dead(self, reason)
 
     def _disconnect(self) -> None:
+        self._unsent.clear()
         if self._alarm is not None:
             self._alarm.cancel()
         if self._channel is not None:

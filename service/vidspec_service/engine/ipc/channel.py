@@ -116,7 +116,7 @@ class PeerLink:
         return found
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """At once, or the other is lost: whoever does not read is of no use, and the API will send a new Peer."""
+        """At once, or the other is lost: whoever does not read is of no use. The API is told, and sends a new Peer."""
         if self.channel is None:
             return
         try:
@@ -132,7 +132,7 @@ class PeerLink:
 class Sender(Protocol):
     """Whatever takes messages for the other side."""
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None: ...
+    def send(self, message: Message) -> None: ...
 
 
 class Readable(Protocol):

@@ -3,7 +3,7 @@
 | from   | to     | message    | when                                                                  |
 |--------|--------|------------|-----------------------------------------------------------------------|
 | API    | worker | Configure  | once, first                                                           |
-| API    | target | Generate   | a request was admitted and decoded (one fd: the request)              |
+| API    | target | Generate   | a request was admitted and decoded (fds: the request and its frames)  |
 | API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
 | worker | API    | Started    | once, first (one fd: a pidfd of the worker)                           |
 | worker | API    | Loading    | while it loads, a few times a second                                  |
@@ -19,13 +19,12 @@
 | worker | API    | Activity   | prepared or prefilled a request that asks for its timeline            |
 | draft  | API    | DraftView  | what it sees was chosen (again), of a request that asks               |
 | API    | draft  | Generate   | the same request, before the target gets it                           |
-| API    | draft  | Cancel     | as for the target                                                     |
+| API    | draft  | Cancel     | as for the target, and when the answer has ended                      |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
 | target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt (a fd: TowerMemory)  |
 | draft  | target | Proposal   | the draft has run ahead by a few tokens                               |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
 | target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
-| target | draft  | Release    | the request has ended                                                 |
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Generate(Struct, frozen=True, kw_only=True):
 
     request_id: str
     choice: int = 0  # which answer of those that the request asks for: see `GenerationRequest.choice`
-    committed: tuple[int, ...] = ()  # what clients have seen already, when a new target takes over
+    has_committed: bool = False  # tokens that clients have seen, when a new worker takes over: a further fd
 
 
 class Cancel(Struct, frozen=True, kw_only=True):
@@ -123,6 +122,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     elapsed_s: float
     until: float  # on the monotonic clock of all processes
     forwards: tuple[tuple[float, float, int], ...]  # all since the last one, as (start, end, rows) on that clock
+    has_peer: bool = True  # a channel to the other worker: without, another Peer is wanted
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -143,6 +143,8 @@ class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ids: tuple[int, ...]
     num_judged: int = 0  # see SpeculationStats
     num_accepted: int = 0
+    num_rollbacks: int = 0  # draft chains that a mismatch has made void since the last such message
+    num_wasted: int = 0  # draft tokens that were never judged, likewise
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
     logprobs: tuple[RowLogprobs, ...] = ()  # one of each id, of requests that ask: at most 33 with 20 alternatives each
     forced: tuple[int, ...] = ()  # places in `ids` that the grammar left no choice about, of requests that ask
@@ -154,8 +156,6 @@ class Ended(Struct, frozen=True, kw_only=True):
 
     request_id: str
     finish_reason: str
-    num_rollbacks: int  # draft chains that a mismatch made void
-    num_wasted: int  # draft tokens that were never judged
 
 
 class Peer(Struct, frozen=True, kw_only=True):
@@ -184,7 +184,7 @@ class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The target committed `ids` from output position `start` on."""
+    """The target committed `ids` from output position `start` on; very many come in shared memory instead."""
 
     request_id: str
     start: int
@@ -197,12 +197,6 @@ class Relevance(Struct, frozen=True, kw_only=True):
 
     request_id: str
     grid_checksum: int  # of the cells' places: the draft's may differ
-
-
-class Release(Struct, frozen=True, kw_only=True):
-    """The target is done with the request."""
-
-    request_id: str
 
 
 ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer
@@ -220,5 +214,5 @@ WorkerToApi = (
     | Activity
     | DraftView
 )
-BetweenWorkers = Follow | Proposal | Verdict | Relevance | Release
+BetweenWorkers = Follow | Proposal | Verdict | Relevance
 Message = ApiToWorker | WorkerToApi | BetweenWorkers

@@ -22,7 +22,7 @@ from vidspec_service.errors import CapacityError
 from vidspec_service.shared_frames import SharedFrames, mapped
 
 _LENGTH_BYTES = 8  # of the encoded request's length, which comes first
-_MAX_SHARED = MAX_FDS - 1  # clips of a request; the frames of any more are copied
+_MAX_SHARED = MAX_FDS - 2  # clips of a request, beside itself and its committed tokens; any more are copied
 
 Payload = tuple[int, ...]  # descriptors: of the request, then of frames that are not in it
 
@@ -100,6 +100,16 @@ class CellScores:
     values: NDArray[np.float16]  # [C]
 
 
+def write_ids(ids: Sequence[int]) -> int:
+    """Token ids into a new memfd: an answer may have more of them than a message has room for. The caller closes it."""
+    return _memfd("vidspec-ids", np.array(ids, np.int32))
+
+
+def read_ids(fd: int) -> tuple[int, ...]:
+    """Closes `fd`."""
+    return tuple(_read_array(fd, np.dtype(np.int32)).tolist())
+
+
 def write_scores(scores: CellScores) -> int:
     """The values into a new memfd: too much for a channel, which must never fill up. The caller closes it."""
     return _memfd("vidspec-relevance", scores.values)
@@ -107,9 +117,7 @@ def write_scores(scores: CellScores) -> int:
 
 def read_scores(message: Relevance, fd: int) -> CellScores:
     """On the draft's side; closes `fd`."""
-    with os.fdopen(fd, "rb") as file:
-        file.seek(0)  # the descriptors share a position, which writing has moved
-        values = np.frombuffer(file.read(), np.float16)
+    values = _read_array(fd, np.dtype(np.float16))
     return CellScores(request_id=message.request_id, grid_checksum=message.grid_checksum, values=values)
 
 
@@ -148,6 +156,12 @@ class Following:
 
     request_id: str
     tower: TowerMemory | None
+
+
+def _read_array(fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)  # the descriptors share a position, which writing has moved
+        return np.frombuffer(file.read(), dtype)
 
 
 def _memfd(name: str, *parts: bytes | NDArray[Any]) -> int:

@@ -31,6 +31,8 @@ _MOST_DEMANDED = 0.9  # of probability
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and moves little from one to the next
 _DECAY = 0.98  # of measured forwards, per forward
 _STRIDE_DECAY = 0.9  # each holds several tokens
+_GUESSED_RATIO = 8  # of a target's step to a draft's token
+DOUBT = 0.05  # of what was measured, with each answer that measures nothing anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,7 @@ class Speculation:
     chain: ProposalChain = field(default_factory=ProposalChain)
     plan: Plan = OFF
     num_told: int = 0  # committed tokens that the draft knows of
+    is_measured: bool = False  # something was judged, so that `acceptance` is not a guess any more
     is_followed: bool = False  # the draft has lately proposed something: worth waiting for
     draft_video_tokens: int = 0  # that the draft saw when it last proposed
     least_likely: float = 0.0  # a row is verified if what it stands on holds with this probability
@@ -179,6 +182,7 @@ class Speculation:
 
     def observe(self, num_accepted: int, *, is_rejected: bool) -> None:
         """Fold one verification into the running acceptance rate, which is that of proposals that could be wrong."""
+        self.is_measured |= num_accepted > 0 or is_rejected
         for _ in range(num_accepted):
             self.acceptance = _MEMORY * self.acceptance + (1 - _MEMORY)
         if is_rejected:
@@ -196,10 +200,13 @@ class Speculation:
 class CostMeter:
     """Running estimate of a linear forward time, base + row * rows, of a token alone, and of the draft's pace."""
 
-    def __init__(self, *, base_s: float, row_s: float, draft_s: float, stride_s: float | None = None) -> None:
+    def __init__(
+        self, *, base_s: float, row_s: float, draft_s: float | None = None, stride_s: float | None = None
+    ) -> None:
+        """Without `draft_s`, the time of a draft that may be elsewhere, it is put at an eighth of `base_s`."""
         self.base_s = base_s
         self.row_s = row_s
-        self.draft_s = draft_s
+        self.draft_s = base_s / _GUESSED_RATIO if draft_s is None else draft_s
         self.stride_s = stride_s
         self._sums = [0.0] * 5  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
 
@@ -219,7 +226,17 @@ class CostMeter:
         before = seconds if self.stride_s is None else self.stride_s
         self.stride_s = _STRIDE_DECAY * before + (1 - _STRIDE_DECAY) * seconds
 
+    def doubt_draft(self) -> None:
+        """Nobody has been proposed anything for a whole answer: what its token took once may not be so any more."""
+        self.draft_s += DOUBT * (self.base_s / _GUESSED_RATIO - self.draft_s)
+
     def costs(self, num_requests: int, *, in_strides: bool = False) -> StepCosts:
-        """As one of `num_requests` sharing each forward sees them; `in_strides` if it is one that could have those."""
+        """As one of `num_requests` sharing each forward sees them; `in_strides` if it is one that could have those.
+
+        A token of a stride is put at no more than a step, which is measured all the time, or one that was slow once
+        would rule out those that could show that they are not.
+        """
         stride_s = self.stride_s if in_strides and num_requests == 1 else None
+        if stride_s is not None:
+            stride_s = min(stride_s, self.base_s + self.row_s)
         return StepCosts(base_s=self.base_s, row_s=self.row_s * num_requests, draft_s=self.draft_s, stride_s=stride_s)

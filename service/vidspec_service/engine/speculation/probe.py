@@ -14,7 +14,7 @@ _PROBE_CONTEXT, _PROBE_ROWS, _PROBE_STRIDE, _PROBE_REPEATS = 500, (2, 10), 4, 5
 
 
 def measure_costs(model: VideoLM) -> CostMeter:
-    """Time short forwards on a scratch cache. The draft, which may be elsewhere, is put at an eighth of the target."""
+    """Time short forwards on a scratch cache."""
     cache = KVCache(model.decoder.geometry, _PROBE_CONTEXT + max(_PROBE_ROWS))
     times = []
     for num_rows in _PROBE_ROWS:
@@ -28,7 +28,7 @@ def measure_costs(model: VideoLM) -> CostMeter:
         times.append(best)
     row_s = max((times[1] - times[0]) / (_PROBE_ROWS[1] - _PROBE_ROWS[0]), 0.0)
     base_s = max(times[0] - row_s * _PROBE_ROWS[0], 1e-6)
-    return CostMeter(base_s=base_s, row_s=row_s, draft_s=base_s / 8, stride_s=_stride_s(model, cache))
+    return CostMeter(base_s=base_s, row_s=row_s, stride_s=_stride_s(model, cache))
 
 
 def _stride_s(model: VideoLM, cache: KVCache) -> float | None:

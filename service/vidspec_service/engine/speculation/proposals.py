@@ -19,8 +19,8 @@ class ProposalChain:
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._confidences: list[float] = []
-        self.num_wasted = 0  # proposed tokens that were never judged
-        self.num_rollbacks = 0
+        self.num_wasted = 0  # proposed tokens that were never judged, since they were last told
+        self.num_rollbacks = 0  # likewise
         self.forget()
 
     def forget(self) -> None:
@@ -64,6 +64,12 @@ class ProposalChain:
     def _drop(self) -> None:
         self.num_wasted += len(self._ids)
         self._ids, self._confidences, self._is_void = [], [], True
+
+    def take_losses(self) -> tuple[int, int]:
+        """Rollbacks and wasted tokens since the last call."""
+        losses = self.num_rollbacks, self.num_wasted
+        self.num_rollbacks = self.num_wasted = 0
+        return losses
 
     def pending(self, num_committed: int) -> list[int]:
         """Proposals for the positions from `num_committed` on; empty while the draft is behind."""

@@ -22,13 +22,14 @@ from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import PeerLink
-from vidspec_service.engine.ipc.messages import Configure, Follow, Release, Relevance, Verdict
-from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, write_scores
+from vidspec_service.engine.ipc.messages import Configure, Follow, Relevance, Verdict
+from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, write_ids, write_scores
 from vidspec_service.engine.speculation.plan import StepCosts
 from vidspec_service.engine.target.request import TargetRequest
 
 _FIRST_GUESS = 128.0  # tokens of an answer, before there was one
 _MEMORY = 0.9  # weight of the answers before the last one
+_MOST_TOLD = 4096  # tokens in a message itself
 
 
 class DraftLink(PeerLink):
@@ -41,14 +42,23 @@ class DraftLink(PeerLink):
     def tell(self, request: TargetRequest) -> None:
         """A verdict: every committed token that this draft has not heard of."""
         speculation, committed = request.speculation, request.committed
+        start, ids = speculation.num_told, tuple(committed[speculation.num_told :])
+        speculation.num_told = len(committed)
+        is_long = len(ids) > _MOST_TOLD
         verdict = Verdict(
             request_id=request.request_id,
-            start=speculation.num_told,
-            ids=tuple(committed[speculation.num_told :]),
+            start=start,
+            ids=() if is_long else ids,
             max_lead=speculation.plan.max_lead,
         )
-        speculation.num_told = len(committed)
-        self.send(verdict)
+        if not is_long:
+            self.send(verdict)
+            return
+        fd = write_ids(ids)
+        try:
+            self.send(verdict, (fd,))
+        finally:
+            os.close(fd)
 
     def ask(self, request_id: str, tower: TowerMemory | None) -> None:
         """To follow a request, of whose videos our tower has made this; None if the draft must run its own."""
@@ -108,7 +118,6 @@ class DraftGate:
     def release(self, request_id: str) -> None:
         """The request needs no more proposals."""
         self._asked.discard(request_id)
-        self._draft.send(Release(request_id=request_id))
 
     def forget(self) -> None:
         """Another draft, which was asked nothing yet."""

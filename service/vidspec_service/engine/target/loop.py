@@ -35,7 +35,7 @@ from vidspec_service.engine.ipc.messages import (
     Rejected,
     Tokens,
 )
-from vidspec_service.engine.speculation.plan import CostMeter, Speculation
+from vidspec_service.engine.speculation.plan import DOUBT, CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of
@@ -52,6 +52,8 @@ _PATIENCE = 2.0  # wait at most this many times as long as the draft should need
 _SLACK_S = 0.005
 _LEAST_AT_ONCE = 2  # tokens
 _LONGEST = 3.0  # times what tokens in one go should take: where no other process has a core, none of 600 took so long
+_HOPE = 0.95  # acceptance of what was never tried, or long ago: too high, since what is not tried is never known
+_LAST_COUNTS = 0.2
 _RELUCTANCE = 12  # forwards from tokens too many or too late: a model may never want what a grammar does
 
 logger = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class TargetLoop(WorkerLoop):
         self._outbox = Outbox(api, self._config.stream_interval_s)
         self._teller = Teller(self._outbox, "target")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._acceptance = 0.95  # of requests so far; at first too high, since what is not tried is never known
+        self._acceptance = _HOPE  # of requests so far
 
     def _work(self) -> bool:
         with self._meter:
@@ -91,10 +93,7 @@ class TargetLoop(WorkerLoop):
         with self._meter:
             self._verify()
             self._outbox.flush_if_due()
-        has_work = self._scheduler.can_compute or self._scheduler.can_admit
-        if not has_work:
-            self._outbox.flush()
-        return has_work
+        return self._scheduler.can_compute or self._scheduler.can_admit
 
     def _receive(self) -> None:
         while (received := self._api.receive()) is not None:
@@ -285,7 +284,8 @@ class TargetLoop(WorkerLoop):
             self._outbox.flush()
             wait_readable(self._wakers, left)
             self._receive()
-            if all(request.has_enough for request in scheduler.decoding.values()):
+            has_other_work = scheduler.can_admit or self._inputs.has_finished
+            if has_other_work or all(request.has_enough for request in scheduler.decoding.values()):
                 return
         for request in scheduler.decoding.values():
             request.speculation.is_followed &= request.has_enough  # late: not waited for until it proposes again
@@ -380,8 +380,16 @@ class TargetLoop(WorkerLoop):
         self._gate.end(request)
         if self._ngrams is not None:
             self._ngrams.end(request)
-        self._acceptance = 0.8 * self._acceptance + 0.2 * request.speculation.acceptance
+        self._remember(request.speculation)
         self._outbox.send(request.ended())
+
+    def _remember(self, speculation: Speculation) -> None:
+        """What an answer has shown of the draft, for those to come; where plans rule it out it is hoped for again."""
+        if speculation.is_measured:
+            self._acceptance += _LAST_COUNTS * (speculation.acceptance - self._acceptance)
+        elif speculation.mode is not SpeculationMode.OFF:
+            self._acceptance += DOUBT * (_HOPE - self._acceptance)
+            self._costs.doubt_draft()
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""

@@ -147,12 +147,15 @@ class TargetRequest:
         self.speculation.chain.settle(self.committed)
         self.cache.truncate(self.prompt.num_tokens + self.num_committed - 1)
         self.speculation.observe(num_lucky, is_rejected=is_rejected)
+        num_rollbacks, num_wasted = self.speculation.chain.take_losses()
         return Tokens(
             request_id=self.request_id,
             ids=committed,
             # What would come after an end was compared, too, but is no token of the answer.
             num_judged=min(num_accepted + is_rejected, len(committed)),
             num_accepted=min(num_accepted, len(committed)),
+            num_rollbacks=num_rollbacks,
+            num_wasted=num_wasted,
             draft_video_tokens=self.speculation.draft_video_tokens,
         )
 
@@ -178,14 +181,8 @@ class TargetRequest:
 
     def ended(self) -> Ended:
         """What there is to say at the end, which must have come."""
-        chain = self.speculation.chain
         assert self.finish_reason is not None
-        return Ended(
-            request_id=self.request_id,
-            finish_reason=self.finish_reason.value,
-            num_rollbacks=chain.num_rollbacks,
-            num_wasted=chain.num_wasted,
-        )
+        return Ended(request_id=self.request_id, finish_reason=self.finish_reason.value)
 
 
 def _num_equal(proposed: Sequence[int], chosen: Sequence[int]) -> int:

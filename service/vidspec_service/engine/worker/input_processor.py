@@ -26,7 +26,7 @@ from vidspec_models.request import Compression, GenerationRequest, TowerRows
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.messages import Generate
-from vidspec_service.engine.ipc.payload import TowerMemory, read_request
+from vidspec_service.engine.ipc.payload import TowerMemory, read_ids, read_request
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,9 @@ class Input:
     @classmethod
     def of(cls, message: Generate, payload: Sequence[int]) -> Input:
         """As the API sent it; closes the payload."""
-        return cls(replace(read_request(payload).choice(message.choice), committed=message.committed))
+        committed = read_ids(payload[-1]) if message.has_committed else ()
+        request = read_request(payload[:-1] if message.has_committed else payload).choice(message.choice)
+        return cls(replace(request, committed=(*request.committed, *committed)))
 
     @property
     def request_id(self) -> str:
@@ -107,6 +109,11 @@ class InputProcessor:
         """Nobody waits for this one: it is finished soon, and without a prompt if its video is a long one."""
         if (item := self._submitted.get(request_id)) is not None:
             item.is_cancelled = True
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether something can be taken."""
+        return bool(self._done)
 
     def take_finished(self) -> list[Input]:
         """Everything finished since the last call."""

@@ -53,7 +53,7 @@ class WorkerLoop(ABC):
                 self._receive()
                 if not self._work():
                     wait_readable(self._wakers, HEARTBEAT_S)
-                self._meter.beat(self._api, self._pool.usage)
+                self._meter.beat(self._api, self._pool.usage, has_peer=self._peer.channel is not None)
         finally:
             self._peer.disconnect()
 

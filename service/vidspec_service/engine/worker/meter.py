@@ -37,7 +37,7 @@ class WorkMeter:
         """A forward over so many rows belongs to the present block."""
         self._num_rows += num_rows
 
-    def beat(self, api: Sender, cache_usage: float) -> None:
+    def beat(self, api: Sender, cache_usage: float, *, has_peer: bool) -> None:
         """Send a heartbeat if one is due."""
         now = time.monotonic()
         if now - self._since < HEARTBEAT_S and len(self._forwards) < _MOST_FORWARDS:
@@ -49,6 +49,7 @@ class WorkMeter:
                 elapsed_s=now - self._since,
                 until=now,
                 forwards=tuple(self._forwards),
+                has_peer=has_peer,
             )
         )
         self._since, self._busy_s = now, 0.0

@@ -8,7 +8,6 @@ of a small model's step, and nobody reads a stream a thousand times a second. vL
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Message, Tokens
@@ -27,14 +26,14 @@ class Outbox:
         self._held: list[Tokens] = []
         self._num_held = 0  # tokens
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: Message) -> None:
         """Raises what `Channel.send` does, also for a message that was held back."""
         if isinstance(message, Tokens) and self._num_held + len(message.ids) <= MOST_HELD_TOKENS:
             self._held.append(message)
             self._num_held += len(message.ids)
             return
         self.flush()
-        self._channel.send(message, fds)
+        self._channel.send(message)
 
     def flush(self) -> None:
         """Send what is held back: before whatever takes time."""

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.unit.engine.counting_model import Running, configure, submit
+from tests.unit.engine.counting_model import CountingModel, Running, configure, submit
 from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
-from tests.unit.engine.requests import request_of
+from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows, Video
@@ -23,8 +23,9 @@ from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Cancel, Follow, Proposal, Release, Verdict
+from vidspec_service.engine.ipc.messages import Cancel, Follow, Heartbeat, Proposal, Verdict
 from vidspec_service.engine.ipc.payload import TowerMemory
+from vidspec_service.engine.target.draft_link import DraftLink
 
 FOR_ONE = 64  # rows of cache; the draft sees a tenth of the video
 LENGTH = 60
@@ -81,7 +82,7 @@ class Draft:
         num_before = len(self.of(name))
         self.tell(other, 0, text_of(other)[:1], max_lead=2)
         self.chain(other, 2)
-        self.target.channel.send(Release(request_id=other))
+        self.api.channel.send(Cancel(request_id=other))
         return len(self.of(name)) == num_before
 
     def of(self, name: str) -> list[Proposal]:
@@ -160,16 +161,14 @@ def test_what_the_target_has_committed_beyond_the_chain_is_read_and_gone_on_from
     assert after[0].epoch > before[0].epoch
 
 
-@pytest.mark.parametrize("by", [Release, Cancel])
-def test_a_request_that_has_ended_is_forgotten_and_its_room_free(stack: ExitStack, by: type[Release | Cancel]) -> None:
+def test_a_request_that_has_ended_is_forgotten_and_its_room_free(stack: ExitStack) -> None:
     draft = Draft(stack, kv_cache_tokens=FOR_ONE)
     draft.follow("a")
     text = text_of("a")
     draft.tell("a", 0, text[:1], max_lead=4)
     draft.chain("a", 4)
-    end = draft.target if by is Release else draft.api
-    end.channel.send(by(request_id="a"))
-    end.channel.send(by(request_id="unknown"))
+    draft.api.channel.send(Cancel(request_id="a"))
+    draft.api.channel.send(Cancel(request_id="unknown"))
     draft.follow("b", max_tokens=30)
     draft.tell("a", 1, text[1:3], max_lead=4)
     draft.tell("b", 0, text_of("b")[:1], max_lead=40)
@@ -214,7 +213,10 @@ def test_a_new_target_tells_everything_and_is_told_a_chain_of_its_own(stack: Exi
 
 
 @pytest.mark.parametrize("how", ["it ends", "it does not read"])
-def test_a_target_that_is_lost_is_left_and_the_next_one_is_served(stack: ExitStack, how: str) -> None:
+def test_a_target_that_is_lost_is_missed_and_the_next_one_is_served(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("vidspec_service.engine.worker.loop.HEARTBEAT_S", 0.1)
     draft, text = Draft(stack, is_full=how == "it does not read"), text_of("a")
     draft.follow("a")
     draft.tell("a", 0, text[:1], max_lead=4)
@@ -223,10 +225,32 @@ def test_a_target_that_is_lost_is_left_and_the_next_one_is_served(stack: ExitSta
         draft.target.close()
     else:
         draft.target.wait_closed()
+    draft.api.next(Heartbeat, lambda heartbeat: not heartbeat.has_peer)
     draft.target = draft.new_target()
     draft.tell("a", 0, text[:2], max_lead=4)
     assert joined(draft.chain("a", 4)) == text[2:6]
     assert draft.thread.error is None
+
+
+def test_what_a_message_has_no_room_for_is_told_all_the_same() -> None:
+    api, far_api = Channel.pair()
+    target, far_target = Channel.pair()
+    loop, link = DraftLoop(cast("VideoLM", CountingModel()), far_api, configure("draft")), DraftLink()
+    loop._target.connect(far_target)
+    link.connect(target)
+    ids = [70_000 + number for number in range(60_000)]
+    request = target_request(committed=ids, max_tokens=100_000)
+    link.tell(request)
+    request.commit([5])
+    link.tell(request)
+    assert loop._said_by_target() == [
+        Verdict(request_id="r", start=0, ids=tuple(ids), max_lead=0),
+        Verdict(request_id="r", start=60_000, ids=(5,), max_lead=0),
+    ]
+    loop._target.disconnect()
+    link.disconnect()
+    api.close()
+    far_api.close()
 
 
 def test_several_requests_are_advanced_together_and_not_mixed_up(stack: ExitStack) -> None:

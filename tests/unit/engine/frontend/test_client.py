@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -28,16 +29,17 @@ from vidspec_service.engine.ipc.messages import (
     Cancel,
     Configure,
     Ended,
+    Follow,
     Generate,
+    Heartbeat,
     Loaded,
     Message,
     Peer,
     Ready,
     Rejected,
-    Release,
     Tokens,
 )
-from vidspec_service.engine.ipc.payload import read_request
+from vidspec_service.engine.ipc.payload import read_ids, read_request
 from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta
 from vidspec_service.errors import (
     ConfigError,
@@ -107,8 +109,13 @@ class FakeWorker:
         self._inbox.put_nowait(message)
         self.last_fds = [os.dup(fd) for fd in fds]
         if isinstance(message, Generate):
-            self.asked.append(read_request(self.last_fds))  # which closes it
+            committed = read_ids(self.last_fds.pop()) if message.has_committed else ()
+            asked = read_request(self.last_fds)  # which closes it
+            self.asked.append(replace(asked, committed=(*asked.committed, *committed)))
         return True
+
+    def cancel(self, request_id: str) -> None:
+        self.send(Cancel(request_id=request_id))
 
     async def stop(self) -> None:
         self.state = WorkerState.DEAD
@@ -127,8 +134,8 @@ class FakeWorker:
             self.heard.append(self._inbox.get_nowait())
         return [message for message in self.heard if isinstance(message, kind)]
 
-    def commits(self, name: str, *ids: int, num_judged: int = 0, num_accepted: int = 0) -> None:
-        self.say(Tokens(request_id=name, ids=ids, num_judged=num_judged, num_accepted=num_accepted))
+    def commits(self, name: str, *ids: int, **counts: Any) -> None:
+        self.say(Tokens(request_id=name, ids=ids, **counts))
 
     def accepts(self, name: str) -> None:
         self.say(
@@ -136,7 +143,7 @@ class FakeWorker:
         )  # fmt: skip
 
     def ends(self, name: str, reason: str = "length") -> None:
-        self.say(Ended(request_id=name, finish_reason=reason, num_rollbacks=2, num_wasted=3))
+        self.say(Ended(request_id=name, finish_reason=reason))
 
 
 class Stream:
@@ -240,7 +247,7 @@ async def test_a_device_without_room_for_a_context_ends_the_start(
             pass
 
 
-async def test_every_answer_gets_its_own_events_in_order_and_the_workers_no_cancel(engine_of: Start) -> None:
+async def test_every_answer_gets_its_own_events_in_order_and_the_draft_hears_of_its_end(engine_of: Start) -> None:
     async with engine_of() as engine:
         a, b = await engine.begin("a", max_tokens=3), await engine.begin("b", max_tokens=2)
         for name, ids in (("a", (1,)), ("b", (9,)), ("a", (2, 3)), ("b", (8,)), ("nobody", (7,))):
@@ -250,7 +257,8 @@ async def test_every_answer_gets_its_own_events_in_order_and_the_workers_no_canc
         assert (await a.ended(), await b.ended()) == ([1, 2, 3], [9, 8])
         assert (a.finished.finish_reason, b.finished.finish_reason) == (FinishReason.LENGTH, FinishReason.STOP)
         assert a.finished.completion_tokens == 3
-        assert not engine.target.of(Cancel) + engine.draft.of(Cancel)
+        assert not engine.target.of(Cancel)
+        assert {cancel.request_id for cancel in engine.draft.of(Cancel)} == {"a", "b"}
         assert engine.client.status().num_running == engine.client.status().num_waiting == 0
 
 
@@ -307,15 +315,15 @@ async def test_the_next_target_takes_an_answer_up_where_the_last_one_left_it(eng
         assert (await engine.draft.next(Generate)).request_id == "b"
         assert engine.client.status().workers["target"] is WorkerState.STARTING
         engine.target.be_ready()
-        again = await engine.target.next(Generate)
-        assert (again.request_id, again.committed) == ("a", (1, 2, 3))
+        assert await engine.target.next(Generate) == Generate(request_id="a", has_committed=True)
+        assert engine.target.asked[-1].committed == (1, 2, 3)
         engine.target.accepts("a")
         assert [each.request_id for each in engine.target.of(Generate)[2:]] == [], "b came while a was on trial"
         engine.target.commits("a", 4)
         engine.target.ends("a")
         assert await stream.ended() == [1, 2, 3, 4]
         late = await engine.target.next(Generate)
-        assert (late.request_id, late.committed) == ("b", ())
+        assert late == Generate(request_id="b")
         engine.target.accepts("b")
         engine.target.ends("b")
         await waiting.ended()
@@ -332,10 +340,10 @@ async def test_both_workers_get_the_ends_of_a_new_channel_whenever_one_of_them_i
             for worker in workers:
                 await worker.next(Peer)
             ends = [Channel.from_fd(fd) for worker in workers for fd in worker.last_fds]
-            ends[0].send(Release(request_id="x"))
+            ends[0].send(Follow(request_id="x"))
             received = ends[1].receive()
             assert received is not None
-            assert received[0] == Release(request_id="x")
+            assert received[0] == Follow(request_id="x")
             for end in ends:
                 end.close()
 
@@ -352,8 +360,8 @@ async def test_what_ends_two_targets_is_refused_everywhere_and_the_rest_is_answe
             await guilty.ended()
         assert (await engine.draft.next(Cancel)).request_id == "guilty"
         engine.target.be_ready()
-        again = await engine.target.next(Generate)
-        assert (again.request_id, again.committed) == ("innocent", (1,))
+        assert await engine.target.next(Generate) == Generate(request_id="innocent", has_committed=True)
+        assert engine.target.asked[-1].committed == (1,)
         engine.target.commits("innocent", *range(2, 2 + PAST_SUSPICION))
         engine.target.ends("innocent")
         assert await innocent.ended() == list(range(1, 2 + PAST_SUSPICION))
@@ -484,7 +492,7 @@ async def test_acceptance_is_counted_and_reported(engine_of: Start) -> None:
         stream = await engine.begin("a")
         engine.target.commits("a", 1)
         engine.target.commits("a", 2, 3, 4, num_judged=3, num_accepted=2)
-        engine.target.commits("a", 5, num_judged=1, num_accepted=0)
+        engine.target.commits("a", 5, num_judged=1, num_accepted=0, num_rollbacks=2)
         engine.target.ends("a")
         await stream.ended()
         found = stream.finished.speculation
@@ -542,15 +550,34 @@ async def test_workers_that_are_not_ready_in_time_do_not_start(
             pass
 
 
+async def test_workers_that_have_lost_each_other_are_introduced_again(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        for worker in (engine.target, engine.draft):
+            await worker.next(Peer)
+        for role in ("target", "draft"):
+            beat = Heartbeat(
+                cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=time.monotonic(), forwards=(), has_peer=False
+            )
+            engine.worker(role).say(beat)
+            engine.worker(role).say(beat)  # from before it can have heard
+            for worker in (engine.target, engine.draft):
+                await worker.next(Peer)
+                assert not [message for message in worker.of(Peer) if message is not worker.heard[-1]][2:]
+                for fd in worker.last_fds:
+                    os.close(fd)
+
+
 async def test_an_answer_can_be_taken_up_where_another_engine_left_it(engine_of: Start) -> None:
     async with engine_of() as engine:
         stream = Stream(engine.client, request("a", committed=(1, 2)))
-        assert (await engine.target.next(Generate)).committed == (1, 2)
+        assert (await engine.target.next(Generate)) == Generate(request_id="a")
+        assert engine.target.asked[-1].committed == (1, 2)
         engine.target.accepts("a")
         engine.target.commits("a", 3)
         engine.target.lose()
         engine.target.be_ready()
-        assert (await engine.target.next(Generate)).committed == (1, 2, 3)
+        await engine.target.next(Generate)
+        assert engine.target.asked[-1].committed == (1, 2, 3)
         engine.target.commits("a", 4)
         engine.target.ends("a")
         assert await stream.ended() == [3, 4]

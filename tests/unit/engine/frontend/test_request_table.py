@@ -10,7 +10,10 @@ import pytest
 from tests.unit.engine.requests import request_of
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.frontend.request_table import RequestState, RequestTable
-from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
+from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
+from vidspec_service.engine.ipc.payload import Payload, close, read_ids, write_request
+from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.errors import EngineDead
 
 pytestmark = pytest.mark.unit
@@ -37,10 +40,37 @@ def test_the_next_target_gets_what_has_not_ended_with_what_is_committed() -> Non
             stack.enter_context(table.registered(each))
         assert due(table) == ["a", "b"]
         table.route(Tokens(request_id="b", ids=(5, 6)))
-        table.route(Ended(request_id="a", finish_reason="stop", num_rollbacks=0, num_wasted=0))
+        table.route(Ended(request_id="a", finish_reason="stop"))
         assert table.target_lost() is None
         assert due(table) == ["b"]
-        assert b.message().committed == (5, 6)
+        sent: list[tuple[Generate, tuple[int, ...]]] = []
+
+        def send(message: Generate, fds: Payload) -> bool:
+            sent.append((message, read_ids(os.dup(fds[-1]))))
+            return True
+
+        assert b.give(send)
+        assert sent == [(Generate(request_id="b", has_committed=True), (5, 6))]
+
+
+def test_a_long_answer_is_given_to_the_next_worker_whole() -> None:
+    near, far = Channel.pair()
+    asked = request_of("a", committed=(1, 2))
+    taken_up = RequestState(asked, write_request(asked), committed=[70_000 + number for number in range(60_000)])
+
+    def send(message: Generate, fds: Payload) -> bool:
+        near.send(message, fds)
+        return True
+
+    assert taken_up.give(send)
+    received = far.receive()
+    assert received is not None
+    message, fds = received
+    assert isinstance(message, Generate)
+    assert Input.of(message, fds).request.committed == (1, 2, *taken_up.committed)
+    close(taken_up.payload)
+    near.close()
+    far.close()
 
 
 def test_the_request_to_blame_can_be_refused_and_the_rest_is_due() -> None:

@@ -19,7 +19,7 @@ from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import KVBudget, Loaded, Message, Ready
+from vidspec_service.engine.ipc.messages import Cancel, Generate, Heartbeat, KVBudget, Loaded, Message, Ready
 from vidspec_service.engine.kv_budget import WorkerMemory
 
 pytestmark = [pytest.mark.unit, pytest.mark.anyio]
@@ -97,6 +97,60 @@ async def test_only_deaths_soon_after_being_ready_count(
     assert is_given_up == (num_lives == 5)
     await worker.stop()
     launcher.channels[-1].close()
+
+
+async def test_a_worker_that_does_not_read_for_a_while_loses_nothing() -> None:
+    owner, launcher = Owner(), Launcher()
+    worker = Worker(configure("target"), cast(WorkerLauncher, launcher), owner)
+    worker.start()
+    far = launcher.channels[0]
+    async with asyncio.timeout(20):
+        far.send(READY)
+        assert await owner.told.get() == "ready"
+        num_taken = 0
+        while worker.send(Generate(request_id=str(num_taken))):
+            num_taken += 1
+        for number in range(500):
+            worker.cancel(str(number))
+        assert not worker.send(Generate(request_id="late"))
+        assert worker.state is WorkerState.READY
+        found: list[Message] = []
+        while sum(isinstance(message, Cancel) for message in found) < 500:
+            while (received := far.receive()) is not None:
+                found.append(received[0])
+            far.send(Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=0.0, forwards=()))
+            await asyncio.sleep(0)
+    generated = [message.request_id for message in found if isinstance(message, Generate)]
+    cancelled = [message.request_id for message in found if isinstance(message, Cancel)]
+    assert (len(generated), cancelled) == (num_taken, [str(number) for number in range(500)])
+    assert worker.send(Generate(request_id="late"))
+    await worker.stop()
+    far.close()
+
+
+async def test_what_one_process_did_not_read_is_not_sent_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
+    owner, launcher = Owner(), Launcher()
+    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
+    worker.start()
+    async with asyncio.timeout(20):
+        launcher.channels[0].send(READY)
+        assert await owner.told.get() == "ready"
+        for number in range(1000):
+            worker.cancel(str(number))
+        launcher.channels[0].close()
+        assert await owner.told.get() == "lost"
+        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
+            await asyncio.sleep(0.001)
+        launcher.channels[1].send(READY)
+        assert await owner.told.get() == "ready"
+    worker.cancel("new")
+    heard = []
+    while (received := launcher.channels[1].receive()) is not None:
+        heard.append(received[0])
+    assert [message for message in heard if isinstance(message, Cancel)] == [Cancel(request_id="new")]
+    await worker.stop()
+    launcher.channels[1].close()
 
 
 async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:

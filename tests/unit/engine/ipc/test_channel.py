@@ -22,7 +22,6 @@ from vidspec_service.engine.ipc.messages import (
     Proposal,
     Ready,
     Rejected,
-    Release,
     Relevance,
     Tokens,
     Verdict,
@@ -42,7 +41,7 @@ MESSAGES: list[Message] = [
             preservation=Preservation.TTM,
         ),
     ),
-    Generate(request_id="r", committed=(1, 2)),
+    Generate(request_id="r", has_committed=True),
     Cancel(request_id="r"),
     Ready(
         context_length=10,
@@ -60,12 +59,11 @@ MESSAGES: list[Message] = [
     Accepted(request_id="r", prompt_tokens=3, video_tokens=1, cached_tokens=0, queue_s=0.0, prepare_s=0.1),
     Rejected(request_id="r", is_too_long=True, message="why"),
     Tokens(request_id="r", ids=(1, 2), num_judged=3, num_accepted=1),
-    Ended(request_id="r", finish_reason="stop", num_rollbacks=1, num_wasted=2),
+    Ended(request_id="r", finish_reason="stop"),
     Peer(),
     Proposal(request_id="r", epoch=1, start=2, ids=(3,), confidences=(0.5,), step_s=0.001, video_tokens=51),
     Verdict(request_id="r", start=0, ids=(1,), max_lead=4),
     Relevance(request_id="r", grid_checksum=2**32 - 1),
-    Release(request_id="r"),
 ]
 
 

@@ -110,7 +110,7 @@ def test_a_pickler_that_takes_buffers_as_they_are_copies_no_frames() -> None:
 def test_more_clips_than_a_message_takes_descriptors_are_copied() -> None:
     clips = tuple(shared(video(number, (1, 2, 2, 3))) for number in range(MAX_FDS + 3))
     payload = write_request(GenerationRequest(request_id="r", turns=(), videos=clips))
-    assert len(payload) == MAX_FDS
+    assert len(payload) == MAX_FDS - 1  # one more may come with tokens
     for got, sent in zip(read_request(payload).videos, clips, strict=True):
         np.testing.assert_array_equal(got.frames, sent.frames)
 

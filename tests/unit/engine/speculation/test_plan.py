@@ -88,6 +88,21 @@ def test_where_the_target_is_faster_alone_than_in_single_steps_speculation_is_wo
     assert best_plan(0.8, replace(costs, stride_s=0.2), overlap=True, least_gain=1.05).is_off
 
 
+def test_a_stride_that_was_slow_once_is_reckoned_to_take_no_longer_than_a_step() -> None:
+    costs = CostMeter(base_s=0.3, row_s=0.1)
+    costs.observe_stride(3.0)
+    assert costs.costs(1, in_strides=True).alone_s == costs.costs(1).alone_s == pytest.approx(0.4)
+    costs.stride_s = 0.2
+    assert costs.costs(1, in_strides=True).alone_s == 0.2
+
+
+def test_what_a_draft_took_is_believed_less_with_each_answer_that_shows_nothing_of_it() -> None:
+    costs = CostMeter(base_s=0.8, row_s=0.1, draft_s=5.0)
+    for _ in range(100):
+        costs.doubt_draft()
+    assert costs.draft_s == pytest.approx(CostMeter(base_s=0.8, row_s=0.1).draft_s, rel=0.5)
+
+
 def test_only_one_that_has_the_target_to_itself_is_reckoned_to_be_decoded_in_strides() -> None:
     meter = CostMeter(base_s=1.0, row_s=0.1, draft_s=0.1, stride_s=0.4)
     assert meter.costs(1, in_strides=True).alone_s == 0.4

@@ -37,7 +37,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Message, Proposal, Release, Tokens, Verdict
+from vidspec_service.engine.ipc.messages import Message, Proposal, Tokens, Verdict
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import MOST_AHEAD, MOST_DRAFT_TOKENS, Plan, Speculation
 from vidspec_service.engine.speculation.proposals import DraftSequence, ProposalChain
@@ -141,6 +141,8 @@ class Said:
     taken: list[Proposal] = field(default_factory=list)
     num_judged: int = 0  # proposed tokens that met a choice of the target: those accepted, and the first refused
     num_wasted_before: int = 0  # of earlier drafts
+    num_wasted_told: int = 0
+    num_rollbacks_told: int = 0
 
     def still_holds(self, committed: list[int]) -> tuple[list[int], tuple[float, ...]]:
         """What the draft's newest chain says of the positions after those committed, if it was right about them."""
@@ -192,7 +194,6 @@ class World:
 
     def cancel(self) -> None:
         """The client has gone; the next one asks the same."""
-        self.link.send(Release(request_id=self.name))
         self.ask()
 
     def verify(self) -> None:
@@ -208,12 +209,13 @@ class World:
         (logits,) = self.target_model.step([rows])
         (chosen,) = choose_all([(running.sampler, logits, before, pending)])
         judged = running.judge(pending, chosen)
+        self.said.num_wasted_told += judged.num_wasted
+        self.said.num_rollbacks_told += judged.num_rollbacks
+        assert running.speculation.chain.take_losses() == (0, 0), "what was told would be told again"
         self.num_verifications += 1
         self.num_lonely += not judged.num_accepted
         self._check_judged(judged, before, pending, held)
-        if self.has_ended:
-            self.link.send(Release(request_id=self.name))
-        else:
+        if not self.has_ended:
             self._tell()
 
     def _check_pending(self, pending: list[int]) -> None:
@@ -396,7 +398,8 @@ class World:
         if not self.has_ended:
             num_taken = sum(len(proposal.ids) for proposal in self.said.taken)
             still, _ = self.said.still_holds(self.committed)
-            num_wasted = self.target.speculation.chain.num_wasted - self.said.num_wasted_before
+            num_wasted = self.target.speculation.chain.num_wasted + self.said.num_wasted_told
+            num_wasted -= self.said.num_wasted_before
             assert num_taken == self.said.num_judged + len(still) + num_wasted
         draft, seen = self.draft, self.draft.prompt
         known = prompt_rows(seen) + answer_rows(draft.sequence.tokens, seen.next_position)
@@ -578,9 +581,8 @@ def test_a_perfect_draft_fills_every_verification_and_wastes_nothing(
     world = World(scene, Plan(min_draft_tokens=1, max_draft_tokens=most, max_lead=most + lead, speedup=2.0))
     while not world.has_ended:
         world.a_fair_round()
-    chain = world.target.speculation.chain
     assert world.num_verifications == ceil((max_tokens - 1) / (most + 1))
-    assert (chain.num_wasted, chain.num_rollbacks) == (0, 0)
+    assert (world.said.num_wasted_told, world.said.num_rollbacks_told) == (0, 0)
 
 
 def test_a_stale_proposal_is_dropped_after_a_newer_epoch() -> None:

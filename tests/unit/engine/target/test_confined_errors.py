@@ -32,7 +32,6 @@ from vidspec_service.engine.ipc.messages import (
     Peer,
     Proposal,
     Rejected,
-    Release,
     Relevance,
     Tokens,
     Verdict,
@@ -106,28 +105,6 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
     target.close()
     loop._target.disconnect()  # a process that ends does that for it
     assert draft.error is None
-
-
-@pytest.mark.parametrize("comes_another", [False, True])
-def test_what_a_target_released_as_it_died_is_released(ends: tuple[Channel, Channel], comes_another: bool) -> None:
-    api, far_api = ends
-    target, far_target = Channel.pair()
-    another, far_another = Channel.pair()
-    loop = DraftLoop(cast("VideoLM", CountingModel()), far_api, configure("draft"))
-    api.send(Peer(), (far_target.fileno(),))
-    far_target.close()
-    submit(api, request_of("ended"))
-    loop._receive()
-    assert "ended" in loop._offered
-    target.send(Release(request_id="ended"))
-    target.close()
-    if comes_another:
-        api.send(Peer(), (far_another.fileno(),))
-    loop._receive()
-    assert (loop._offered, loop._early) == ({}, {})
-    loop._target.disconnect()
-    for channel in (another, far_another, api):
-        channel.close()
 
 
 class Failing(CountingModel):

@@ -52,8 +52,7 @@ def test_an_earlier_answer_is_proposed_to_its_caller_alone() -> None:
 def test_a_proposal_that_failed_gives_way_to_another() -> None:
     draft = with_one_answer()
     request = begun(draft, "ann")
-    request.judge([], [3])  # not 7, though nothing was verified
-    assert request.speculation.chain.num_rollbacks == 1
+    assert request.judge([], [3]).num_rollbacks == 1  # not 7, though nothing was verified
     request.commit([5, 6])
     draft.propose(request)
     assert request.speculation.chain.pending(5) == [3, 5, 6], "the answer itself is newer"

@@ -42,7 +42,7 @@ def tokens(number: int) -> Tokens:
 
 
 def ended() -> Ended:
-    return Ended(request_id="a", finish_reason="stop", num_rollbacks=0, num_wasted=0)
+    return Ended(request_id="a", finish_reason="stop")
 
 
 def test_tokens_wait_for_a_flush_which_sends_each_once(ends: tuple[Channel, Channel]) -> None:
