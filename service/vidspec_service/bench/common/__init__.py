@@ -1,1 +1,1 @@
-"""What every bench shares: child processes, facts of a run, intervals, prompts, and the one report."""
+"""What every bench shares: child processes, servers, facts of a run, intervals, prompts, and the one report."""

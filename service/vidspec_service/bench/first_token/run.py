@@ -22,9 +22,7 @@ from vidspec_service.bench.common.camera_clip import ClipOptions
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
-from vidspec_service.bench.serve.client import ROUTE
-from vidspec_service.bench.serve.load import endless
-from vidspec_service.bench.serve.server import own_server
+from vidspec_service.bench.common.server import ROUTE, endless, own_server
 from vidspec_service.errors import ConfigError
 
 _TIMEOUT_S = 300.0

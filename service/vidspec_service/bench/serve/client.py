@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
+from vidspec_service.bench.common.server import ROUTE
 from vidspec_service.errors import ConfigError
-
-ROUTE = "/v1/video-chat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Loads: closed (so many at once, the next when one ends) and open (at their times, whatever the server does).
 
-And what is sent: your files, or rendered scenes; each one different where no cache shall help.
+And what is sent: rendered scenes, by clients of every kind.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_service.bench.common.scenes import write_scene
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 
-_EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
 
@@ -89,13 +87,3 @@ def mixed_requests(
             leave_after_events=dice.randint(1, 1 + most_tokens // 4) if fate < _CANCEL_SHARE else None,
             leave_after_bytes=dice.randrange(len(clip)) if fate > 1 - _HANG_UP_SHARE else None,
         )
-
-
-def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:
-    """The clips, over and over; unless repeated, each with a number at its end that players skip.
-
-    It stands in a void element or a free box; what is neither Matroska nor MP4 has its end marked before.
-    """
-    for number, clip in enumerate(itertools.cycle(clips)):
-        void, free = struct.pack(">BBQ", 0xEC, 0x88, number), struct.pack(">I4sQ", 16, b"free", number)
-        yield clip if is_repeated else clip + (void if clip[:4] == _EBML else free)

@@ -12,17 +12,16 @@ from pathlib import Path
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import existing_file, number, option, positive
 from vidspec_service.bench.common.report import Report, Row, Tell
+from vidspec_service.bench.common.server import Server, endless, own_server
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.bench.serve.load import (
     closed_load,
-    endless,
     mixed_requests,
     open_load,
     poisson_times,
     render_clips,
 )
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
-from vidspec_service.bench.serve.server import Server, own_server
 
 _WARM_UP = 2
 _SOAK_WARM_UP_SHARE = 0.2  # caches fill, allocators find their size

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -17,13 +13,11 @@ from typing import Any
 import pytest
 
 from tests.api.world import CLIP_BYTES
-from tests.clips import bar_codes, number_of, write_video
-from tests.component.decoding.reading import read
 from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
+from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
-from vidspec_service.bench.serve.load import closed_load, endless, mixed_requests, open_load, render_clips
-from vidspec_service.bench.serve.server import Server
+from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 
 REQUEST = LoadRequest(clip=CLIP_BYTES, max_tokens=5)
@@ -65,17 +59,6 @@ def test_a_server_that_is_not_there_is_told_before_the_load(url: str) -> None:
 async def model_of(url: str, key: str | None) -> str:
     async with LoadClient(url, 10.0, key) as client:
         return await client.model()
-
-
-def test_given_files_differ_each_time_and_play_the_same(tmp_path: Path) -> None:
-    for name, codec in (("a.mp4", "h264"), ("a.mkv", "h264"), ("a.webm", "vp8"), ("a.avi", "mpeg4"), ("a.ts", "h264")):
-        content = write_video(tmp_path / name, bar_codes(4), codec=codec).read_bytes()
-        sent = list(itertools.islice(endless([content], is_repeated=False), 2))
-        assert len({content, *sent}) == 3
-        (tmp_path / name).write_bytes(sent[1])
-        clip = read(tmp_path / name)
-        assert [number_of(frame) for frame in clip.video.frames] == [0, 1, 2, 3]
-        assert not [warning for warning in clip.warnings if "damage" in warning], name
 
 
 def test_a_refusal_has_its_status_and_code(tmp_path: Path) -> None:
@@ -137,25 +120,3 @@ def test_a_soak_has_clients_of_every_kind() -> None:
     assert 200 < sum(request.leave_after_events is not None for request in asked) < 300
     assert 100 < sum(request.leave_after_bytes is not None for request in asked) < 200
     assert {request.num_frames for request in asked} == {None, 1, 4, 8}
-
-
-def test_files_are_told_apart_unless_they_are_to_be_repeated() -> None:
-    clips = render_clips(2, is_mixed=True)
-    files = endless(clips, is_repeated=False)
-    assert len({next(files) for _ in range(9)}) == 9
-    repeated = endless(clips, is_repeated=True)
-    assert {next(repeated) for _ in range(9)} == set(clips)
-
-
-def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
-    (tmp_path / "upload-1").touch()
-    server = Server(url="", pid=os.getpid(), upload_dir=tmp_path)
-    before = server.footprint()
-    assert before["num_files"] == 1
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        during = server.footprint()
-    assert during["num_processes"] == before["num_processes"] + 2
-    assert during["resident_bytes"] > before["resident_bytes"]

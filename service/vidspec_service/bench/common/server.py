@@ -1,14 +1,16 @@
-"""A server of our own for the length of a block, ended by SIGTERM; and what it holds, as the kernel sees it."""
+"""A server of our own for the length of a block, ended by SIGTERM; what it is sent, and what it holds."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
+import struct
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ import psutil
 from vidspec_service.bench.common.report import Row
 from vidspec_service.errors import ConfigError
 
+ROUTE = "/v1/video-chat"
+_EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
 _START_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 60.0
 _QUIET_TIMEOUT_S, _LOOK_S = 30.0, 0.5
@@ -104,3 +108,13 @@ async def _ready(stream: asyncio.StreamReader, words: deque[str]) -> str:
 async def _read_on(stream: asyncio.StreamReader, words: deque[str]) -> None:
     async for line in stream:
         words.append(line.decode(errors="replace").strip())
+
+
+def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:
+    """The clips, over and over; unless repeated, each with a number at its end that players skip.
+
+    It stands in a void element or a free box; what is neither Matroska nor MP4 has its end marked before.
+    """
+    for number, clip in enumerate(itertools.cycle(clips)):
+        void, free = struct.pack(">BBQ", 0xEC, 0x88, number), struct.pack(">I4sQ", 16, b"free", number)
+        yield clip if is_repeated else clip + (void if clip[:4] == _EBML else free)
