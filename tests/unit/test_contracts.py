@@ -14,8 +14,8 @@ import vidspec_service
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-_PATH = re.compile(r"`([a-z_]+(?:/[a-z_]+)*/[a-z_]*(?:\.py)?)`")
-_PACKAGES = ("service/vidspec_service", "models/vidspec_models", ".")
+_PATH = re.compile(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`")
+_OURS = ("service", "models", "tests", "docs", "deploy", "examples")
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
@@ -73,7 +73,9 @@ def test_pages_link_to_files_that_exist(page: Path) -> None:
     assert missing == []
 
 
-def test_the_architecture_names_files_and_folders_that_exist() -> None:
-    named = set(_PATH.findall((ROOT / "docs/architecture.md").read_text()))
-    assert len(named) > 20
-    assert sorted(name for name in named if not any((ROOT / package / name).exists() for package in _PACKAGES)) == []
+def test_pages_name_files_and_folders_that_exist() -> None:
+    ours = [f"{path}/" if path.is_dir() else str(path) for folder in _OURS for path in (ROOT / folder).rglob("*")]
+    ours += [f"{ROOT / folder}/" for folder in _OURS]
+    named = {(page.name, name) for page in PAGES for name in _PATH.findall(page.read_text())}
+    assert len(named) > 100
+    assert sorted(one for one in named if not any(path.endswith(f"/{one[1]}") for path in ours)) == []
