@@ -12,30 +12,23 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 _FOLDER = Path(__file__).parent
-_DESKTOP = {"width": 1180, "height": 900}
-_PHONE = {"width": 390, "height": 780}
+_SIZE = {"width": 1180, "height": 900}
 
 
 def main(url: str) -> None:
-    """Ask and watch in light and dark, a race, a phone."""
+    """Ask and watch, in light and in dark."""
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu"]
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
         for scheme in ("light", "dark"):
-            page = _watched(browser, url, scheme, _DESKTOP)
+            page = _watched(browser, url, scheme)
             page.screenshot(path=_FOLDER / f"page-{scheme}.png")
-            if scheme == "light":
-                _race(page)
-                page.locator(".race").screenshot(path=_FOLDER / "page-race.png")
-        phone = _watched(browser, url, "dark", _PHONE)
-        phone.locator(".turn").scroll_into_view_if_needed()
-        phone.screenshot(path=_FOLDER / "page-phone.png")
 
 
-def _watched(browser: Browser, url: str, scheme: str, size: dict[str, int]) -> Page:
+def _watched(browser: Browser, url: str, scheme: str) -> Page:
     """A page after its first answer; a first question on another page has warmed the server up."""
     for _ in range(2):
-        page = browser.new_page(color_scheme=scheme, viewport=size)
+        page = browser.new_page(color_scheme=scheme, viewport=_SIZE)
         page.goto(url)
         page.locator("#model.ready").wait_for()
         page.click("#sample")
@@ -47,13 +40,6 @@ def _watched(browser: Browser, url: str, scheme: str, size: dict[str, int]) -> P
         page.locator(".clip video").evaluate("video => { video.removeAttribute('controls'); video.currentTime = 2.25 }")
         page.wait_for_timeout(400)
     return page
-
-
-def _race(page: Page) -> None:
-    page.fill("#prompt", "Describe the video.")
-    page.click("#race")
-    page.locator(".verdict", has_text="same text").wait_for()
-    page.mouse.move(1, 1)
 
 
 if __name__ == "__main__":

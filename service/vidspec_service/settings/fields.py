@@ -155,7 +155,7 @@ class Settings(BaseSettings):
     # Admission and time
     max_running_requests: Count = Field(default=16, description="Requests generated at the same time.")
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
-        default=64, description="Requests beyond those that may upload, decode or wait; more get 503."
+        default=64, description="Requests beyond those that may upload, decode or wait; more are refused."
     )
     max_queued_bytes: Count = Field(
         default=1024 * 1024 * 1024, description="Bytes that bodies of all requests may hold until they are decoded."
