@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 
@@ -79,3 +80,10 @@ def test_pages_name_files_and_folders_that_exist() -> None:
     named = {(page.name, name) for page in PAGES for name in _PATH.findall(page.read_text())}
     assert len(named) > 100
     assert sorted(one for one in named if not any(path.endswith(f"/{one[1]}") for path in ours)) == []
+
+
+def test_every_dependency_has_its_reason_written_down() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = sum(project["optional-dependencies"].values(), project["dependencies"])
+    written = re.findall(r"`([\w-]+)", (ROOT / "docs/dependencies.md").read_text())
+    assert {re.split(r"[^\w-]", requirement)[0] for requirement in required} - set(written) == set()
