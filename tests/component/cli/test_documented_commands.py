@@ -1,4 +1,4 @@
-"""The commands of the README and of docs/api.md, run as they stand there: every answer is right."""
+"""The commands of the README, docs/api.md and docs/operations.md, run as they stand there: every answer is right."""
 
 from __future__ import annotations
 
@@ -103,3 +103,12 @@ def test_the_example_captions_a_folder_into_json(typed: Typed) -> None:
     typed("mkdir -p clips/below && cp clip.mp4 clips/below")
     typed(f"{command.strip().replace('python', sys.executable, 1)} --url http://localhost:8000")
     assert parse_description(typed("cat captions/below/clip.mp4.json")) == FACTS
+
+
+@pytest.mark.timeout(60)
+def test_the_lines_of_a_batch_are_all_answered(typed: Typed) -> None:
+    (lines,) = blocks("docs/operations.md", "json")
+    typed(f"cp clip.mp4 a.mp4 && cat > requests.jsonl <<'END'\n{lines}END")
+    typed(".venv/bin/vidspec batch requests.jsonl -o answers.jsonl --url http://localhost:8000")  # fails if one is not
+    answers = map(json.loads, typed("cat answers.jsonl").splitlines())
+    assert {answer["custom_id"]: answer["response"]["status_code"] for answer in answers} == {"a": 200, "b": 200}
