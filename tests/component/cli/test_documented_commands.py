@@ -105,7 +105,7 @@ def test_the_example_captions_a_folder_into_json(typed: Typed) -> None:
     assert parse_description(typed("cat captions/below/clip.mp4.json")) == FACTS
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_the_lines_of_a_batch_are_all_answered(typed: Typed) -> None:
     (lines,) = blocks("docs/operations.md", "json")
     typed(f"cp clip.mp4 a.mp4 && cat > requests.jsonl <<'END'\n{lines}END")
