@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.engine.frontend.request_table import RequestMessage
+from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.frontend.token_facts import TokenDetailer, TokenSpeller
 from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
@@ -31,11 +31,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_token_ids: Sequence[int] = ()) -> None:
         """`stop_token_ids` say nothing, as the model's own end tokens."""
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = TextStream(tokenizer)
         self._stop = tuple(stop)
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._ids: list[int] = []
         self._decoded = ""  # everything the stream has said
         self._shown = 0  # characters of it already handed out
         self.num_tokens = 0  # tokens up to and including the one that completed a stop string
@@ -49,17 +47,14 @@ class Detokenizer:
             self.num_tokens += 1
             if token in self._stop_token_ids:
                 continue
-            self._ids.append(token)
-            self._decoded += self._stream.step(self._tokenizer, token) or ""
+            self._decoded += self._stream.step(token)
             self._find_stop()
         return self._release(len(self._decoded) if self.is_stopped else self._safe_length())
 
     def finish(self) -> str:
         """The rest, once no more ids come: held-back text and the remains of an incomplete character."""
         if not self.is_stopped:
-            whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-            if whole.startswith(self._decoded):
-                self._decoded = whole
+            self._decoded += self._stream.rest()
             self._find_stop()
         return self._release(len(self._decoded))
 

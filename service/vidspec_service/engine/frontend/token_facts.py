@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel, DecodeStream
+from tokenizers.decoders import ByteLevel
 
 from vidspec_models.request import GenerationRequest
+from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.ipc.messages import Tokens
 from vidspec_service.engine.types import Logprob, RowLogprobs, TokenDetail, TokenLogprob, TokenSource
 
@@ -24,8 +25,7 @@ class TokenDetailer:
     """One request's tokens, in order. A stream of its own: what is held back of the answer's text is told here."""
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = TextStream(tokenizer)
         self._silent = frozenset(request.stop_token_ids)
         for token in request.committed:
             self._text_of(token)
@@ -37,7 +37,7 @@ class TokenDetailer:
         )
 
     def _text_of(self, token: int) -> str:
-        return "" if token in self._silent else self._stream.step(self._tokenizer, token) or ""
+        return "" if token in self._silent else self._stream.step(token)
 
 
 def _source(place: int, told: Tokens) -> TokenSource:

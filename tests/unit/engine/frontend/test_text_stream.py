@@ -1,0 +1,75 @@
+"""A stream's texts are those of all tokens together, and bytes that make no character cost no other token its text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from tests.unit.engine.frontend.test_output_processor import TOKENIZER
+from vidspec_service.engine.frontend.text_stream import TextStream
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """As Llama's: some words, and bytes for everything else."""
+    pieces = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a", "é"]
+    vocab = {piece: place for place, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="</s>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+LLAMA = byte_fallback_tokenizer()
+VOCABULARY = LLAMA.get_vocab()
+WORDS = ["\u2581", "a", "\u2581a", "é", "</s>"]
+
+
+def ids_of(*pieces: str) -> list[int]:
+    return [VOCABULARY[piece] for piece in pieces]
+
+
+def in_bytes(text: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in text.encode()]
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    stream = TextStream(tokenizer)
+    return [*(stream.step(token) for token in ids), stream.rest()]
+
+
+@given(st.lists(st.sampled_from(WORDS).map(lambda word: [word]) | st.text("\n ä中🎬", max_size=3).map(in_bytes)))
+def test_characters_in_bytes_come_whole_between_words(parts: list[list[str]]) -> None:
+    ids = ids_of(*(piece for part in parts for piece in part))
+    texts = streamed(LLAMA, ids)
+    assert "".join(texts) == LLAMA.decode(ids)
+    assert not any("\ufffd" in text for text in texts)
+
+
+@given(st.lists(st.integers(0, 255)))
+def test_any_bytes_are_told_as_the_tokenizer_tells_them_together(ids: list[int]) -> None:
+    texts = streamed(TOKENIZER, ids)
+    assert "".join(texts) == TOKENIZER.decode(ids)
+    assert not any(text.endswith("\ufffd") for text in texts[:-1])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        (["<0x0A>", "<0xF0>", "\u2581a"], ["\n", "", "\ufffd a", ""]),
+        (["a", "<0x41>", "<0xC3>", "<0xA4>", "<0xA4>", "a"], ["a", "A", "", "ä", "", "\ufffda", ""]),
+        (["a", "<0x0A>", "<0xF0>"], ["a", "\n", "", "\ufffd"]),
+    ],
+)
+def test_bytes_that_make_no_character_do_not_undo_those_before_them(pieces: list[str], texts: list[str]) -> None:
+    assert streamed(LLAMA, ids_of(*pieces)) == texts
+
+
+@given(st.lists(st.sampled_from([*WORDS, "<0x0A>", "<0xF0>", "<0xC3>"])))
+def test_whatever_bytes_there_are_every_word_is_told(pieces: list[str]) -> None:
+    text = "".join(streamed(LLAMA, ids_of(*pieces)))
+    words = "".join(piece for piece in pieces if piece in WORDS[:-1]).replace("\u2581", " ")
+    assert text.replace("\ufffd", "").replace("\n", "") in (words, words.removeprefix(" "))
