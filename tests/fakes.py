@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from vidspec_models.request import GenerationRequest, SpeculationMode, Video
 from vidspec_models.step_path import StepPath
@@ -82,7 +83,9 @@ class FakeEngine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(WordLevel({"what": 0, "moves": 1, "?": 2}, unk_token="?"))
+        tokenizer = Tokenizer(WordLevel({"what": 0, "moves": 1, "?": 2}, unk_token="?"))
+        tokenizer.pre_tokenizer = WhitespaceSplit()
+        return tokenizer
 
     def status(self) -> EngineStatus:
         state = WorkerState.READY if self.is_ready else WorkerState.STARTING

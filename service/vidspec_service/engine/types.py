@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from vidspec_models.request import Preservation, SpeculationMode
 
 
@@ -20,16 +22,15 @@ RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 """Of one row of the target's logits: the committed token's log probability; ids and those of the likeliest tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+# Of these a request may have a million at a time, through which no garbage collector shall go again and again.
+class Logprob(msgspec.Struct, frozen=True, gc=False):
     """A token's bytes, and its natural logarithm of a probability by the model, before temperature and penalties."""
 
     text: bytes
     logprob: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A committed token, and the likeliest in its place, best first."""
 
     token: Logprob

@@ -5,6 +5,7 @@ All go one way: admit, read, decode, submit; then stream the answer, or send it 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from contextlib import AsyncExitStack
 
@@ -106,7 +107,8 @@ async def _answer(
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         found = await generation.run(generation.spoken())
-        return Response(dialect.whole(found), media_type="application/json", headers=generation.headers)
+        content = await asyncio.to_thread(dialect.whole, found)  # log probabilities may be many megabytes
+        return Response(content, media_type="application/json", headers=generation.headers)
 
 
 def _check_n(n: int, settings: Settings) -> None:

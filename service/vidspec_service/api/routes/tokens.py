@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
 from typing import TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.api.errors import check_served
@@ -44,23 +45,20 @@ def tokens_router(services: Services) -> APIRouter:
     @router.post(
         "/tokenize",
         summary="The tokens of a text",
+        response_model=Tokenized,
         responses=documents.problems(*documents.TEXT_STATUSES),
         openapi_extra=documents.TOKENIZE_BODY,
     )
-    async def tokenize(request: Request) -> Tokenized:
+    async def tokenize(request: Request) -> Response:
         """Of a text as it is; of a conversation in text how many the chat template makes of it."""
         async with permitted(request, Tokenize) as (body, caller, deadline):
+            length = engine.info.context_length
             if body.prompt is None:
                 count = await deadline.run(_count(engine, body, caller))
-                return Tokenized(count=count, max_model_len=engine.info.context_length, tokens=None, token_strs=None)
-            with_special = body.add_special_tokens is not False
-            found = await asyncio.to_thread(engine.tokenizer.encode, body.prompt, add_special_tokens=with_special)
-            return Tokenized(
-                count=len(found.ids),
-                max_model_len=engine.info.context_length,
-                tokens=found.ids,
-                token_strs=found.tokens if body.return_token_strs else None,
-            )
+                content = Tokenized(count=count, max_model_len=length, tokens=None, token_strs=None).model_dump_json()
+            else:
+                content = await asyncio.to_thread(_tokenized, engine.tokenizer, body.prompt, body, length)
+            return Response(content, media_type="application/json")
 
     @router.post(
         "/detokenize",
@@ -75,6 +73,15 @@ def tokens_router(services: Services) -> APIRouter:
             return Detokenized(prompt=text)
 
     return router
+
+
+def _tokenized(tokenizer: Tokenizer, prompt: str, body: Tokenize, max_model_len: int) -> str:
+    """The answer as it is sent, which may have hundreds of thousands of tokens."""
+    with_special = body.add_special_tokens is not False
+    (found,) = tokenizer.encode_batch_fast([prompt], add_special_tokens=with_special)  # `encode` keeps the GIL
+    ids = found.ids
+    strings = [tokenizer.id_to_token(token) or "" for token in ids] if body.return_token_strs else None
+    return Tokenized(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=strings).model_dump_json()
 
 
 async def _count(engine: Engine, body: Tokenize, caller: str) -> int:

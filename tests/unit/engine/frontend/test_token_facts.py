@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -30,3 +32,9 @@ def test_what_json_cannot_say_is_very_unlikely() -> None:
     (told,) = TokenSpeller(TOKENIZER).spell((64,), ((-0.5, ((65, float("-inf")),)),))
     first, second = (TokenSpeller(TOKENIZER).bytes_of(token) for token in (64, 65))
     assert told == TokenLogprob(token=Logprob(first, -0.5), top=(Logprob(second, -9999.0),))
+
+
+def test_the_garbage_collector_does_not_go_through_log_probabilities() -> None:
+    """A long answer to be sent whole has a million; each collection would hold the event loop for longer."""
+    (told,) = TokenSpeller(TOKENIZER).spell((64,), ((-0.5, ((65, -1.0),)),))
+    assert not any(gc.is_tracked(each) for each in (told, told.token, *told.top))
