@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.test_admission import until_admitted
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import FILE, World
 from tests.fakes import FakeDecodePool, clip
@@ -93,6 +94,25 @@ async def test_a_video_that_is_deleted_while_it_is_decoded_is_still_answered_abo
     gate.set()
     assert (await asked).status_code == 200
     assert world.leftovers == []
+
+
+async def test_frames_that_are_decoded_after_a_delete_are_gone_too(tmp_path: Path) -> None:
+    """Of a request that was in the queue then, or in the decoder."""
+    world = World(tmp_path, max_running_requests=1, decode_workers=1)
+    kept = await upload(world)
+    world.decoder.gate = asyncio.Event()
+    asked = [asyncio.create_task(world.ask(video=None, video_id=kept["id"], num_frames=num)) for num in (1, 2, 3)]
+    await until_admitted(world, 3)
+    async with asyncio.timeout(5):
+        while len(world.decoder.requests) < 2:  # noqa: ASYNC110  nothing tells a test
+            await asyncio.sleep(0.001)
+    await world.client.delete(f"{VIDEOS}/{kept['id']}")
+    world.decoder.gate.set()
+    assert {(await each).status_code for each in asked} == {200}
+    await upload(world)
+    for num in (1, 2, 3):
+        assert (await world.ask(video=None, video_id=kept["id"], num_frames=num)).status_code == 200
+    assert len(world.decoder.requests) == 2 * 4
 
 
 async def test_frames_in_memory_have_a_budget(tmp_path: Path) -> None:

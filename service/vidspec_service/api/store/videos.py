@@ -101,6 +101,8 @@ class Videos:
         finally:
             kept.num_readers -= 1
             kept.delete_if_done()
+            if kept.is_dropped:
+                self._forget_clips(caller, video_id)  # which may have been decoded since
 
     def drop(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound."""

@@ -130,6 +130,8 @@ class VideosMachine(RuleBasedStateMachine):
         with self.videos.reading(CALLER, video_id):
             self.videos.drop(CALLER, video_id)
             assert entry.path.is_there
+            self.forgotten.clear()
+        assert self.forgotten == [(CALLER, video_id)]  # what was decoded meanwhile
         self.model.remove(entry)
 
     @rule()
