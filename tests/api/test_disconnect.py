@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from tests.api.world import DATA_URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api.generate import streaming
+from vidspec_service.api.page import samples
+from vidspec_service.api.page.samples import SampleClip
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -20,8 +23,11 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 class LeavingClient:
     """Speaks ASGI to the application, sends its body, and leaves when told to."""
 
-    def __init__(self, world: World, body: bytes, *, is_whole: bool = True) -> None:
+    def __init__(
+        self, world: World, body: bytes, *, is_whole: bool = True, method: str = "POST", path: str = "/v1/video-chat"
+    ) -> None:
         self._world = world
+        self._method, self._path = method, path
         self._messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": not is_whole}]
         self.left = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
@@ -38,8 +44,8 @@ class LeavingClient:
     def start(self) -> asyncio.Task[None]:
         headers = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
         scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": "/v1/video-chat", "raw_path": b"/v1/video-chat", "query_string": b"", "root_path": "",
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self._method, "scheme": "http",
+            "path": self._path, "raw_path": self._path.encode(), "query_string": b"", "root_path": "",
             "headers": headers, "server": ("test", 80), "client": ("test", 1),
         }  # fmt: skip
         return asyncio.ensure_future(self._world.app(scope, self.receive, self.send))
@@ -180,3 +186,28 @@ async def test_a_client_that_does_not_read_loses_its_place_at_the_deadline(
     await asyncio.wait_for(client.start(), 2)
     assert len(world.engine.cancelled) == 1
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
+
+
+async def test_leaving_while_a_sample_is_rendered_gives_the_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    begun: list[int] = []
+
+    def render(seed: int) -> SampleClip:
+        begun.append(seed)
+        gate.wait(5)
+        return SampleClip(b"", "")
+
+    monkeypatch.setattr(samples, "_render", render)
+    world = World(tmp_path)
+    clients = [LeavingClient(world, b"", method="GET", path=f"/page/samples/{seed}") for seed in range(3)]
+    running = [client.start() for client in clients]
+    await until(lambda: world.admission.num_admitted == 3 and len(begun) == 1)
+    for client in clients:
+        client.left.set()
+    await asyncio.wait_for(asyncio.gather(*running), 1)
+    assert world.admission.num_admitted == 0
+    gate.set()
+    assert (await world.client.get("/page/samples/9")).status_code == 200
+    assert begun == [0, 9], "nor is anything rendered for nobody"

@@ -43,8 +43,8 @@ def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:
     @router.get("/page/samples/{seed}")
     async def sample(request: Request, seed: Annotated[int, Path(ge=0, le=MOST_SEED)]) -> Response:
         """A clip as the bundled models know them; the header `x-caption` tells what it shows."""
-        with services.admission.permit(caller_of(request), sharer_of(request)):
-            clip = await clips.clip(seed)
+        with services.admission.permit(caller_of(request), sharer_of(request)) as permit:
+            clip = await services.deadline(permit, request.receive).run(clips.clip(seed))
         return Response(clip.content, media_type="video/mp4", headers={"x-caption": clip.caption})
 
     return router
