@@ -161,11 +161,12 @@ class KVPool:
         self.geometry = geometry
         self.num_tokens = num_tokens // geometry.context_block * geometry.context_block
         self.num_used = 0
+        self.num_lent = 0  # of them, to caches that are given up as soon as somebody needs the room
 
     @property
     def usage(self) -> float:
-        """Share of the budget that caches have, 0 to 1."""
-        return self.num_used / self.num_tokens if self.num_tokens else 0.0
+        """Share of the budget that nobody else can have now, 0 to 1."""
+        return (self.num_used - self.num_lent) / self.num_tokens if self.num_tokens else 0.0
 
     def new_cache(self) -> KVCache:
         """An empty cache, which takes nothing from the budget yet."""

@@ -216,6 +216,7 @@ class PrefixCache:
             self._use(known)  # it would add nothing to this one
         else:
             self._pool.shrink(cache, num_rows)
+            self._pool.num_lent += cache.capacity
             self._kept.append(_Prefix(identity, cache))
 
     def begin(self, prompt: Prompt, cache: KVCache) -> int:
@@ -236,7 +237,9 @@ class PrefixCache:
         """Drop the one that was not used for the longest time; False if there is none."""
         if not self._kept:
             return False
-        self._pool.release(self._kept.pop(0).cache)
+        cache = self._kept.pop(0).cache
+        self._pool.num_lent -= cache.capacity
+        self._pool.release(cache)
         return True
 
     def _use(self, prefix: _Prefix) -> None:

@@ -129,8 +129,10 @@ def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[
             assert prefixes.evict()
         cache.keys[0, 0, 0, : asked.num_tokens, 0] = torch.tensor(asked.ids, dtype=torch.float32)
         cache.length = asked.num_tokens + 2
+        assert pool.usage == cache.capacity / pool.num_tokens  # whatever is kept of others
         prefixes.keep(asked, cache)
         assert 0 <= pool.num_used <= pool.num_tokens
+        assert pool.usage == 0
     while prefixes.evict():
         pass
-    assert pool.num_used == 0
+    assert pool.num_used == pool.usage == 0
