@@ -6,7 +6,7 @@ an attribute is named as its metric is on the page, and whoever knows a number r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,6 +33,8 @@ _FIRST_TOKEN_S = _bounds(
 _TOKEN_GAP_S = _bounds(".001 .0025 .005 .01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80")
 # vLLM's, and finer below 0.3 s: small models answer within it.
 _PHASE_S = _bounds(".003 .01 .03 .1 .3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+_ROLES = ("draft", "target")
+_ENDS = ("stop", "length", "abort", "error")  # abort: the client has left
 _FORWARD_S = _bounds(".0005 .001 .002 .003 .005 .0075 .01 .015 .02 .03 .05 .1 .2 .5 1 5")
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _FRAMES = _bounds("1 2 4 8 16 24 32 48 64 96 128 192 256 384 512 768")
@@ -61,12 +63,15 @@ class EngineMetrics:
         # `_created` series double the page and no dashboard reads them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
-        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", "role")
+        self.kv_cache_usage_perc = self._gauge(
+            "kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1", "role"
+        )
         self.worker_idle_ratio = self._gauge("worker_idle_ratio", "Part of the time without work, 0 to 1", "role")
-        self.worker_restarts = self._counter("worker_restarts", "Workers started again after a death", "role")
+        self.worker_restarts = self._counter(
+            "worker_restarts", "Workers started again after a death", "role", known=_ROLES
+        )
         self.forward = {
-            role: self._histogram(f"{role}_forward_seconds", f"One {role} forward", _FORWARD_S)
-            for role in ("draft", "target")
+            role: self._histogram(f"{role}_forward_seconds", f"One {role} forward", _FORWARD_S) for role in _ROLES
         }
         self.spec_decode_num_drafts = self._counter(
             "spec_decode_num_drafts", "Verifications of at least one draft token"
@@ -84,8 +89,12 @@ class EngineMetrics:
             "spec_decode_wasted_draft_tokens", "Tokens drafted, never judged"
         )
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"vidspec:{name}", text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:
+        """With the `known` values of its label at 0: in what begins at 1 Prometheus sees no increase."""
+        counter = Counter(f"vidspec:{name}", text, labels, registry=self._registry)
+        for value in known:
+            counter.labels(value)
+        return counter
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"vidspec:{name}", text, labels, registry=self._registry)
@@ -121,8 +130,10 @@ class Metrics(EngineMetrics):
     def _declare_requests(self) -> None:
         self.http_requests = self._counter("http_requests", "HTTP answers", "method", "route", "status")
         self.admission_rejections = self._counter("admission_rejections", "Requests refused at the door", "reason")
-        # Once for every request the engine took: stop, length, abort (client left) or error.
-        self.request_success = self._counter("request_success", "Requests ended, by why", "finished_reason")
+        # Once for every request the engine took.
+        self.request_success = self._counter(
+            "request_success", "Requests ended, by why", "finished_reason", known=_ENDS
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, video included")
         self.generation_tokens = self._counter("generation_tokens", "Tokens committed")
         self.time_to_first_token = self._histogram(

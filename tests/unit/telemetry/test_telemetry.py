@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from vidspec_service.engine.types import FinishReason
 from vidspec_service.telemetry import Metrics, configure_logging, request_id_var
 
 pytestmark = pytest.mark.unit
@@ -81,6 +82,15 @@ def test_workers_are_told_apart_by_role() -> None:
     assert found["vidspec:worker_idle_ratio|draft"] == 0.25
     assert found["vidspec:worker_restarts_total|draft"] == 1
     assert found["vidspec:build_info|1.2.3"] == 1
+
+
+def test_what_alerts_count_is_there_before_it_first_happens() -> None:
+    """Prometheus takes a series that begins at 1 for one that has not increased."""
+    found = samples(Metrics(CollectorRegistry()))
+    for role in ("draft", "target"):
+        assert found[f"vidspec:worker_restarts_total|{role}"] == 0
+    for reason in (*FinishReason, "abort", "error"):
+        assert found[f"vidspec:request_success_total|{reason}"] == 0
 
 
 def test_two_sets_of_metrics_do_not_meet() -> None:
