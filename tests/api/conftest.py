@@ -8,11 +8,29 @@ from contextlib import closing
 import pytest
 
 from tests.api.world import COMPILER
+from vidspec_service.api.limits.admission import FairQueue
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def in_line(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The callers who wait for slots, of a decoder or of the engine; one that finds its slot free does not stay."""
+    waiting: list[str] = []
+    acquire = FairQueue.acquire
+
+    async def counted(queue: FairQueue, caller: str, num: int = 1) -> None:
+        waiting.append(caller)
+        try:
+            await acquire(queue, caller, num)
+        finally:
+            waiting.remove(caller)
+
+    monkeypatch.setattr(FairQueue, "acquire", counted)
+    return waiting
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -113,17 +113,17 @@ async def test_leaving_during_the_decode_stops_the_decode(tmp_path: Path) -> Non
     assert world.leftovers == []
 
 
-async def test_leaving_while_waiting_for_a_turn_gives_everything_back(tmp_path: Path) -> None:
+async def test_leaving_while_waiting_for_a_turn_gives_everything_back(tmp_path: Path, in_line: list[str]) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, decoder=FakeDecodePool(gate=gate), max_running_requests=1, decode_workers=1)
     busy = [LeavingClient(world, body(num_frames=number + 1)).start() for number in range(2)]
-    await until(lambda: len(world.decoder.requests) + world.services.clips.num_waiting == 2)
+    await until(lambda: (len(world.decoder.requests), len(in_line)) == (1, 1))
     client = LeavingClient(world, body(num_frames=9))
     waiting = client.start()
-    await until(lambda: world.services.queue.num_waiting == 1)
+    await until(lambda: len(in_line) == 2)
     client.left.set()
     await asyncio.wait_for(waiting, 1)
-    assert (world.services.queue.num_waiting, world.admission.num_admitted, len(world.leftovers)) == (0, 2, 2)
+    assert (len(in_line), world.admission.num_admitted, len(world.leftovers)) == (1, 2, 2)
     gate.set()
     await asyncio.wait_for(asyncio.gather(*busy), 2)
     assert {request.num_frames for request in world.decoder.requests} == {1, 2}

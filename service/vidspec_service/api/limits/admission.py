@@ -206,11 +206,6 @@ class FairQueue:
         # In the order they are served; each with the slots that it wants.
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
-    @property
-    def num_waiting(self) -> int:
-        """How many want a slot and have none."""
-        return sum(not each.done() for queue in self._waiting.values() for each, _ in queue)
-
     async def acquire(self, caller: str, num: int = 1) -> None:
         """Wait for `num` slots; every `acquire` that returns is followed by one `release` of as many."""
         mine = asyncio.get_running_loop().create_future()

@@ -46,11 +46,6 @@ class Clips:
         self._metrics = metrics
         self._kept: TTLCache[tuple[str, str, FrameRequest], Clip] = TTLCache(max_bytes, ttl_s, getsizeof=_num_bytes)
 
-    @property
-    def num_waiting(self) -> int:
-        """Videos that wait for a decoder."""
-        return self._decoders.num_waiting
-
     async def clip(self, caller: str, file: VideoFile, frames: FrameRequest, default_num_frames: int) -> Clip:
         """The frames of `file`, under a `video.key` that says which; raises VideoError. Cancelling stops the decode."""
         asked = _STILL if file.is_still else replace(frames, sequence=file.sequence)

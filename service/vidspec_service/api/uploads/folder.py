@@ -75,16 +75,13 @@ def _open(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def sweep(directory: Path) -> int:
-    """Delete what servers that are gone left in `directory`; call it before the first upload. How many there were."""
-    num_deleted = 0
+def sweep(directory: Path) -> None:
+    """Delete what servers that are gone left in `directory`; call it before the first upload."""
     for path in directory.glob(f"{FILE_PREFIX}*"):
         if _belongs_to_another(path.name):
             continue
         with suppress(OSError):
             path.unlink()
-            num_deleted += 1
-    return num_deleted
 
 
 def _belongs_to_another(name: str) -> bool:
