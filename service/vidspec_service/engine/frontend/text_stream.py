@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer says for bytes that are no character, or not yet
+_MOST_HELD = 64  # tokens; a character has at most four bytes, so they make none, and each step would read them again
 
 
 class TextStream:
@@ -19,7 +20,7 @@ class TextStream:
         """Take the next token; what is certain to follow, which never ends in the middle of a character."""
         self._held.append(token)
         text = self.rest()
-        if not text or text.endswith(_REPLACEMENT):
+        if (not text or text.endswith(_REPLACEMENT)) and len(self._held) < _MOST_HELD:
             return ""
         self._said, self._held = self._held, []
         return text

@@ -73,3 +73,13 @@ def test_whatever_bytes_there_are_every_word_is_told(pieces: list[str]) -> None:
     text = "".join(streamed(LLAMA, ids_of(*pieces)))
     words = "".join(piece for piece in pieces if piece in WORDS[:-1]).replace("\u2581", " ")
     assert text.replace("\ufffd", "").replace("\n", "") in (words, words.removeprefix(" "))
+
+
+@pytest.mark.parametrize("piece", ["<0xF0>", "</s>"])
+def test_tokens_that_say_nothing_are_not_read_again_with_each_that_follows(piece: str) -> None:
+    stream, longest = TextStream(LLAMA), 0
+    for token in ids_of(*[piece] * 1000):
+        stream.step(token)
+        longest = max(longest, len(stream._held))
+    assert longest < 100
+    assert "a" in stream.step(*ids_of("a"))
