@@ -53,6 +53,7 @@ JSON_BODIES = {
     "a value that is one of a few": lambda: in_json(speculation="b" * M),
     "a schema as text": lambda: in_json(guided_json="b" * M),
     "a schema with a long word": lambda: in_json(guided_json={"a": "b" * M}),
+    "blank lines in a grammar": lambda: in_json(guided_grammar='root ::= "a"' + "\n" * 30_000),
     "a text": lambda: in_json(prompt="x" * M),
     "a text of emoji": lambda: in_json(prompt="\U0001f3a5" * (M // 12)),
     "a text of escapes": lambda: b'{"prompt":"' + b"\\u0041" * (M // 6) + b'"}',

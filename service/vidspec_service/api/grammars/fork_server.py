@@ -3,25 +3,26 @@
 Started as `python -m vidspec_service.api.grammars.fork_server FD PARENT_PID`. Starting an interpreter and importing
 llguidance takes 0.1 s of a core, which streams of small models would miss; here that is paid once. Compilers have
 inputs on which they take minutes, or end their process: a child has a second and its own memory. What comes through the
-socket FD is a child's channel. There it reads the grammar, says that it has begun, and in the end what is wrong with
-it. The server ends when the API closes the socket.
+socket FD is a child's channel. There it reads the form of a grammar, a line break and the grammar, says that it has
+begun, and in the end how workers read it and what is wrong with it. The server ends when the API closes the socket.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import resource
 import signal
 import socket
 import sys
-from typing import NoReturn
+from typing import NoReturn, cast
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from vidspec_service.decoding.isolation.sandbox import dies_with
 
-BEGUN, DONE = b".", b"\n"  # before and after what is wrong: without them nothing was tried, or not to the end
+BEGUN, DONE = b".", b"\n"  # before and after what was found: without them nothing was tried, or not to the end
 MOST_CPU_S = 1  # what compiles in less takes a worker as little
 _NO_WAY = "NoExtension"  # llguidance's word for it
 _MOST_BYTES = 2 * 1024**3
@@ -57,15 +58,25 @@ def _try(channel: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with channel.makefile("rb") as whole:
-            grammar = whole.read().decode()
+            form, _, grammar = whole.read().decode().partition("\n")
         channel.sendall(BEGUN)
-        channel.sendall(fault(grammar, tokenizer).encode() + DONE)
+        found = tried(cast(GrammarFormat, form), grammar, tokenizer)
+        channel.sendall(json.dumps(found).encode() + DONE)
     finally:
         os._exit(0)  # at once: an interpreter that tidies up takes longer than most grammars
 
 
+def tried(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -> tuple[str, str]:
+    """How workers read it, and what is wrong with it; empty if nothing is."""
+    try:
+        text = grammar_from(form, grammar)
+    except ValueError as error:
+        return "", str(error)
+    return text, fault(text, tokenizer)
+
+
 def fault(grammar: str, tokenizer: LLTokenizer) -> str:
-    """What is wrong with it; empty if nothing is."""
+    """What is wrong with one in llguidance's own form; empty if nothing is."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     can_begin = not matcher.is_error() and any(matcher.compute_bitmask())
     message = matcher.get_error()

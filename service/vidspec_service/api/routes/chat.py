@@ -93,7 +93,8 @@ async def _answer(
         permit.hold_places(body.n or 1)
         deadline = services.deadline(permit, request.receive)
         if (grammar := body.grammar) is not None:
-            await deadline.run(services.grammars.check(grammar, permit.caller))
+            read = await deadline.run(services.grammars.check(grammar, permit.caller))
+            body = body.model_copy(update={"grammar": read})
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         request_id = f"{dialect.id_prefix}{secrets.token_hex(12)}"

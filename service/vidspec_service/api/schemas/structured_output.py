@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from llguidance import LLMatcher, grammar_from
+from llguidance import GrammarFormat, LLMatcher
 from pydantic import Field, StringConstraints, model_validator
 
 from vidspec_service.api.schemas.fields import Strict
@@ -69,11 +69,12 @@ class StructuredOutputs(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like, as llguidance reads it, and the field that says so."""
+    """What an answer must look like, and the field that says so."""
 
     text: str
     param: str
     spelt: str | None = None  # the same without tokens that only one model has; None: `text` has none
+    form: GrammarFormat = "llguidance"  # of the text; a client's Lark or GBNF is only read where it is tried
 
 
 class StructuredOutput(Strict):
@@ -136,6 +137,8 @@ class StructuredOutput(Strict):
 
 
 def _written(param: str, kind: str, value: Any) -> Grammar:
+    if kind == "grammar":
+        return Grammar(value, param, form="grammar")
     spelt = None
     try:
         if kind == "json":
@@ -144,10 +147,8 @@ def _written(param: str, kind: str, value: Any) -> Grammar:
             text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
         elif kind == "tools":
             text, spelt = map(LLMatcher.grammar_from_lark, value)
-        elif kind == "regex":
-            text = LLMatcher.grammar_from_regex(value)
         else:
-            text = grammar_from("grammar", value)
+            text = LLMatcher.grammar_from_regex(value)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
     if len(text) > MAX_GRAMMAR:

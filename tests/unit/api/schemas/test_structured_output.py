@@ -24,7 +24,7 @@ from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.api.grammars import fork_server
-from vidspec_service.api.grammars.check import ForkedCompiler, GrammarCheck
+from vidspec_service.api.grammars.check import ForkedCompiler, GrammarCheck, Tried
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
 from vidspec_service.errors import InvalidRequest
@@ -205,9 +205,9 @@ async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(check: Gram
     ],
 )
 async def test_every_way_to_say_it_becomes_a_grammar(check: GrammarCheck, fields: dict[str, Any], pattern: str) -> None:
-    asked = grammar(**fields)
-    await check.check(asked, ANYONE)
-    assert re.fullmatch(pattern, babble(grammars().mask(asked.text), 1), re.DOTALL)
+    read = await check.check(grammar(**fields), ANYONE)
+    assert re.fullmatch(pattern, babble(grammars().mask(read.text), 1), re.DOTALL)
+    assert await check.check(grammar(**fields), ANYONE) == read, "what is known of it is the same"
 
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"properties": {"a": {}, "b": {}}}])
@@ -273,6 +273,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "ambiguous": {"guided_grammar": 'start: s\ns: s s | s s s | "a" | ""'},
     "intersections": {"guided_grammar": "start: A\nA: /(.*a.{20}b.*)/ & /(.*c.{20}d.*)/ & ~/(.*e.{20}f.*)/"},
     "many intersections": {"guided_grammar": "start: A\nA: " + " & ".join(f"/.*a.{{{n}}}b.*/" for n in range(14))},
+    "blank lines": {"guided_grammar": 'root ::= "a"' + "\n" * 60_000},
+    "unfinished": {"guided_grammar": 'root ::= "\\'},
     "brackets": {"guided_grammar": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000},
     "longest": {"guided_regex": "(x|y)" * (MAX_GRAMMAR // 5 - 20)},
 }
@@ -282,11 +284,11 @@ HOSTILE: dict[str, dict[str, Any]] = {
 async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name: str) -> None:
     """Alone on a core none takes a worker half a second, or a step of it 50 ms; tests share theirs."""
     try:
-        await check.check(asked := grammar(**HOSTILE[name]), ANYONE)
+        read = await check.check(grammar(**HOSTILE[name]), ANYONE)
     except InvalidRequest:
         return
     started = time.process_time()
-    mask, ids = grammars().mask(asked.text), list[int]()
+    mask, ids = grammars().mask(read.text), list[int]()
     used = CoupledSampler(SamplingParams(temperature=1.0, seed=1), constraint=mask)
     assert time.process_time() - started < 2
     slowest = 0.0
@@ -299,9 +301,17 @@ async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name:
     assert slowest < 0.5
 
 
-async def test_a_grammar_that_takes_minutes_to_compile_is_refused_soon(check: GrammarCheck) -> None:
+@pytest.mark.parametrize("name", ["many intersections", "blank lines"])
+async def test_a_grammar_that_takes_minutes_to_compile_or_to_read_is_refused_soon(
+    check: GrammarCheck, name: str
+) -> None:
     with pytest.raises(InvalidRequest, match="too much time"):
-        await check.check(grammar(**HOSTILE["many intersections"]), ANYONE)
+        await check.check(grammar(**HOSTILE[name]), ANYONE)
+
+
+async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarCheck) -> None:
+    with pytest.raises(InvalidRequest, match=f"guided_grammar: as Lark it may have {MAX_GRAMMAR} characters"):
+        await check.check(grammar(guided_grammar='root ::= "a"' + '|"a"' * 12_000), ANYONE)
 
 
 async def test_the_process_that_grammars_are_tried_in_comes_back(check: GrammarCheck, compiler: ForkedCompiler) -> None:
@@ -320,7 +330,7 @@ async def test_what_was_checked_is_known_by_its_text(
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match="unclosed"):
         await check.check(bad, ANYONE)
-    monkeypatch.setattr(compiler, "fault", None)  # no further child
+    monkeypatch.setattr(compiler, "tried", None)  # no further child
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
         await check.check(grammar(structured_outputs={"regex": "("}), ANYONE)
@@ -357,14 +367,14 @@ def test_no_schema_holds_up_what_else_the_process_does() -> None:
 async def test_requests_that_leave_free_their_place_in_the_line(
     check: GrammarCheck, compiler: ForkedCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault, may_end, started = compiler.fault, threading.Event(), list[str]()
+    tried, may_end, started = compiler.tried, threading.Event(), list[str]()
 
-    def held(text: str) -> str:
-        started.append(text)
+    def held(grammar: Grammar) -> Tried:
+        started.append(grammar.text)
         assert may_end.wait(10)
-        return fault(text)
+        return tried(grammar)
 
-    monkeypatch.setattr(compiler, "fault", held)
+    monkeypatch.setattr(compiler, "tried", held)
     waiting = [asyncio.ensure_future(check.check(grammar(guided_regex=f"a{{{n}}}"), ANYONE)) for n in range(12)]
     while not started:  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.01)
@@ -380,17 +390,17 @@ async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_
 ) -> None:
     may_end, started = threading.Semaphore(0), list[str]()
 
-    def held(text: str) -> str:
-        started.append("theirs" if "theirs" in text else "mine")
+    def held(grammar: Grammar) -> Tried:
+        started.append("theirs" if "theirs" in grammar.text else "mine")
         assert may_end.acquire(timeout=10)
-        return ""
+        return Tried()
 
     async def until_started(count: int) -> None:
         async with asyncio.timeout(5):
             while len(started) < count:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0.005)
 
-    monkeypatch.setattr(compiler, "fault", held)
+    monkeypatch.setattr(compiler, "tried", held)
     flood = [asyncio.ensure_future(check.check(grammar(guided_regex=f"mine{n}"), "mine")) for n in range(8)]
     await until_started(2)
     theirs = asyncio.ensure_future(check.check(grammar(guided_regex="theirs"), "theirs"))
