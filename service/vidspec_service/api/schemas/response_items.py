@@ -130,11 +130,17 @@ class FunctionCallOutput(Strict):
         return Turn(role="tool", parts=(self.output,), tool_call_id=self.call_id)
 
 
+def _kind(item: object) -> object:
+    """Which item it is: a message, unless it says otherwise; what says nothing is refused as one."""
+    said = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return said or "message"
+
+
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
-    Discriminator(lambda value: value.get("type") or "message" if isinstance(value, dict) else value.type),
+    Discriminator(_kind),
 ]
 
 
