@@ -136,12 +136,15 @@ async def test_a_call_is_an_item_whole_and_streamed(tmp_path: Path) -> None:
     choice = {"type": "function", "name": "go"}
     (item,) = (await respond(world, tools=[TOOL], tool_choice=choice)).json()["output"]
     assert (item["type"], item["name"], item["arguments"]) == ("function_call", "go", "{}")
+    assert item["status"] == "completed"
     found = events((await respond(world, tools=[TOOL], tool_choice=choice, stream=True)).text)
     assert [event["type"].removeprefix("response.") for event in found[2:]] == [
         "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
         "function_call_arguments.done", "output_item.done", "completed",
     ]  # fmt: skip
-    assert found[-1]["response"]["output"][0]["arguments"] == "{}"
+    assert found[-1]["response"]["output"] == [found[-2]["item"]]
+    assert (found[2]["item"]["status"], found[-2]["item"]["status"]) == ("in_progress", "completed")
+    assert found[-2]["item"]["arguments"] == "{}"
     assert found[-1]["response"]["tools"][0]["name"] == "go"
 
 
@@ -152,6 +155,21 @@ async def test_what_max_tokens_cut_is_incomplete(tmp_path: Path) -> None:
     assert last["type"] == "response.incomplete"
     for answer in (whole, last["response"]):
         assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert [item["status"] for item in answer["output"]] == ["incomplete"]
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+async def test_a_call_that_was_cut_is_incomplete_whole_and_streamed(tmp_path: Path, reason: FinishReason) -> None:
+    """By `max_output_tokens`, or by a `stop` string inside."""
+    cut = TextDelta(text='{"a": "b', num_tokens=1)
+    world = World(tmp_path, FakeEngine(ACCEPTED, cut, replace(FINISHED, finish_reason=reason)))
+    choice = {"type": "function", "name": "go"}
+    whole = (await respond(world, tools=[TOOL], tool_choice=choice)).json()
+    *_, done, last = events((await respond(world, tools=[TOOL], tool_choice=choice, stream=True)).text)
+    assert done["item"] == last["response"]["output"][0]
+    for answer in (whole, last["response"]):
+        (item,) = answer["output"]
+        assert (item["arguments"], item["status"]) == ('{"a": "b', "incomplete")
 
 
 async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Path) -> None:
@@ -161,6 +179,7 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"]["code"] == "server_error"
     assert "secret" not in last["response"]["error"]["message"]
+    assert [item["status"] for item in last["response"]["output"]] == ["incomplete"]
 
 
 @pytest.mark.parametrize(

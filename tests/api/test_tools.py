@@ -91,10 +91,11 @@ async def test_tools_that_a_frontend_always_sends_leave_text_where_the_model_can
     assert asked.template.tools == ()
 
 
-async def test_a_call_that_max_tokens_cut_says_so(tmp_path: Path) -> None:
-    world = World(tmp_path, engine('{"x"', reason=FinishReason.LENGTH))
+@pytest.mark.parametrize("reason", FinishReason)
+async def test_a_call_that_max_tokens_or_a_stop_string_cut_says_so(tmp_path: Path, reason: FinishReason) -> None:
+    world = World(tmp_path, engine('{"x"', reason=reason))
     (choice,) = (await ask(world, tools=TOOLS, tool_choice=NAMED)).json()["choices"]
-    assert choice["finish_reason"] == "length"
+    assert choice["finish_reason"] == reason
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x"'
 
 

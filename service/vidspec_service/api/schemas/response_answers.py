@@ -88,10 +88,13 @@ class ResponseDialect(Dialect):
         (choice,) = spoken.choices
         speech = self.speech()
         deltas = speech.push(choice.text)
-        message = message_of([*deltas, *speech.finish(choice.finish_reason)[0]])
+        last, reason = speech.finish(choice.finish_reason)
+        message = message_of([*deltas, *last])
         calls = [_call(each["id"], **each["function"]) for each in message.get("tool_calls", ())]
         said = [_message(message["content"])] if message["content"] or not calls else []
-        return self.response(spoken.head, [*said, *calls], choice.finish_reason, spoken.facts).model_dump_json()
+        output = [{**item, "status": "completed"} for item in (*said, *calls)]
+        output[-1]["status"] = _status(output[-1], reason)
+        return self.response(spoken.head, output, choice.finish_reason, spoken.facts).model_dump_json()
 
     def events(self, head: Facts, news: News) -> Events:
         """See Dialect."""
@@ -135,17 +138,20 @@ class _ResponseEvents(Events):
 
     def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
-        for delta in self._speech.finish(finish_reason)[0]:
+        deltas, reason = self._speech.finish(finish_reason)
+        for delta in deltas:
             yield from self._told(delta)
         if not self._output:
             yield from self._open(_message(""))
-        yield from self._close("incomplete" if finish_reason == "length" else "completed")
+        yield from self._close(_status(self._output[-1], reason))
 
     def closed(self, facts: Facts) -> Iterator[str]:
         response = self._dialect.response(self._head, self._output, self._finish_reason, facts)
         yield self._event(f"response.{response.status}", response=response.model_dump())
 
     def failed(self, error: Facts) -> Iterator[str]:
+        if self._is_open:
+            self._output[-1]["status"] = "incomplete"
         response = self._dialect.response(self._head, self._output).model_dump()
         told = {"code": "server_error", "message": error["error"]["message"]}
         yield self._event("response.failed", response={**response, "status": "failed", "error": told})
@@ -166,14 +172,13 @@ class _ResponseEvents(Events):
             yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
 
     def _open(self, item: Item) -> Iterator[str]:
-        begun = {**item, "status": "in_progress"}
         self._output.append(item)
         self._is_open = True
         if item["type"] == "message":
-            yield self._place_event("response.output_item.added", item={**begun, "content": []})
-            yield self._item_event("response.content_part.added", content_index=0, part=dict(item["content"][0]))
+            yield self._place_event("response.output_item.added", item={**item, "content": []})
+            yield self._item_event("response.content_part.added", content_index=0, part=item["content"][0])
         else:
-            yield self._place_event("response.output_item.added", item=begun)
+            yield self._place_event("response.output_item.added", item=item)
 
     def _close(self, status: str = "completed") -> Iterator[str]:
         if not self._is_open:
@@ -206,12 +211,18 @@ class _ResponseEvents(Events):
 def _message(text: str) -> Item:
     part = {"type": "output_text", "text": text, "annotations": []}
     name = f"msg_{secrets.token_hex(12)}"
-    return {"id": name, "type": "message", "status": "completed", "role": "assistant", "content": [part]}
+    return {"id": name, "type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
 
 
 def _call(call_id: str, name: str, arguments: str) -> Item:
     called = {"call_id": call_id, "name": name, "arguments": arguments}
-    return {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "completed", **called}
+    return {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "in_progress", **called}
+
+
+def _status(item: Item, reason: str) -> str:
+    """Of an answer's last item; `reason` is why the answer ended, as a speech says it."""
+    is_whole = reason == ("tool_calls" if item["type"] == "function_call" else "stop")
+    return "completed" if is_whole else "incomplete"
 
 
 def _usage(usage: Facts) -> ResponseUsage:

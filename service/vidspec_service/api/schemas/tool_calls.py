@@ -40,11 +40,12 @@ class CallSpeech(Speech):
         return deltas
 
     def finish(self, reason: str) -> tuple[list[Delta], str]:
-        """See Speech. A call that was cut before its name was known is content."""
+        """See Speech. A call that was cut before its name was known is content; one cut later is nothing to call."""
         rest, self._pending = self._pending, ""
         if not self._num_calls:
             return self._content(rest), reason
-        return [], "tool_calls" if reason == "stop" else reason
+        is_cut = self._read == self._read_arguments
+        return [], "tool_calls" if reason == "stop" and not is_cut else reason
 
     def _content(self, text: str) -> list[Delta]:
         return [{"content": text}] if text and not self._num_calls else []

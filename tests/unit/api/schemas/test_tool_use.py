@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -190,3 +192,23 @@ def test_what_was_cut_is_told_as_far_as_it_came() -> None:
     nameless = CallSpeech(AMONG)
     assert nameless.push('{"name": ') == []
     assert nameless.finish("length") == ([{"content": '{"name": '}], "length")
+
+
+@given(st.sampled_from([each for each in TEXTS if each[3]]), st.data())
+def test_there_is_something_to_call_only_if_the_last_call_is_whole(case: Any, data: st.DataObject) -> None:
+    """A `stop` string may cut an answer anywhere."""
+    written, text, _, _ = case
+    speech = CallSpeech(written)
+    deltas = speech.push(text[: data.draw(st.integers(0, len(text)))])
+    last, reason = speech.finish("stop")
+    found = [call["function"]["arguments"] for call in message_of([*deltas, *last]).get("tool_calls", [])]
+    assert reason == ("tool_calls" if found and is_json(found[-1]) else "stop")
+    assert all(is_json(each) for each in found[:-1])
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
