@@ -33,6 +33,22 @@ def engine(*texts: str, knows: ToolFormat = ToolFormat.NONE, reason: FinishReaso
     return made
 
 
+def function(**changed: Any) -> list[Any]:
+    return [{"type": "function", "function": {"name": "go", "parameters": GO, **changed}}]
+
+
+MANY = [
+    {"type": "function", "function": {"name": f"f{n}", "parameters": {**GO, "description": "x" * 800}}}
+    for n in range(100)
+]
+UNASKED: list[dict[str, Any]] = [
+    {"tools": TOOLS, "response_format": {"type": "json_object"}},
+    {"tools": TOOLS, "ignore_eos": True},
+    {"tools": MANY},
+    {"tools": function(parameters={**GO, "not": {}})},
+]
+
+
 def chunks(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
@@ -91,6 +107,35 @@ async def test_tools_that_a_frontend_always_sends_leave_text_where_the_model_can
     assert asked.template.tools == ()
 
 
+@pytest.mark.parametrize("fields", UNASKED)
+async def test_tools_that_the_model_cannot_call_stand_in_the_way_of_nothing(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    world = World(tmp_path)
+    response = await ask(world, **fields)
+    assert response.status_code == 200, response.text
+    (asked,) = world.engine.requests
+    assert (asked.grammar is not None) == ("response_format" in fields)
+    assert asked.ignore_eos == ("ignore_eos" in fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (UNASKED[0], "tools", "not response_format and tools"),
+        (UNASKED[1], "ignore_eos", "ends where the grammar does"),
+        (UNASKED[2], "tools", "65536"),
+        (UNASKED[3], "tools", 'Unimplemented keys: ["not"]'),
+    ],
+)
+async def test_of_tools_that_the_model_may_call_the_answer_has_the_form(
+    tmp_path: Path, fields: dict[str, Any], param: str, words: str
+) -> None:
+    for choice in ({}, {"tool_choice": "auto"}):
+        world = World(tmp_path, engine(knows=ToolFormat.HERMES))
+        world.assert_refused(await ask(world, **fields, **choice), param, words)
+
+
 @pytest.mark.parametrize("reason", FinishReason)
 async def test_a_call_that_max_tokens_or_a_stop_string_cut_says_so(tmp_path: Path, reason: FinishReason) -> None:
     world = World(tmp_path, engine('{"x"', reason=reason))
@@ -118,10 +163,6 @@ async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_pat
 def turns(*, calls: Any = None, **result: Any) -> list[Any]:
     called = {"role": "assistant", "tool_calls": [CALLED] if calls is None else calls}
     return [user(ASK), called, {"role": "tool", "tool_call_id": "call_1", "content": "x", **result}]
-
-
-def function(**changed: Any) -> list[Any]:
-    return [{"type": "function", "function": {"name": "go", "parameters": GO, **changed}}]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_every_mode_makes_the_same_calls_by_their_schemas(
     assert engine.engine.info.tool_format is ToolFormat.HERMES
     body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": choice}
     asked = ChatCompletion.model_validate_json(json.dumps({**body, "parallel_tool_calls": False}), strict=True)
+    asked = asked.for_engine(engine.engine.info)
     assert asked.grammar is not None
     begin = engine.engine.tokenizer.token_to_id(TAGS[0])
     assert begin is not None

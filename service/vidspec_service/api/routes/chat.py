@@ -86,7 +86,7 @@ async def _answer(
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body = body.for_engine(info)
+        body = await asyncio.to_thread(body.for_engine, info)  # the grammar of a hundred tools takes its time
         _check_n(body.n or 1, settings)
         if (reason := info.why_not(body.compression or settings.compression)) is not None:
             raise InvalidRequest(reason, param="compression")

@@ -14,7 +14,7 @@ from vidspec_models.request import ChatTemplate, ToolFormat
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.chat_turns import check_conversation
 from vidspec_service.api.schemas.dialects import PlainSpeech, SpeechFactory
-from vidspec_service.api.schemas.structured_output import Wanted
+from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
 from vidspec_service.api.schemas.tool_calls import CallSpeech
 from vidspec_service.api.schemas.tool_use import ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
@@ -39,8 +39,8 @@ class Conversation(ChatRequest):
         return PlainSpeech if written is None else partial(CallSpeech, written)
 
     def wanted(self) -> list[Wanted]:
-        """See StructuredOutput."""
-        return [*super().wanted(), *self.tool_use.wanted]
+        """See StructuredOutput; of tools what must be called. What only may be is known once the engine is."""
+        return [*super().wanted(), *(() if self.tool_use.is_auto else self.tool_use.wanted)]
 
     def check_conversation(self, places: Sequence[str], *, is_continued: bool = False) -> None:
         """Turns and tools make sense; raises InvalidRequest. `places` are where the turns are in the body."""
@@ -56,9 +56,13 @@ class Conversation(ChatRequest):
                 "The model's chat template does not show calls of tools and their results; say them in user messages.",
                 param="messages",
             )
-        if self.tool_use.is_auto and info.tool_format is not ToolFormat.HERMES:  # without being asked for
-            return self.model_copy(update={"tool_choice": "none", "grammar": None})
-        return self
+        if not self.tool_use.is_auto:
+            return self
+        if info.tool_format is not ToolFormat.HERMES:  # without being asked for
+            return self.model_copy(update={"tool_choice": "none"})
+        body = self.model_copy(update={"grammar": one_grammar([*self.wanted(), *self.tool_use.wanted])})
+        body.check_end()
+        return body
 
     def told(self, template: ChatTemplate) -> ChatTemplate:
         """The template's arguments with the tools."""

@@ -6,6 +6,7 @@ Whichever it is, it becomes one grammar, which both models follow while they ans
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -96,12 +97,8 @@ class StructuredOutput(Strict):
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """None: plain text. Raises InvalidRequest for more than one, and for what is no schema or grammar at all."""
-        wanted = self.wanted()
-        if len(wanted) > 1:
-            both = " and ".join(param for param, _, _ in wanted[:2])
-            raise InvalidRequest(f"Only one may say what the answer looks like, not {both}.", param=wanted[1][0])
-        return _written(*wanted[0]) if wanted else None
+        """None: plain text. Raises InvalidRequest, see `one_grammar`."""
+        return one_grammar(self.wanted())
 
     def wanted(self) -> list[Wanted]:
         """Everything that says what the answer looks like."""
@@ -134,6 +131,14 @@ class StructuredOutput(Strict):
         kinds = ("json", "regex", "choice", "grammar")
         older = ((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in kinds)
         return [each for each in older if each[2] is not None]
+
+
+def one_grammar(wanted: Sequence[Wanted]) -> Grammar | None:
+    """None: nothing is. Raises InvalidRequest for more than one, and for what is no schema or grammar at all."""
+    if len(wanted) > 1:
+        both = " and ".join(param for param, _, _ in wanted[:2])
+        raise InvalidRequest(f"Only one may say what the answer looks like, not {both}.", param=wanted[1][0])
+    return _written(*wanted[0]) if wanted else None
 
 
 def _written(param: str, kind: str, value: Any) -> Grammar:

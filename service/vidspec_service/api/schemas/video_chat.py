@@ -100,10 +100,14 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
-        if self.ignore_eos and self.grammar is not None:
-            raise InvalidRequest("An answer of a given form ends where the grammar does.", param="ignore_eos")
+        self.check_end()
         check_agreement(self.frames)
         return self
+
+    def check_end(self) -> None:
+        """Raises InvalidRequest for two that say where the answer ends."""
+        if self.ignore_eos and self.grammar is not None:
+            raise InvalidRequest("An answer of a given form ends where the grammar does.", param="ignore_eos")
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from tests.fakes import INFO
 from tests.unit.api.schemas.test_structured_output import END, tokenizer
 from vidspec_models.grammar import Grammars
+from vidspec_models.request import ToolFormat
 from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
@@ -38,12 +41,14 @@ TOOLS = [
     {"type": "function", "function": {"name": "call", "parameters": NAMED}},
     {"type": "function", "function": {"name": "stop"}},
 ]
+KNOWS = replace(INFO, tool_format=ToolFormat.HERMES)
 GO = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
 
 
 def asked(**fields: Any) -> Conversation:
+    """Of a model that calls tools as it likes."""
     body = {"messages": [{"role": "user", "content": "Go."}], "tools": TOOLS, **fields}
-    return ChatCompletion.model_validate_json(json.dumps(body), strict=True)
+    return ChatCompletion.model_validate_json(json.dumps(body), strict=True).for_engine(KNOWS)
 
 
 @cache
