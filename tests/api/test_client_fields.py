@@ -88,6 +88,17 @@ async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: P
     assert [turn.role for turn in world.engine.requests[0].turns] == ["user", "assistant", "user"]
 
 
+@pytest.mark.parametrize("said", ["", "\n", None, [{"type": "text", "text": ""}]])
+async def test_an_answer_that_says_nothing_can_be_sent_back_too(tmp_path: Path, said: Any) -> None:
+    world = World(tmp_path)
+    turns = [user(VIDEO, ASK), {"role": "assistant", "content": said}, user(ASK)]
+    assert (await ask(world, messages=turns)).status_code == 200
+    if isinstance(said, str):
+        ours = [{"role": turn["role"], "content": said if turn["role"] == "assistant" else "What?"} for turn in turns]
+        assert (await world.ask(prompt=None, messages=ours)).status_code == 200
+    assert {request.turns[1].text.strip() for request in world.engine.requests} == {""}
+
+
 async def test_what_the_checkpoint_wants_counts_where_the_client_does_not_say(tmp_path: Path) -> None:
     engine = FakeEngine()
     engine.known = replace(INFO, default_sampling={"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05})

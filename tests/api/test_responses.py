@@ -116,6 +116,21 @@ async def test_an_answers_items_can_be_sent_back(tmp_path: Path) -> None:
     assert result == Turn(role="tool", parts=("Arrived.",), tool_call_id="call_1")
 
 
+async def test_an_answer_that_says_nothing_and_a_function_that_returns_nothing_can_be_sent_back(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEngine(ACCEPTED, FINISHED)
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    world = World(tmp_path, engine)
+    output = (await respond(world)).json()["output"]
+    assert output[0]["content"][0]["text"] == ""
+    done = {"type": "function_call_output", "call_id": "call_1", "output": ""}
+    assert (await respond(world, input=[{"role": "user", "content": "Go."}, *output, CALL, done])).is_success
+    _, said, result = world.engine.requests[1].turns
+    assert (said.parts, len(said.tool_calls)) == ((), 1)
+    assert result == Turn(role="tool", parts=(), tool_call_id="call_1")
+
+
 async def test_a_stream_has_the_events_of_a_message_in_their_order(tmp_path: Path) -> None:
     found = events((await respond(World(tmp_path), stream=True)).text)
     assert [event["type"].removeprefix("response.") for event in found] == [

@@ -155,6 +155,9 @@ async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_pat
     _, called, result = world.engine.requests[0].turns
     assert called.tool_calls == (ToolCall(call_id="call_1", name="go", arguments='{"x": 3}'),)
     assert (result.role, result.tool_call_id, result.text) == ("tool", "call_1", "Arrived.")
+    silent = [*turns[:2], {**turns[2], "content": ""}]
+    assert (await ask(world, messages=silent)).status_code == 200, "a function that returns nothing"
+    assert world.engine.requests[1].turns == (*world.engine.requests[0].turns[:2], replace(result, parts=()))
     response = await ask(World(tmp_path), messages=turns)
     assert response.status_code == 400
     assert "say them in user messages" in response.json()["error"]["message"]
@@ -193,7 +196,6 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
         ),
         ({"messages": turns(tool_call_id=None)}, "messages.2.role", "tool_call_id"),
         ({"messages": turns(role="user")}, "messages.2.role", "tool_call_id"),
-        ({"messages": turns(calls=[])}, "messages.1.content", "say something"),
         ({"messages": turns(calls=[CALLED] * 129)}, "messages.1.tool_calls", "128"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from vidspec_service.api.schemas.fields import Id, Source, Strict, Text
+from vidspec_service.api.schemas.fields import Id, Said, Source, Strict
 from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.errors import InvalidRequest
 
@@ -33,7 +33,7 @@ def only(neutral: object, because: str, *others: object) -> BeforeValidator:
 class SaidPart(Strict):
     """Something said."""
 
-    text: Text
+    text: Said
 
 
 class TextPart(SaidPart):

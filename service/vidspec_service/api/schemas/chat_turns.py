@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 from vidspec_models.request import VIDEO, ToolCall, Turn
 from vidspec_service.api.schemas.chat_parts import SaidPart, TextPart, VideoPart
 from vidspec_service.api.schemas.client_fields import TurnFields
-from vidspec_service.api.schemas.fields import MAX_TEXT, Strict, Text, check_turns
+from vidspec_service.api.schemas.fields import MAX_TEXT, Said, Strict, check_said, check_turns
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, ToolName
 from vidspec_service.errors import InvalidRequest
 
@@ -20,10 +20,9 @@ MAX_PARTS = 64
 
 Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
-Empty = Annotated[str, StringConstraints(max_length=0)]  # what an assistant says who calls a tool
 Content = Annotated[
-    Annotated[Text, Tag("a string")] | Annotated[Parts, Tag("a list")] | Annotated[Empty, Tag("nothing")],
-    Discriminator(lambda value: "a list" if isinstance(value, list) else "nothing" if value == "" else "a string"),
+    Annotated[Said, Tag("a string")] | Annotated[Parts, Tag("a list")],
+    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
 ]
 CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
 
@@ -90,19 +89,19 @@ class ChatTurn(TurnFields):
 
 
 def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
-    """As in Turn; text parts beside each other are joined by line breaks."""
+    """As in Turn; text parts beside each other are joined by line breaks, and what says nothing is no part."""
     if isinstance(content, str):
         return (content,) if content else ()
     parts: list[str | None] = []
-    for _, group in groupby(content, lambda part: isinstance(part, SaidPart)):
+    for is_said, group in groupby(content, lambda part: isinstance(part, SaidPart)):
         alike = list(group)
-        said = [part.text for part in alike if isinstance(part, SaidPart)]
-        parts += ["\n".join(said)] if said else [VIDEO] * len(alike)
+        said = "\n".join(part.text for part in alike if isinstance(part, SaidPart) and part.text)
+        parts += ([said] if said else []) if is_said else [VIDEO] * len(alike)
     return tuple(parts)
 
 
 def check_conversation(turns: Sequence[Turn], places: Sequence[str], *, is_continued: bool = False) -> None:
-    """Who speaks when makes sense, and everybody says something; raises InvalidRequest.
+    """Who speaks when makes sense, and whoever asks says something; raises InvalidRequest.
 
     `places` are where the turns are in the body: `messages.0`.
     """
@@ -115,9 +114,9 @@ def check_conversation(turns: Sequence[Turn], places: Sequence[str], *, is_conti
             raise InvalidRequest("A tool's message has a tool_call_id, and no other has.", param=f"{place}.role")
         if turn.tool_calls and turn.role != "assistant":
             raise InvalidRequest("Only the assistant calls tools.", param=f"{place}.tool_calls")
-        if not turn.parts and not turn.tool_calls:
-            raise InvalidRequest("A message must say something.", param=f"{place}.content")
-    if not turns[-1].text:
+        if not turn.num_videos:
+            check_said(turn.role, turn.text, place)
+    if turns[-1].role != "tool" and not turns[-1].text.strip():
         raise InvalidRequest("The last message must say something.", param=places[-1])
 
 

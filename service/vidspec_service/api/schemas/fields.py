@@ -31,6 +31,7 @@ def is_none(value: object) -> bool:
 
 Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
+Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # of whom, `check_said` knows
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
@@ -69,6 +70,12 @@ class Source:
     url: str | None = None
     is_still: bool = False
     times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
+
+
+def check_said(role: str, text: str, place: str) -> None:
+    """Raises InvalidRequest for a turn without words; an answer, or what a tool has returned, may be empty."""
+    if role in ("system", "user") and not text.strip():
+        raise InvalidRequest("A message must say something.", param=f"{place}.content")
 
 
 def check_turns(turns: list[tuple[str, int]], *lasts: str, places: Sequence[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from vidspec_service.api.schemas.chat_parts import (
     by_url,
 )
 from vidspec_service.api.schemas.chat_turns import MAX_PARTS, Arguments, CallId, parts_of
-from vidspec_service.api.schemas.fields import Id, Source, Strict, Text, Url
+from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url
 from vidspec_service.api.schemas.tool_use import ToolName
 from vidspec_service.errors import InvalidRequest
 
@@ -72,7 +72,7 @@ InputPart = Annotated[
 ]
 InputParts = Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]
 Content = Annotated[
-    Annotated[Text, Tag("a string")] | Annotated[InputParts, Tag("a list")],
+    Annotated[Said, Tag("a string")] | Annotated[InputParts, Tag("a list")],
     Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
 ]
 
@@ -120,14 +120,14 @@ class FunctionCallOutput(Strict):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: Text
+    output: Said
     id: Id | None = Field(None, description=_INERT)
     status: Status | None = Field(None, description=_INERT)
 
     @property
     def turn(self) -> Turn:
         """For the engine."""
-        return Turn(role="tool", parts=(self.output,), tool_call_id=self.call_id)
+        return Turn(role="tool", parts=parts_of(self.output), tool_call_id=self.call_id)
 
 
 def _kind(item: object) -> object:

@@ -164,7 +164,8 @@ class ResponseRequest(ClientFields, Conversation):
 
     @property
     def _placed_turns(self) -> list[tuple[str, Turn]]:
-        first = [("instructions", Turn(role="system", parts=(self.instructions,)))] if self.instructions else []
+        is_told = bool(self.instructions and self.instructions.strip())
+        first = [("instructions", Turn(role="system", parts=(self.instructions,)))] if is_told else []
         if isinstance(self.input, str):
             return [*first, ("input", Turn(role="user", parts=(self.input,)))]
         return [*first, *turns_of(self.input)]

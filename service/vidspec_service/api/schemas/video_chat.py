@@ -34,11 +34,13 @@ from vidspec_service.api.schemas.fields import (
     Id,
     NotNegative,
     Positive,
+    Said,
     Source,
     Stops,
     Strict,
     Text,
     Url,
+    check_said,
     check_turns,
 )
 from vidspec_service.api.schemas.frame_times import WithFrameTimes
@@ -198,7 +200,7 @@ class Message(Strict):
     """One turn of the conversation. The videos belong to the first user turn."""
 
     role: Literal["system", "user", "assistant"] = Field(description="Who speaks.")
-    content: Text = Field(description="What is said.")
+    content: Said = Field(description="What is said; an assistant may have said nothing.")
 
 
 class VideoChat(ChatRequest):
@@ -219,6 +221,8 @@ class VideoChat(ChatRequest):
             raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
         if self.messages is not None:
             check_turns([(message.role, len(message.content)) for message in self.messages])
+            for index, message in enumerate(self.messages):
+                check_said(message.role, message.content, f"messages.{index}")
         return self
 
     @property
