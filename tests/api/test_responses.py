@@ -71,6 +71,33 @@ async def test_a_whole_answer(tmp_path: Path) -> None:
     assert (asked.max_tokens, asked.sampling.temperature, len(asked.videos)) == (9, 0.5, 1)
 
 
+FORM = {"type": "json_schema", "name": "x", "schema": {"const": None}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, {"temperature": 0.7, "top_p": 0.8, "tool_choice": "auto", "text": {"format": {"type": "text"}}}),
+        ({"temperature": None, "top_p": 0.5}, {"temperature": 0.7, "top_p": 0.5}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        ({"parallel_tool_calls": None, "text": None}, {"parallel_tool_calls": True}),
+        ({"tools": [TOOL]}, {"tool_choice": "none"}),
+        ({"text": {"format": {"type": "json_object"}}}, {"text": {"format": {"type": "json_object"}}}),
+        ({"text": {"format": FORM}}, {"text": {"format": FORM}}),
+        ({"text": {"verbosity": "low"}}, {"text": {"format": {"type": "text"}, "verbosity": "low"}}),
+    ],
+)
+async def test_an_answer_tells_what_was_used(tmp_path: Path, fields: dict[str, Any], told: dict[str, Any]) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, default_sampling={"temperature": 0.7, "top_p": 0.8})
+    world = World(tmp_path, engine)
+    answer = (await respond(world, **fields)).json()
+    assert {name: answer[name] for name in told} == told
+    (asked,) = engine.requests
+    assert (answer["temperature"], answer["top_p"]) == (asked.sampling.temperature, asked.sampling.top_p)
+
+
 async def test_it_asks_the_engine_what_chat_completions_asks(tmp_path: Path) -> None:
     world = World(tmp_path)
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

@@ -99,7 +99,7 @@ async def _answer(
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         request_id = f"{dialect.id_prefix}{secrets.token_hex(12)}"
         asked = body.generation_request(
-            request_id, settings.speculation, settings.compression, settings.compression_ratio, info.default_sampling
+            request_id, settings.speculation, settings.compression, settings.compression_ratio
         )
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline, trace)

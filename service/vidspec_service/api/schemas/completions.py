@@ -68,7 +68,7 @@ class TextCompletion(ClientFields, ChatRequest):
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
         check_served(self.model, info.model_names)
-        return self
+        return super().for_engine(info)
 
 
 class TextChoice(BaseModel):

@@ -56,11 +56,12 @@ class Conversation(ChatRequest):
                 "The model's chat template does not show calls of tools and their results; say them in user messages.",
                 param="messages",
             )
+        body = super().for_engine(info)
         if not self.tool_use.is_auto:
-            return self
+            return body
         if info.tool_format is not ToolFormat.HERMES:  # without being asked for
-            return self.model_copy(update={"tool_choice": "none"})
-        body = self.model_copy(update={"grammar": one_grammar([*self.wanted(), *self.tool_use.wanted])})
+            return body.model_copy(update={"tool_choice": "none"})
+        body = body.model_copy(update={"grammar": one_grammar([*self.wanted(), *self.tool_use.wanted])})
         body.check_end()
         return body
 

@@ -66,11 +66,11 @@ class ResponseAnswer(BaseModel):
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
-    temperature: float | None = None
-    text: dict[str, Any] = {"format": {"type": "text"}}
+    temperature: float = 0.0
+    text: dict[str, Any]
     tool_choice: str | dict[str, str] = "auto"
     tools: list[dict[str, Any]] = []
-    top_p: float | None = None
+    top_p: float = 1.0
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
 

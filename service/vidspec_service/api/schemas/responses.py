@@ -20,6 +20,10 @@ from vidspec_service.errors import InvalidRequest
 
 _STATELESS = "answers are not stored here; send the whole conversation as input"
 _NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
+_TOLD = {
+    "instructions", "max_output_tokens", "temperature", "top_p", "metadata", "text",
+    "tools", "tool_choice", "parallel_tool_calls",
+}  # fmt: skip
 
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)]
 Input = Annotated[
@@ -154,12 +158,8 @@ class ResponseRequest(ClientFields, Conversation):
     @property
     def dialect(self) -> Dialect:
         """How to answer: with what was asked, as OpenAI's API does."""
-        asked = self.model_dump(
-            mode="json",
-            by_alias=True,
-            include={"instructions", "max_output_tokens", "temperature", "top_p", "metadata", "tools", "tool_choice"},
-            exclude_none=True,
-        )
+        asked = self.model_dump(mode="json", by_alias=True, include=_TOLD, exclude_none=True)
+        asked["text"] = {"format": {"type": "text"}, **asked.get("text", {})}
         return ResponseDialect(asked=asked, speech=self.speech)
 
     @property

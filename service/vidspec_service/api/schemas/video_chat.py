@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -137,11 +135,12 @@ class ChatRequest(SamplingFields, StructuredOutput):
         return DEFAULT_TEMPLATE
 
     def for_engine(self, info: EngineInfo) -> Self:
-        """The body as this engine takes it.
+        """The body as this engine takes it: where the client does not say, sampled as the checkpoint wants.
 
         Raises ModelNotFound for another model than the one that is served, InvalidRequest for what it cannot do.
         """
-        return self
+        unsaid = {name: value for name, value in info.default_sampling.items() if not self._says(name)}
+        return self.model_copy(update=unsaid)
 
     @property
     def frames(self) -> FrameRequest:
@@ -160,7 +159,6 @@ class ChatRequest(SamplingFields, StructuredOutput):
         default_speculation: SpeculationMode,
         default_compression: Compression,
         default_ratio: float | None,
-        default_sampling: Mapping[str, float],
     ) -> GenerationRequest:
         """What the engine is asked, but for the videos. Null is the same as not given."""
         compression = self.compression or default_compression
@@ -186,11 +184,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
             include=self.included,
             n=self.n or 1,
         )
-        request = self.with_law(request)
-        defaults: dict[str, Any] = {
-            name: value for name, value in default_sampling.items() if not self._says(name)
-        }  # a number that is not given, or null
-        return replace(request, sampling=replace(request.sampling, **defaults))
+        return self.with_law(request)
 
     def _says(self, name: str) -> bool:
         return name in self.model_fields_set and getattr(self, name) is not None
