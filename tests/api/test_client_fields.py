@@ -54,6 +54,8 @@ async def test_each_of_them_is_taken_alone(tmp_path: Path, name: str) -> None:
         ({"skip_special_tokens": False}, "skip_special_tokens", "never part"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "never part"),
         ({"best_of": 3}, "best_of", "choose"),
+        ({"best_of": True}, "best_of", "choose"),
+        ({"echo": 0}, "echo", "not repeated"),
         ({"use_beam_search": True}, "use_beam_search", "beam search"),
         ({"priority": 3}, "priority", "rotation"),
         ({"mm_processor_kwargs": {"fps": 3}}, "mm_processor_kwargs", "num_frames"),

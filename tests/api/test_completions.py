@@ -33,7 +33,7 @@ async def test_a_whole_answer_has_openais_shape(tmp_path: Path) -> None:
 
 
 async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_path: Path) -> None:
-    body = {"prompt": "Once", "stream": True, "stream_options": {"include_usage": True}}
+    body = {"prompt": "Once", "stream": True, "stream_options": {"include_usage": True}, "add_special_tokens": True}
     text = (await World(tmp_path).client.post(URL, json=body)).text
     *events, done = [line.removeprefix("data: ") for line in text.splitlines() if line]
     assert done == "[DONE]"
@@ -53,6 +53,8 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
         ({"suffix": "x"}, "suffix", "at the end only"),
         ({"echo": True}, "echo", "not repeated"),
         ({"logprobs": 3}, "logprobs", "/v1/chat/completions"),
+        ({"logprobs": 0}, "logprobs", "/v1/chat/completions"),
+        ({"add_special_tokens": False}, "add_special_tokens", "before every text"),
         ({"messages": []}, "messages", "Unknown field"),
         ({"model": "gpt-4o"}, "model", "fake-target"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
@@ -66,5 +68,5 @@ async def test_what_is_not_done_here_is_told(tmp_path: Path, fields: dict[str, A
 
 
 async def test_a_field_that_is_null_is_not_given_here_either(tmp_path: Path) -> None:
-    body = {"prompt": "There are", "end_s": None, "num_frames": None}
+    body = {"prompt": "There are", "end_s": None, "num_frames": None, "logprobs": None}
     assert (await World(tmp_path).client.post("/v1/completions", json=body)).status_code == 200

@@ -73,6 +73,20 @@ async def test_null_and_neutral_values_ask_for_nothing(tmp_path: Path) -> None:
         assert asked_of(world) == plain
 
 
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [({"min_tokens": 65}, 400), ({"min_tokens": 64}, 200), ({"min_tokens": 65, "max_tokens": 66}, 200)],
+)
+async def test_where_nothing_is_said_an_answer_has_no_more_tokens_than_the_server_gives_it(
+    tmp_path: Path, fields: dict[str, Any], status: int
+) -> None:
+    world = World(tmp_path)
+    text = await world.client.post("/v1/completions", json={"prompt": "Once", **fields})
+    for response in (*await both(world, **fields), text):
+        assert response.status_code == status
+        assert status == 200 or "more than the 64 tokens that an answer may have" in response.json()["error"]["message"]
+
+
 HALF = TokenLogprob(token=Logprob(b"\xc3", -0.5), top=(Logprob(b"\xc3", -0.5), Logprob(b" A", -2.0)))
 WHOLE = TokenLogprob(token=Logprob(b"\xa4", -0.25), top=())
 SCRIPT = (

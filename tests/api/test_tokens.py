@@ -37,6 +37,22 @@ async def test_a_conversation_is_counted_by_the_worker_that_would_answer_it(tmp_
     assert world.engine.cancelled == [asked.request_id]
 
 
+USUAL = {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": {}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "moves", "add_special_tokens": True, **USUAL},
+        {"prompt": "moves", **dict.fromkeys(["add_special_tokens", *USUAL])},
+        {"messages": [user(ASK)], "add_special_tokens": False, "return_token_strs": False, **USUAL},
+    ],
+)
+async def test_what_clients_send_as_usual_passes(tmp_path: Path, body: dict[str, Any]) -> None:
+    response = await World(tmp_path).client.post("/tokenize", json=body)
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
@@ -46,6 +62,10 @@ async def test_a_conversation_is_counted_by_the_worker_that_would_answer_it(tmp_
         ("/tokenize", {"messages": [user(ASK)], "prompt": "x"}, 400, "prompt"),
         ("/tokenize", {"messages": [user(VIDEO, ASK)]}, 400, "messages"),
         ("/tokenize", {"messages": [user(ASK)], "return_token_strs": True}, 400, "return_token_strs"),
+        ("/tokenize", {"messages": [user(ASK)], "add_special_tokens": True}, 400, "add_special_tokens"),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": False}, 400, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "x", "continue_final_message": True}, 400, "continue_final_message"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"add_vision_id": False}}, 400, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens.0"),
         ("/detokenize", {"tokens": [2**31]}, 400, "tokens.0"),

@@ -21,9 +21,10 @@ FileName = Annotated[str, StringConstraints(max_length=512)]
 
 def only(neutral: object, because: str, *others: object) -> BeforeValidator:
     """For a field of OpenAI's that is not honoured here: what means *not wanted* passes, the rest is told why not."""
+    taken = [(each, isinstance(each, bool)) for each in (None, neutral, *others)]  # to Python false is 0
 
     def check(value: object) -> object:
-        if value is not None and value != neutral and value not in others:
+        if (value, isinstance(value, bool)) not in taken:
             raise ValueError(because)
         return value
 

@@ -23,7 +23,6 @@ def _minus_one_means(meant: int | None) -> BeforeValidator:
 
 
 _NO_TOOLS = "it is the older name; use tools and tool_choice"
-_NO_TEMPLATE = "the checkpoint's own template and processor are used"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -116,7 +115,6 @@ class ClientFields(Strict):
     echo: Annotated[Literal[False] | None, only(False, "the prompt is not repeated here")] = Field(
         None, description="false."
     )
-    add_special_tokens: Annotated[Literal[False] | None, only(False, _NO_TEMPLATE)] = Field(None, description="false.")
     documents: Annotated[Nothing | None, only([], "put documents into the messages")] = Field(
         None, description="Empty."
     )

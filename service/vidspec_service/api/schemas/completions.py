@@ -34,6 +34,9 @@ class TextCompletion(ClientFields, ChatRequest):
     suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
         None, description="Empty."
     )
+    add_special_tokens: Annotated[
+        Literal[True] | None, only(True, "the tokenizer's first token, if it has one, comes before every text")
+    ] = Field(None, description="true.")
     logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
     top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
 

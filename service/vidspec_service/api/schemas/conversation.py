@@ -6,12 +6,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from vidspec_models.request import ChatTemplate, ToolFormat
 from vidspec_service.api.errors import check_served
+from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.chat_turns import check_conversation
 from vidspec_service.api.schemas.dialects import PlainSpeech, SpeechFactory
 from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
@@ -26,6 +27,9 @@ class Conversation(ChatRequest):
     """A body with turns."""
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
+    add_special_tokens: Annotated[
+        Literal[False] | None, only(False, "the checkpoint's own template and processor are used")
+    ] = Field(None, description="false.")
 
     @property
     @abstractmethod

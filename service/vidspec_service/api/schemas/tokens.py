@@ -27,7 +27,9 @@ class Tokenize(TemplateFields):
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] | None = Field(
         None, description="A conversation in text, as the chat template writes it."
     )
-    add_special_tokens: bool | None = Field(True, description="With those that the tokenizer puts around a text.")
+    add_special_tokens: bool | None = Field(
+        None, description="Of `prompt`: with those that the tokenizer puts around a text; unset: true."
+    )
     return_token_strs: bool | None = Field(False, description="Tell each token's piece of the vocabulary, too.")
 
     @model_validator(mode="after")
@@ -35,14 +37,30 @@ class Tokenize(TemplateFields):
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
         if self.prompt is not None:
-            return self
+            self._check_prompt()
+        else:
+            self._check_messages()
+        return self
+
+    def _check_prompt(self) -> None:
+        said = {
+            "add_generation_prompt": self.add_generation_prompt is False,
+            "continue_final_message": self.continue_final_message,
+            "chat_template_kwargs": self.template.switches,
+        }
+        for name, is_said in said.items():
+            if is_said:
+                raise InvalidRequest(f"{name} is only allowed with messages.", param=name)
+
+    def _check_messages(self) -> None:
         places = [f"messages.{index}" for index in range(len(self.messages or ()))]
         check_conversation(self.turns, places, is_continued=bool(self.continue_final_message))
         if any(turn.num_videos for turn in self.turns):
             raise InvalidRequest("Here messages are text; what videos take is in an answer's usage.", param="messages")
         if self.return_token_strs:
             raise InvalidRequest("Of messages only the number of tokens is told.", param="return_token_strs")
-        return self
+        if self.add_special_tokens:
+            raise InvalidRequest("Messages have the tokens that the model wants.", param="add_special_tokens")
 
     @property
     def turns(self) -> tuple[Turn, ...]:

@@ -139,6 +139,13 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
         Raises ModelNotFound for another model than the one that is served, InvalidRequest for what it cannot do.
         """
+        most = info.default_max_tokens
+        if self.most_tokens is None and (self.min_tokens or 0) > most:
+            raise InvalidRequest(
+                f"min_tokens is more than the {most} tokens that an answer may have where max_tokens is not given "
+                "(VIDSPEC_DEFAULT_MAX_TOKENS).",
+                param="min_tokens",
+            )
         unsaid = {name: value for name, value in info.default_sampling.items() if not self._says(name)}
         return self.model_copy(update=unsaid)
 
