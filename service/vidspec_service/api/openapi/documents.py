@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from vidspec_service.api.openapi import examples
 from vidspec_service.api.schemas.answers import Completion, ErrorBody
+from vidspec_service.api.schemas.bodies import BODIES, FORMS
 from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
 from vidspec_service.api.schemas.completions import CompletionAnswer, TextCompletion
 from vidspec_service.api.schemas.response_answers import ResponseAnswer
@@ -36,17 +37,6 @@ _ERRORS = {
 _PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
-
-_FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
-_JSONS: tuple[type[BaseModel], ...] = (
-    VideoChatJson,
-    VideoUploadJson,
-    ChatCompletion,
-    ResponseRequest,
-    TextCompletion,
-    Tokenize,
-    Detokenize,
-)
 
 
 def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
@@ -125,10 +115,10 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        models: tuple[type[BaseModel], ...] = (*_FORMS, *_JSONS, ErrorBody)
+        models: tuple[type[BaseModel], ...] = (*BODIES, ErrorBody)
         _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
         schemas = definitions["$defs"]
-        for form in _FORMS:
+        for form in FORMS:
             properties = schemas[form.__name__]["properties"]
             schemas[form.__name__]["properties"] = {
                 name: _as_form_field(name, schema) for name, schema in properties.items()

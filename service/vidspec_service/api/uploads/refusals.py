@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from functools import cache
 
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 
-from vidspec_service.api.schemas import (
-    chat_completions,
-    chat_parts,
-    chat_turns,
-    client_fields,
-    completions,
-    response_items,
-    responses,
-    structured_output,
-    tokens,
-    tool_use,
-)
-from vidspec_service.api.schemas.video_chat import Message, VideoChatForm, VideoChatJson, VideoRef
+from vidspec_service.api.schemas.bodies import BODIES
 from vidspec_service.errors import InvalidRequest
 
-_WORDS = frozenset(
-    name
-    for model in (
-        VideoChatJson, VideoChatForm, VideoRef, Message, chat_completions.ChatCompletion, chat_turns.ChatTurn,
-        chat_completions.StreamOptions, chat_completions.Tool, chat_completions.NamedTool,
-        chat_completions.NamedFunction, chat_turns.CalledTool, chat_turns.CalledFunction, tool_use.Function,
-        chat_parts.TextPart, chat_parts.VideoUrlPart, chat_parts.VideoUrl, chat_parts.InputVideoPart,
-        chat_parts.InputVideo, chat_parts.ImageUrlPart, chat_parts.ImageUrl, chat_parts.FilePart,
-        chat_parts.FileRef, client_fields.TemplateSwitches, completions.TextCompletion,
-        structured_output.ResponseFormat, structured_output.JsonSchema, structured_output.StructuredOutputs,
-        responses.ResponseRequest, responses.ResponseTool, responses.NamedTool, responses.TextOptions,
-        responses.TextSchema, response_items.InputText, response_items.InputImage, response_items.InputFile,
-        response_items.InputMessage, response_items.FunctionCall, response_items.FunctionCallOutput,
-        tokens.Tokenize, tokens.Detokenize,
-    )
-    for name in (field.alias or name for name, field in model.model_fields.items())
-)  # fmt: skip
 _MOST_TOLD = 4096
 _LONGEST_NAME = 64  # characters of a name that a client chose, in our answer and in what is compared with it
 
@@ -53,19 +26,27 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     param = ".".join(_meant(location)) or None
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "union_tag_invalid":
-        message = f"its type may be {problem['ctx']['expected_tags']}; this server takes no audio"
+        message = f"its type may be {problem['ctx']['expected_tags']}"
+        message += "; this server takes no audio" if "content" in location else ""
     return InvalidRequest(f"{param}: {message}." if param else f"{message}.", param=param)
+
+
+@cache
+def _words() -> frozenset[str]:
+    """The names of all fields of all bodies, as clients write them."""
+    _, schemas = models_json_schema([(model, "validation") for model in BODIES])
+    return frozenset(name for schema in schemas["$defs"].values() for name in schema.get("properties", ()))
 
 
 def _meant(location: list[str]) -> list[str]:
     """Pydantic names the branch of a union, too; only fields and places in lists mean something to a client."""
-    words = [part for part in location if part in _WORDS or (part.isdigit() and len(part) <= 20)]
+    words = [part for part in location if part in _words() or (part.isdigit() and len(part) <= 20)]
     return [word for index, word in enumerate(words) if index == 0 or word != words[index - 1]]
 
 
 def unknown_field(name: str, param: str, model: type[BaseModel]) -> InvalidRequest:
     """A field that nobody asked for, and the one that may have been meant."""
-    known = set(model.model_fields) if "." not in param else _WORDS - {name}  # a known name in the wrong place
+    known = set(model.model_fields) if "." not in param else _words() - {name}  # a known name in the wrong place
     close = difflib.get_close_matches(name[: _LONGEST_NAME + 1], known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return InvalidRequest(f"Unknown field {name[:_LONGEST_NAME]!r}.{hint}", param=param[:_LONGEST_NAME])

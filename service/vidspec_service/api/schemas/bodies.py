@@ -1,0 +1,24 @@
+"""The bodies that clients send, in one list for whoever describes them and whoever refuses them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.completions import TextCompletion
+from vidspec_service.api.schemas.responses import ResponseRequest
+from vidspec_service.api.schemas.tokens import Detokenize, Tokenize
+from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
+from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
+
+FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
+BODIES: tuple[type[BaseModel], ...] = (
+    *FORMS,
+    VideoChatJson,
+    VideoUploadJson,
+    ChatCompletion,
+    ResponseRequest,
+    TextCompletion,
+    Tokenize,
+    Detokenize,
+)
