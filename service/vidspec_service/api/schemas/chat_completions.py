@@ -13,13 +13,13 @@ from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate, Turn
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
-from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.chat_turns import ChatTurn
 from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
 from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
+from vidspec_service.api.schemas.stream_usage import StreamedUsage
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
 from vidspec_service.errors import InvalidRequest
 
@@ -44,24 +44,13 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
-class StreamOptions(Strict):
-    """What a stream tells besides its text."""
-
-    include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
-    include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
-    continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
-        None, description="false."
-    )
-
-
-class ChatCompletion(ClientFields, TemplateFields, Conversation):
+class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     """The JSON body of /v1/chat/completions."""
 
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
         description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
-    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may call, or must."
     )
@@ -74,8 +63,6 @@ class ChatCompletion(ClientFields, TemplateFields, Conversation):
     def _fields_agree(self) -> Self:
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise InvalidRequest("Give max_completion_tokens or max_tokens, not both.", param="max_completion_tokens")
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
         places = [f"messages.{index}" for index in range(len(self.messages))]
         self.check_conversation(places, is_continued=bool(self.continue_final_message))
         return self
@@ -110,8 +97,7 @@ class ChatCompletion(ClientFields, TemplateFields, Conversation):
     @property
     def dialect(self) -> Dialect:
         """How to answer; a stream ends with the usage if that is wanted."""
-        wants_usage = self.stream_options is not None and self.stream_options.include_usage
-        return replace(_WITH_USAGE if wants_usage else _PLAIN, speech=self.speech)
+        return replace(_WITH_USAGE if self.wants_usage else _PLAIN, speech=self.speech)
 
     @property
     def most_tokens(self) -> int | None:

@@ -10,12 +10,11 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.answers import Answer, Usage
-from vidspec_service.api.schemas.chat_completions import StreamOptions
 from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.client_fields import ClientFields
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, Source
-from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source
+from vidspec_service.api.schemas.stream_usage import StreamedUsage
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
@@ -23,14 +22,12 @@ _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
 _NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
 
 
-class TextCompletion(ClientFields, ChatRequest):
+class TextCompletion(ClientFields, ModelName, StreamedUsage):
     """The JSON body."""
 
-    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)] = Field(
         description="What is gone on with, as it is: no template, no roles."
     )
-    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
         None, description="Empty."
     )
@@ -42,8 +39,6 @@ class TextCompletion(ClientFields, ChatRequest):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
         if of_frames := [name for name in sorted(_OF_FRAMES) if self._says(name)]:
             raise InvalidRequest("There are no videos here to choose frames of.", param=of_frames[0])
         return self
@@ -66,7 +61,7 @@ class TextCompletion(ClientFields, ChatRequest):
     @property
     def dialect(self) -> Dialect:
         """How to answer; a stream ends with the usage if that is wanted."""
-        return _WITH_USAGE if self.stream_options is not None and self.stream_options.include_usage else _PLAIN
+        return _WITH_USAGE if self.wants_usage else _PLAIN
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""

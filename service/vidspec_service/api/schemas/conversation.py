@@ -15,6 +15,7 @@ from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.chat_turns import check_conversation
 from vidspec_service.api.schemas.dialects import PlainSpeech, SpeechFactory
+from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
 from vidspec_service.api.schemas.tool_calls import CallSpeech
 from vidspec_service.api.schemas.tool_use import ToolUse
@@ -23,10 +24,9 @@ from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
 
-class Conversation(ChatRequest):
+class Conversation(ModelName, ChatRequest):
     """A body with turns."""
 
-    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
     add_special_tokens: Annotated[
         Literal[False] | None, only(False, "the checkpoint's own template and processor are used")
     ] = Field(None, description="false.")

@@ -52,6 +52,12 @@ class Strict(BaseModel):
     repeated: ClassVar[frozenset[str]] = frozenset()  # fields that a form may have several parts of
 
 
+class ModelName(Strict):
+    """For a body that may say whom it is for."""
+
+    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameTimes:
     """When a client's own frames are shown: at a rate, or each at a time of its own."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from vidspec_models.request import ToolCall, Turn
 from vidspec_service.api.schemas.chat_parts import (
@@ -17,13 +17,13 @@ from vidspec_service.api.schemas.chat_parts import (
     by_url,
 )
 from vidspec_service.api.schemas.chat_turns import MAX_PARTS, Arguments, CallId, parts_of
+from vidspec_service.api.schemas.client_fields import Label
 from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url
 from vidspec_service.api.schemas.tool_use import ToolName
 from vidspec_service.errors import InvalidRequest
 
 _INERT = "Taken, so that an answer's items can be sent back."
 
-Label = Annotated[str, StringConstraints(max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 

@@ -9,18 +9,16 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 from vidspec_models.request import Turn
 from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation
 from vidspec_service.api.schemas.client_fields import TemplateFields
-from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Strict
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOKENS = 65_536
-ModelName = Annotated[str, Field(max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class Tokenize(TemplateFields):
+class Tokenize(ModelName, TemplateFields):
     """A text, or a conversation, to count."""
 
-    model: ModelName | None = Field(None, description="The model served here, if given.")
     prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
         None, description="Text, as it is; or give `messages`."
     )
@@ -77,10 +75,9 @@ class Tokenized(BaseModel):
     token_strs: list[str] | None
 
 
-class Detokenize(Strict):
+class Detokenize(ModelName):
     """Tokens to read."""
 
-    model: ModelName | None = Field(None, description="The model served here, if given.")
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)] = Field(
         description="Ids; those that the tokenizer does not have are left out."
     )
