@@ -185,7 +185,7 @@ def _server(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url if "://" in url else f"http://{url}"
         return
-    from vidspec_service.cli.batch_server import own_server
+    from vidspec_service.bench.common.server import own_server
 
     with ExitStack() as held:
         with waiting("loading the models"):

@@ -21,9 +21,9 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
+from vidspec_service.bench.common.server import own_server
 from vidspec_service.cli.batch_client import BatchClient, ClientOptions, Unreachable
 from vidspec_service.cli.batch_lines import Line, Results, is_good
-from vidspec_service.cli.batch_server import own_server
 from vidspec_service.cli.ray_address import join_cluster
 from vidspec_service.settings import ClusterSettings, Copies, variables
 

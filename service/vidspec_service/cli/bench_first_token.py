@@ -7,7 +7,6 @@ seen. `--plot` draws who worked when.
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import add_options, options_of
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     def report(command: str, tell: Tell) -> Report:
         provenance = Provenance.now(command)
-        return first_token_report(asyncio.run(measure_first_tokens(options, flags, key, tell)), models, provenance)
+        return first_token_report(measure_first_tokens(options, flags, key, tell), models, provenance)
 
     run_bench(args, report)
     return 0

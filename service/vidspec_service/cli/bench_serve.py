@@ -8,7 +8,6 @@ Exit code 1: requests were lost, or a soaked server kept files or processes.
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.bench.serve.report import Objectives, has_left_something, num_lost
@@ -19,7 +18,7 @@ from vidspec_service.cli.terminal import note
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, client_key
 
-_OWN = ("host", "port", "log_format", "access_log", "upload_dir")  # fixed for a server of our own
+_FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # of a server of our own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
     settings = settings_of(args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
-    report = run_bench(args, lambda command, tell: asyncio.run(run_load(options, args.url, flags, key, command, tell)))
+    report = run_bench(args, lambda command, tell: run_load(options, args.url, flags, key, command, tell))
     if num_lost(report) or has_left_something(report):
         note("vidspec bench serve: something was lost or left over, see above")
         return 1
@@ -56,12 +55,20 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
 
 
 def server_flags(args: argparse.Namespace) -> list[str]:
-    """The settings that were given as flags, for `vidspec serve`; it reads environment and file by itself."""
+    """The settings that were given as flags, for `vidspec serve`; it reads environment and file by itself.
+
+    Raises ConfigError for those that are fixed.
+    """
     flags = [] if args.config is None else ["--config", str(args.config)]
     for name in Settings.model_fields:
         value = getattr(args, name, None)
-        if value is None or name in _OWN:
+        if value is None:
             continue
         flag = name.replace("_", "-")
-        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        if name in _FIXED:
+            raise ConfigError(f"--{flag} is fixed for a server of a bench's own: leave it out")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", *(value if isinstance(value, list) else [str(value)])]
     return flags

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from vidspec_service.bench.common.report import Report
@@ -14,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def load(options: ServeOptions, *flags: str) -> Report:
-    return asyncio.run(run_load(options, None, list(flags), None, "test", lambda *_: None))
+    return run_load(options, None, list(flags), None, "test", lambda *_: None)
 
 
 def test_an_open_load_is_answered_whole() -> None:

@@ -1,113 +1,109 @@
-"""A server of our own for the length of a block, ended by SIGTERM; what it is sent, and what it holds."""
+"""A server of our own for the length of a block, ended by SIGTERM; and clips that are new to it, each time."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
+import os
 import signal
 import struct
+import subprocess
 import sys
-import tempfile
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import IO, Any
 
-import psutil
-
-from vidspec_service.bench.common.report import Row
+from vidspec_service.decoding.isolation.sandbox import dies_with
 from vidspec_service.errors import ConfigError
 
 ROUTE = "/v1/video-chat"
 _EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
-_START_TIMEOUT_S = 600.0
+_COMMAND = (sys.executable, "-m", "vidspec_service", "serve")
+_FIXED = ("--port", "0", "--log-format", "json", "--log-level", "info", "--no-access-log")  # `ready` is an info
+_START_TIMEOUT_S = 1800.0  # weights of a large model, from a disk that is far away
 _END_TIMEOUT_S = 60.0
-_QUIET_TIMEOUT_S, _LOOK_S = 30.0, 0.5
-_STEADY = ("num_processes", "num_descriptors")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Where to ask; whom to watch, if it is ours."""
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """One that is ready."""
 
     url: str
-    pid: int
-    upload_dir: Path
+    process: subprocess.Popen[str]
+    words: deque[str]  # the last line of its log
 
-    def footprint(self) -> Row:
-        """Of the process and all below it; one that is gone meanwhile, or confined, counts nothing.
-
-        Resident memory counts what processes share in each of them: for differences, not for sums.
-        """
-        root = psutil.Process(self.pid)
-        processes = [root, *root.children(recursive=True)]
-        return {
-            "resident_bytes": _sum(processes, lambda process: process.memory_info().rss),
-            "num_processes": len(processes),
-            "num_descriptors": _sum(processes, lambda process: process.num_fds()),
-            "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # of uploads
-        }
-
-    async def quiet_footprint(self) -> Row:
-        """Once uploads are gone and nothing changes any more, or after a while as it is."""
-        found = self.footprint()
-        for _ in range(round(_QUIET_TIMEOUT_S / _LOOK_S)):
-            await asyncio.sleep(_LOOK_S)
-            earlier, found = found, self.footprint()
-            if found["num_files"] == 0 and all(earlier[key] == found[key] for key in _STEADY):
-                break
-        return found
+    def check(self) -> None:
+        """Raises ConfigError with its last words if it has ended."""
+        if (code := self.process.poll()) is not None:
+            raise ConfigError(f"the server ended with code {code}: {_last(self.words)}")
 
 
-def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process], int]) -> int:
-    total = 0
-    for process in processes:
-        with suppress(psutil.Error):
-            total += figure(process)
-    return total
+@contextmanager
+def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
+    """With these flags and the settings in VIDSPEC_* variables, until the end of the block, or of this process.
 
-
-@asynccontextmanager
-async def own_server(flags: Sequence[str]) -> AsyncIterator[Server]:
-    """Ready when the block begins. ConfigError with its last words if it does not start or does not end in order."""
-    with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
-        fixed = ["--port", "0", "--log-format", "json", "--no-access-log", "--upload-dir", folder]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "vidspec_service", "serve", *flags, *fixed,
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stderr is not None
-        words = deque[str](maxlen=5)
+    Raises ConfigError with its last words if it does not start, or does not end in order.
+    """
+    process = subprocess.Popen(
+        [*_COMMAND, *flags, *_FIXED],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=partial(dies_with, os.getpid()),
+    )
+    url, words = Future[str](), deque[str](maxlen=1)
+    reader = threading.Thread(target=_read, args=(process.stderr, words, url), daemon=True)
+    reader.start()
+    try:
+        yield OwnServer(_when_ready(url, words), process, words)
+    finally:
+        process.terminate()
         try:
-            url = await asyncio.wait_for(_ready(process.stderr, words), _START_TIMEOUT_S)
-            reading = asyncio.create_task(_read_on(process.stderr, words))  # a full pipe would stop it
-            yield Server(url=url, pid=process.pid, upload_dir=Path(folder))
-            process.send_signal(signal.SIGTERM)
-            code = await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
-            await reading
-            if code != 0:
-                raise ConfigError(f"the server ended with code {code}: {' '.join(words)}")
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            code = process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        reader.join(_END_TIMEOUT_S)
+    if code not in (0, -signal.SIGTERM):  # which it dies of before it listens for it
+        raise ConfigError(f"the server ended with code {code}: {_last(words)}")
 
 
-async def _ready(stream: asyncio.StreamReader, words: deque[str]) -> str:
-    async for line in stream:
-        words.append(line.decode(errors="replace").strip())
-        with suppress(ValueError, TypeError):
-            entry = json.loads(line)
-            if entry.get("event") == "ready":
-                return str(entry["url"])
-    raise ConfigError(f"the server did not start: {words[-1] if words else 'without a word'}")
+def _when_ready(url: Future[str], words: deque[str]) -> str:
+    try:
+        return url.result(_START_TIMEOUT_S)
+    except TimeoutError:
+        raise ConfigError(f"the server was not ready within {_START_TIMEOUT_S:g} s: {_last(words)}") from None
 
 
-async def _read_on(stream: asyncio.StreamReader, words: deque[str]) -> None:
-    async for line in stream:
-        words.append(line.decode(errors="replace").strip())
+def _read(log: IO[str], words: deque[str], url: Future[str]) -> None:
+    """To its end: a full pipe would stop the server."""
+    with log:
+        for line in log:
+            event = _event(line)
+            words.append(event["reason"] if event.get("event") == "cannot start" else line.strip())
+            if event.get("event") == "ready" and not url.done():
+                url.set_result(event["url"])
+    if not url.done():
+        url.set_exception(ConfigError(f"the server did not start: {_last(words)}"))
+
+
+def _event(line: str) -> dict[str, Any]:
+    """Empty for what is no event."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _last(words: deque[str]) -> str:
+    return words[-1] if words else "without a word"
 
 
 def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:

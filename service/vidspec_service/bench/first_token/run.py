@@ -90,7 +90,7 @@ class ClipTimes:
     rounds: Sequence[Sequence[FirstToken]]
 
 
-async def measure_first_tokens(
+def measure_first_tokens(
     options: FirstTokenOptions, flags: Sequence[str], api_key: str | None, tell: Tell
 ) -> list[ClipTimes]:
     """Of a server started with `flags`. Raises ConfigError if it does not start or refuses a clip."""
@@ -100,11 +100,15 @@ async def measure_first_tokens(
         files = [("scene of 4 s", scene), *options.files(Path(folder), tell)]
         clips = [(name, path.read_bytes()) for name, path in files]
     tell("starting a server", 0, 0)
+    with own_server(flags) as server:
+        return asyncio.run(_measured(options, clips, server.url, api_key, tell))
+
+
+async def _measured(
+    options: FirstTokenOptions, clips: Sequence[tuple[str, bytes]], url: str, api_key: str | None, tell: Tell
+) -> list[ClipTimes]:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    async with (
-        own_server(flags) as server,
-        httpx.AsyncClient(base_url=server.url, headers=headers, timeout=_TIMEOUT_S) as client,
-    ):
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S) as client:
         found = []
         for name, clip in clips:
             copies = endless([clip], is_repeated=False)

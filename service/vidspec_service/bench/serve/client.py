@@ -56,13 +56,16 @@ class Outcome:
 
 
 class LoadClient:
-    """Sends to one server, over as many connections as it takes."""
+    """Sends to one server, over as many connections as it takes. Made from no address, it raises ConfigError."""
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
-        self._url = httpx.URL(url)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, limits=limits)
+        try:
+            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, limits=limits)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{url} cannot be asked: {error}") from None
+        self._url = url
 
     async def __aenter__(self) -> LoadClient:
         return self

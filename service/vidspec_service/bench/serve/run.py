@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import existing_file, number, option, positive
 from vidspec_service.bench.common.report import Report, Row, Tell
-from vidspec_service.bench.common.server import Server, endless, own_server
+from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
+from vidspec_service.bench.serve.footprint import Watched, watched_server
 from vidspec_service.bench.serve.load import (
     closed_load,
     mixed_requests,
@@ -68,7 +70,7 @@ class ServeOptions:
         }
 
 
-async def run_load(
+def run_load(
     options: ServeOptions, url: str | None, flags: list[str], api_key: str | None, command: str, tell: Tell
 ) -> Report:
     """Against `url`, or a server started with `flags`. Raises ConfigError if that does not start."""
@@ -78,22 +80,18 @@ async def run_load(
     else:
         tell("rendering clips", 0, 0)
         clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
-    async with AsyncExitStack() as stack:
-        server = None
-        if url is None:
-            tell("starting a server", 0, 0)
-            server = await stack.enter_async_context(own_server(flags))
-        address = server.url if server else url or ""
-        client = await stack.enter_async_context(LoadClient(address, options.objectives.deadline_s + _GRACE_S, api_key))
-        model = await client.model()  # before minutes of load: a server that is not there, or wants another key
+    if url is None:
+        tell("starting a server", 0, 0)
+    with nullcontext() if url else watched_server(flags) as watched:
+        address = watched.server.url if watched else url or ""
+        client = LoadClient(address, options.objectives.deadline_s + _GRACE_S, api_key)
         run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), tell)
-        await closed_load(client, run.requests(_WARM_UP), 1, lambda done: tell("warming up", done, _WARM_UP))
-        soaked = await run.measure(server)
+        asyncio.run(run.measure(watched))
     return serve_report(
         run.loads,
         run.outcomes,
-        soaked,
-        {"model": model, "server": "its own" if server else address, "settings": options.as_settings()},
+        run.soaked,
+        {"model": run.model, "server": url or "its own", "settings": options.as_settings()},
         provenance=provenance,
     )
 
@@ -106,16 +104,25 @@ class _Run:
     client: LoadClient
     clips: Iterator[bytes]
     tell: Tell
+    model: str = ""
     loads: list[Row] = field(default_factory=list)
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+    soaked: Row | None = None
 
-    async def measure(self, server: Server | None) -> Row | None:
+    async def measure(self, watched: Watched | None) -> None:
+        async with self.client:
+            self.model = await self.client.model()  # at once, if it is not there or wants another key
+            told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
+            await closed_load(self.client, self.requests(_WARM_UP), 1, told)
+            await self._load(watched)
+
+    async def _load(self, watched: Watched | None) -> None:
         options = self.options
         dice = random.Random(options.seed)
         if options.soak is not None:
-            assert server is not None
-            return await self._soak(server, options.soak, dice)
-        if options.overload is not None:
+            assert watched is not None
+            self.soaked = await self._soak(watched, options.soak, dice)
+        elif options.overload is not None:
             capacity = await self._closed("capacity")
             rate = options.overload * max(capacity["answered_per_s"], 1e-3)
             times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, dice)))
@@ -125,9 +132,8 @@ class _Run:
             await self._open(f"open, {options.rate:g} a second", times)
         else:
             await self._closed(f"closed, {options.concurrency} at once")
-        return None
 
-    async def _soak(self, server: Server, total: int, dice: random.Random) -> Row:
+    async def _soak(self, watched: Watched, total: int, dice: random.Random) -> Row:
         """Clients of all sizes that often leave early; what the server's whole process tree held.
 
         `before` after warm-up, `after` at the end, both with nothing to do, and `samples` under load, each with the
@@ -138,17 +144,17 @@ class _Run:
         requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
         told = lambda done: self.tell("warming up", done, num_warm_up)  # noqa: E731
         await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, told)
-        before = await server.quiet_footprint()
+        before = await watched.quiet_footprint()
         samples = [(0, before)]
         every = max(total // _SOAK_SAMPLES, 1)
 
         def watch(done: int) -> None:
             self.tell("soaking", done, total)
             if done % every == 0:
-                samples.append((done, server.footprint()))
+                samples.append((done, watched.footprint()))
 
         self._note("soak", *await closed_load(self.client, islice(requests, total), options.concurrency, watch))
-        after = await server.quiet_footprint()
+        after = await watched.quiet_footprint()
         return {
             "num_requests": total,
             "num_warm_up": num_warm_up,

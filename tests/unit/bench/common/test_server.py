@@ -1,16 +1,23 @@
-"""What a server is sent is new to it, and nothing that it holds is overlooked."""
+"""A server of our own tells why it does not start or has ended; what it is sent is new to it."""
 
 from __future__ import annotations
 
 import itertools
-import os
+import json
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
+import pytest
 
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.reading import read
-from vidspec_service.bench.common.server import Server, endless
+from vidspec_service.bench.common import server
+from vidspec_service.bench.common.server import endless, own_server
+from vidspec_service.errors import ConfigError
 
 
 def test_given_files_differ_each_time_and_play_the_same(tmp_path: Path) -> None:
@@ -32,15 +39,89 @@ def test_files_are_told_apart_unless_they_are_to_be_repeated() -> None:
     assert {next(repeated) for _ in range(9)} == set(clips)
 
 
-def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
-    (tmp_path / "upload-1").touch()
-    server = Server(url="", pid=os.getpid(), upload_dir=tmp_path)
-    before = server.footprint()
-    assert before["num_files"] == 1
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        during = server.footprint()
-    assert during["num_processes"] == before["num_processes"] + 2
-    assert during["resident_bytes"] > before["resident_bytes"]
+def event(name: str, **facts: str) -> str:
+    return json.dumps({"event": name, **facts})
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, said: Sequence[str], then: str) -> None:
+    """What is started says this and does that."""
+    code = f"import os, signal, sys, time\nfor line in {list(said)!r}: print(line, file=sys.stderr, flush=True)\n{then}"
+    monkeypatch.setattr(server, "_COMMAND", (sys.executable, "-c", code))
+
+
+UNTIL_ASKED_TO_END = "signal.sigwait({signal.SIGTERM})"
+BLOCKED = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+
+
+def test_a_server_is_ready_whatever_else_it_says_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["plain", "{half", "[]", event("loading"), event("ready", url="http://x")]
+    serving(monkeypatch, [], BLOCKED + f"for line in {said}: print(line, file=sys.stderr)\n" + UNTIL_ASKED_TO_END)
+    with own_server() as found:
+        assert found.url == "http://x"
+        found.check()
+    assert found.process.returncode == 0
+
+
+def test_a_server_may_end_before_it_listens_for_being_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving(monkeypatch, [event("ready", url="http://x")], "signal.pause()")
+    with own_server() as found:
+        pass
+    assert found.process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("said", "then", "told"),
+    [
+        ([event("cannot start", reason="port 80 is taken")], "sys.exit(2)", "^the server did not start: port 80 is"),
+        (["Traceback", "OSError: no space"], "sys.exit(1)", "did not start: OSError: no space"),
+        ([], "", "did not start: without a word"),
+        ([event("loading")], "signal.pause()", r"was not ready within 0\.5 s: .*loading"),
+    ],
+)
+def test_a_server_that_is_never_ready_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], then: str, told: str
+) -> None:
+    serving(monkeypatch, said, then)
+    monkeypatch.setattr(server, "_START_TIMEOUT_S", 0.5 if then == "signal.pause()" else 60.0)
+    with pytest.raises(ConfigError, match=told), own_server():
+        raise AssertionError("it was ready")
+
+
+def test_a_server_that_ends_before_the_block_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving(monkeypatch, [event("ready", url="http://x"), "MemoryError"], "os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(ConfigError, match="ended with code -9: MemoryError"), own_server() as found:
+        found.process.wait()
+    with pytest.raises(ConfigError, match="ended with code -9: MemoryError"):
+        found.check()
+
+
+def test_what_went_wrong_in_the_block_comes_before_how_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving(monkeypatch, [event("ready", url="http://x")], "signal.pause()")
+    with pytest.raises(KeyError), own_server() as found:
+        raise KeyError
+    assert found.process.returncode == -signal.SIGTERM
+
+
+def test_a_server_says_when_it_is_ready_whatever_level_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so as an info."""
+    asked = "sys.argv[len(sys.argv) - sys.argv[::-1].index('--log-level')]"  # the last one counts
+    ready = event("ready", url="http://x")
+    then = f"if {asked} == 'info': print({ready!r}, file=sys.stderr, flush=True)\n"
+    serving(monkeypatch, [], then + "signal.pause()")
+    monkeypatch.setattr(server, "_START_TIMEOUT_S", 20.0)
+    with pytest.raises(KeyError), own_server(["--log-level", "warning"]):
+        raise KeyError
+
+
+def test_a_server_ends_with_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving(monkeypatch, [event("ready", url="http://x")], "signal.pause()")
+    code = (
+        "import os, signal\nfrom vidspec_service.bench.common import server\n"
+        f"server._COMMAND = {server._COMMAND!r}\n"
+        "with server.own_server() as found:\n    print(found.process.pid, flush=True)\n    signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    child.wait(20)

@@ -96,7 +96,17 @@ def test_what_cannot_be_measured_is_refused(flags: str, reason: str) -> None:
         options(*flags.split())
 
 
-def test_settings_go_on_to_the_server_but_for_its_address() -> None:
-    flags = ["--max-queued-requests", "2", "--no-metrics", "--port", "80", "--config", "c.yaml", "--log-format", "text"]
-    args = parse(["bench", "serve", *flags])[1]
-    assert server_flags(args) == ["--config", "c.yaml", "--max-queued-requests", "2", "--no-metrics"]
+def test_settings_go_on_to_the_server() -> None:
+    flags = ["--served-model-name", "a", "b", "--max-queued-requests", "2", "--no-metrics", "--config", "c.yaml"]
+    found = server_flags(parse(["bench", "serve", *flags])[1])
+    given, served = (vars(parse(["serve", *each])[1]) for each in (flags, found))
+    assert given == served
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--port 80", "--host ::", "--upload-dir up", "--log-level warning", "--log-format text", "--no-access-log"],
+)
+def test_what_is_fixed_for_a_server_of_its_own_is_no_flag(flags: str) -> None:
+    with pytest.raises(ConfigError, match="is fixed for a server of a bench's own"):
+        server_flags(parse(["bench", "serve", *flags.split()])[1])

@@ -1,0 +1,73 @@
+"""What a server of our own holds, as the kernel sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from vidspec_service.bench.common.report import Row
+from vidspec_service.bench.common.server import OwnServer, own_server
+
+_QUIET_TIMEOUT_S, _LOOK_S = 30.0, 0.5
+_STEADY = ("num_processes", "num_descriptors")
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A server, and the folder of its uploads."""
+
+    server: OwnServer
+    upload_dir: Path
+
+    def footprint(self) -> Row:
+        """Of the process and all below it; one that is gone meanwhile, or confined, counts nothing.
+
+        Resident memory counts what processes share in each of them: for differences, not for sums.
+        """
+        root = psutil.Process(self.server.process.pid)
+        processes = [root, *root.children(recursive=True)]
+        return {
+            "resident_bytes": _sum(processes, lambda process: process.memory_info().rss),
+            "num_processes": len(processes),
+            "num_descriptors": _sum(processes, lambda process: process.num_fds()),
+            "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # of uploads
+        }
+
+    async def quiet_footprint(self) -> Row:
+        """Once uploads are gone and nothing changes any more, or after a while as it is.
+
+        Raises ConfigError if the server has ended.
+        """
+        self.server.check()
+        found = self.footprint()
+        for _ in range(round(_QUIET_TIMEOUT_S / _LOOK_S)):
+            await asyncio.sleep(_LOOK_S)
+            self.server.check()
+            earlier, found = found, self.footprint()
+            if found["num_files"] == 0 and all(earlier[key] == found[key] for key in _STEADY):
+                break
+        return found
+
+
+def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += figure(process)
+    return total
+
+
+@contextmanager
+def watched_server(flags: Sequence[str]) -> Iterator[Watched]:
+    """A server with these flags for the length of the block; raises ConfigError as `own_server` does."""
+    with (
+        tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder,
+        own_server([*flags, "--upload-dir", folder]) as server,
+    ):
+        yield Watched(server, Path(folder))

@@ -1,0 +1,46 @@
+"""Nothing that a server holds is overlooked, and one that is gone is told of."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from vidspec_service.bench.common.server import OwnServer
+from vidspec_service.bench.serve.footprint import Watched
+from vidspec_service.errors import ConfigError
+
+
+def started(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
+    (tmp_path / "upload-1").touch()
+    child = "print(1, flush=True); input()"
+    code = f"import subprocess, sys; input(); subprocess.run([sys.executable, '-c', '{child}'])"
+    with started(code) as process:
+        watched = Watched(OwnServer("", process, deque()), tmp_path)
+        before = watched.footprint()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        during = watched.footprint()
+    assert (before["num_files"], before["num_processes"], during["num_processes"]) == (1, 1, 2)
+    assert during["resident_bytes"] > before["resident_bytes"]
+
+
+def test_a_server_that_has_died_has_no_footprint_but_last_words(tmp_path: Path) -> None:
+    with started("") as process:
+        watched = Watched(OwnServer("", process, deque(["Killed"])), tmp_path)
+        assert process.stdout is not None
+        process.stdout.read()
+        watched.footprint()  # under load, where a request that is lost has already told
+        with pytest.raises(ConfigError, match="ended with code 0: Killed"):
+            asyncio.run(watched.quiet_footprint())
