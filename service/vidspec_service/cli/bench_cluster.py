@@ -9,9 +9,7 @@ import argparse
 
 from vidspec_service.bench.cluster.calibration import calibrate
 from vidspec_service.bench.cluster.report import ClusterOptions, cluster_report, simulate
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags
 
@@ -27,10 +25,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure, simulate, print, write."""
     options, pair = options_of(ClusterOptions, args), pair_of(args)
 
-    def report(command: str, tell: Tell) -> Report:
-        provenance = Provenance.now(command)
-        times = calibrate(pair, tell)
-        return cluster_report(options, pair, times, simulate(times, options, tell), provenance)
-
-    run_bench(args, report)
+    run_bench(
+        args,
+        lambda provenance, tell: cluster_report(
+            options, pair, times := calibrate(pair, tell), simulate(times, options, tell), provenance
+        ),
+    )
     return 0

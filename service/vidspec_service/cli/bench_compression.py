@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 
 from vidspec_models.request import Compression
-from vidspec_service.bench.common.facts import Provenance, num_cores, spec_of
+from vidspec_service.bench.common.facts import num_cores, spec_of
 from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.cli.bench_flags import add_output_flags, run_bench
@@ -34,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
     options = compression_options(args, settings)
     target, threads = engine_config(settings).target, settings.target_threads or num_cores()
 
-    def report(command: str, tell: Tell) -> Report:
-        provenance = Provenance.now(command)
-        measured, placement = measure(options, spec_of(target, "target"), threads, tell)
-        return compression_report(options, measured, settings.model, threads, placement, provenance)
-
-    run_bench(args, report)
+    run_bench(
+        args,
+        lambda provenance, tell: compression_report(
+            options, *measure(options, spec_of(target, "target"), threads, tell), settings.model, threads, provenance
+        ),
+    )
     return 0
 
 

@@ -22,13 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = decode_options(args)
-    run_bench(args, lambda command, tell: measure_decoding(options, command, tell))
+    run_bench(args, lambda provenance, tell: measure_decoding(options, provenance, tell))
     return 0
 
 
 def decode_options(args: argparse.Namespace) -> DecodeOptions:
     """The options that the flags make; raises ConfigError for what cannot be measured."""
     options = options_of(DecodeOptions, args)
-    if options.rendered_s < 0 or (options.rendered_s == 0 and not options.clips):
+    if options.rendered_s == 0 and not options.clips:
         raise ConfigError("--seconds must be above 0, or 0 with --clip")
     return options

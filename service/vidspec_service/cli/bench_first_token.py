@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.first_token.report import first_token_report
 from vidspec_service.bench.first_token.run import FirstTokenOptions, measure_first_tokens
 from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 from vidspec_service.cli.bench_serve import server_flags
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.errors import ConfigError
 from vidspec_service.settings import client_key, engine_config
 
 
@@ -30,15 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     settings, options = settings_of(args), options_of(FirstTokenOptions, args)
-    if options.rendered_s < 0:
-        raise ConfigError("--seconds must be 0 or more")
     pair, flags, key = engine_config(settings), server_flags(args), client_key(settings)
     draft = "none" if pair.draft is None else pair.draft.model
     models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
-
-    def report(command: str, tell: Tell) -> Report:
-        provenance = Provenance.now(command)
-        return first_token_report(measure_first_tokens(options, flags, key, tell), models, provenance)
-
-    run_bench(args, report)
+    run_bench(
+        args,
+        lambda provenance, tell: first_token_report(
+            measure_first_tokens(options, flags, key, tell), models, provenance
+        ),
+    )
     return 0

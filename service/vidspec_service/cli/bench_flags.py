@@ -7,26 +7,38 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vidspec_models.request import SpeculationMode
-from vidspec_service.bench.common.report import Report, Tell, require_matplotlib
+from vidspec_models.request import SamplingParams, SpeculationMode
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.options import amount, from_zero, new_file, new_picture
+from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.errors import ConfigError
 from vidspec_service.settings import engine_config
 from vidspec_service.telemetry import configure_logging
 
 
 def add_output_flags(parser: argparse.ArgumentParser, plot: str | None = None) -> None:
     """`--json`, and `--plot` where there is something to draw."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write every figure here, too")
     parser.set_defaults(plot=None)
     if plot is not None:
-        parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot)
+        parser.add_argument("--plot", type=new_picture, metavar="FILE.png", help=plot)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, asked: str) -> None:
+    """Of what is `asked`: prompts, clips."""
+    parser.add_argument("--temperature", type=amount, default=0.0, metavar="T", help="0, the default, is greedy")
+    about = f"of sampling; {asked} i has N + i (default 0)"
+    parser.add_argument("--seed", type=from_zero, default=0, metavar="N", help=about)
+
+
+def sampling_of(args: argparse.Namespace) -> SamplingParams:
+    """What those flags say."""
+    return SamplingParams(temperature=args.temperature, seed=args.seed)
 
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:
@@ -36,21 +48,12 @@ def pair_of(args: argparse.Namespace) -> EngineConfig:
     return engine_config(settings)
 
 
-def run_bench(args: argparse.Namespace, measure: Callable[[str, Tell], Report], *pictures: Path | None) -> Report:
-    """Measure behind a bar; print the report and write the files that flags name. `measure` gets the command line.
-
-    Minutes of measuring must not end in what cannot be written or drawn: raises ConfigError before. `pictures` are
-    paths beside those of `--json` and `--plot`.
-    """
-    for path in (args.json, args.plot, *pictures):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: {path.absolute().parent} is not a folder")
-    if any((args.plot, *pictures)):
-        require_matplotlib()
+def run_bench(args: argparse.Namespace, measure: Callable[[Provenance, Tell], Report]) -> Report:
+    """Measure behind a bar; write the files that flags name, print the report."""
     with progress() as tell:
-        report = measure(shlex.join(["vidspec", *sys.argv[1:]]), tell)
+        report = measure(Provenance.now(shlex.join(["vidspec", *sys.argv[1:]])), tell)
+    report.write(vars(args))  # first: who reads the table may leave before its end
     report.show()
-    report.write(vars(args))
     return report
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
 from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
@@ -27,10 +25,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options, pair = options_of(PeersOptions, args), pair_of(args)
-
-    def report(command: str, tell: Tell) -> Report:
-        provenance = Provenance.now(command)
-        return peers_report(options, measure_peers(options, pair, tell), provenance)
-
-    run_bench(args, report)
+    run_bench(args, lambda provenance, tell: peers_report(options, measure_peers(options, pair, tell), provenance))
     return 0

@@ -7,9 +7,8 @@ are predicted from it by the speed model, or measured with --engine (captions).
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.options import add_options, new_pictures, options_of
 from vidspec_service.bench.pruning.options import PruningOptions, Task
 from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags
@@ -21,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
     add_options(parser, PruningOptions)
     add_output_flags(parser, "draw acceptance over ratio")
-    parser.add_argument("--overlay", type=Path, metavar="DIR", help="draw what each strategy keeps of the first clip")
+    about = "draw what each strategy keeps of the first clip"
+    parser.add_argument("--overlay", type=new_pictures, metavar="DIR", help=about)
     add_settings_flags(parser)
 
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     options, pair = pruning_options(args), pair_of(args)
     from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-    run_bench(args, lambda command, tell: measure_pruning(options, pair, args.overlay, command, tell), args.overlay)
+    run_bench(args, lambda provenance, tell: measure_pruning(options, pair, args.overlay, provenance, tell))
     return 0
 
 

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
     settings = settings_of(args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
-    report = run_bench(args, lambda command, tell: run_load(options, args.url, flags, key, command, tell))
+    report = run_bench(args, lambda provenance, tell: run_load(options, args.url, flags, key, provenance, tell))
     if num_lost(report) or has_left_something(report):
         note("vidspec bench serve: something was lost or left over, see above")
         return 1

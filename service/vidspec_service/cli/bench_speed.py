@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
-from vidspec_models.request import SamplingParams
 from vidspec_models.synthetic.recipe import SHAPES
-from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.common.options import add_options, new_picture, options_of
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
-from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
+from vidspec_service.cli.bench_flags import add_output_flags, add_sampling_flags, pair_of, run_bench, sampling_of
 from vidspec_service.cli.settings_flags import add_settings_flags
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
@@ -39,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alpha", type=float, metavar="A", help=f"acceptance of random models (default {_RANDOM.acceptance})"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling; prompt i has N + i (default 0)")
+    add_sampling_flags(parser, "prompt")
     add_output_flags(parser, "draw the speed-ups")
-    parser.add_argument("--timeline", type=Path, metavar="FILE.png", help="draw one request's work on both workers")
+    about = "draw one request's work on both workers"
+    parser.add_argument("--timeline", type=new_picture, metavar="FILE.png", help=about)
     add_settings_flags(parser)
 
 
@@ -50,11 +47,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = speed_options(args)
     pair = _named(options, pair_of(args))
-
-    def report(command: str, tell: Tell) -> Report:
-        return build_report(options, pair, measure_speed(options, pair, command, tell))
-
-    if run_bench(args, report, args.timeline).figures["identical"] is False:
+    report = run_bench(
+        args, lambda provenance, tell: build_report(options, pair, measure_speed(options, pair, provenance, tell))
+    )
+    if report.figures["identical"] is False:
         note("vidspec bench speed: the modes did not give the same token ids")
         return 1
     return 0
@@ -80,14 +76,12 @@ def speed_options(args: argparse.Namespace) -> SpeedOptions:
     modes = tuple(mode for mode in Mode if mode.value in args.modes)
     if args.timeline is not None and Mode.PARALLEL not in modes:
         raise ConfigError("--timeline shows a request in mode parallel, which --modes leaves out")
-    if args.temperature < 0:
-        raise ConfigError("--temperature must be 0 or more")
     return options_of(
         SpeedOptions,
         args,
         task=Task.SYNTHETIC if synthetic else Task(args.task),
         modes=modes,
-        sampling=SamplingParams(temperature=args.temperature, seed=args.seed),
+        sampling=sampling_of(args),
         synthetic=synthetic,
     )
 

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
+from vidspec_service.bench.common.options import count, new_file
 from vidspec_service.cli.terminal import note, say
 from vidspec_service.errors import ConfigError
 
@@ -18,10 +19,10 @@ from vidspec_service.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which pair, how many clips, where to."""
     parser.add_argument("--pair", type=Path, metavar="DIR", help="holds target/ and draft/ (default: the shipped ones)")
-    parser.add_argument("--clips", type=int, default=200, metavar="N", help="test clips (default 200)")
+    parser.add_argument("--clips", type=count, default=200, metavar="N", help="test clips (default 200)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     parser.add_argument("--dtype", default="auto", help="of the target, as for `vidspec serve` (default auto)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here, too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write every figure here, too")
 
 
 def run(args: argparse.Namespace) -> int:

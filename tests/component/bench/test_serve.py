@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.serve.report import has_left_something, num_lost
 from vidspec_service.bench.serve.run import ServeOptions, run_load
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def load(options: ServeOptions, *flags: str) -> Report:
-    return run_load(options, None, list(flags), None, "test", lambda *_: None)
+    return run_load(options, None, list(flags), None, Provenance.now("test"), lambda *_: None)
 
 
 def test_an_open_load_is_answered_whole() -> None:

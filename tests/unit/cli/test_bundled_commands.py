@@ -13,7 +13,7 @@ import pytest
 from vidspec_models.training.gates import Gate
 from vidspec_models.training.options import TrainOptions
 from vidspec_service.cli import eval_bundled
-from vidspec_service.cli.parsing import parse
+from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
 
@@ -125,3 +125,8 @@ def test_without_a_folder_the_shipped_pair_is_measured(monkeypatch: pytest.Monke
 def test_a_folder_without_a_pair_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train-bundled"):
         _run("eval-bundled", "--pair", str(tmp_path))
+
+
+def test_no_clips_are_no_evaluation() -> None:
+    with pytest.raises(UsageError, match="--clips: must be 1 or more, not 0"):
+        _run("eval-bundled", "--clips", "0")

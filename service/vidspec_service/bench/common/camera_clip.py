@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec_service.bench.common.options import existing_file, option
+from vidspec_service.bench.common.options import amount, existing_file, option
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.decoding.writer import write_clip
 
@@ -26,7 +26,7 @@ class ClipOptions:
         60.0,
         "--seconds",
         "length of the 720p clip that is rendered; 0 for none (default %(default)g)",
-        type=float,
+        type=amount,
         metavar="S",
     )
 

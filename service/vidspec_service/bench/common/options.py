@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,11 +47,27 @@ def count(text: str) -> int:
     return value
 
 
+def from_zero(text: str) -> int:
+    """A whole number from 0 on, as seeds are."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value}")
+    return value
+
+
 def positive(text: str) -> float:
     """A number above 0."""
     value = float(text)
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be above 0, not {value:g}")
+    return value
+
+
+def amount(text: str) -> float:
+    """A number from 0 on."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value:g}")
     return value
 
 
@@ -59,3 +77,47 @@ def existing_file(text: str) -> Path:
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"{path} is not a file")
     return path
+
+
+# Minutes of measuring must not end in what cannot be written or drawn.
+
+
+def new_file(text: str) -> Path:
+    """A file that can be written."""
+    path = _new(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {path}: it is a folder")
+    return path
+
+
+def new_picture(text: str) -> Path:
+    """A file of a kind that can be drawn."""
+    path = new_file(text)
+    _require_matplotlib()
+    from matplotlib.figure import Figure
+
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise argparse.ArgumentTypeError(f"cannot draw {path}: a picture is one of {', '.join(kinds)}")
+    return path
+
+
+def new_pictures(text: str) -> Path:
+    """A folder for pictures."""
+    path = _new(text)
+    _require_matplotlib()
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write into {path}: it is a file")
+    return path
+
+
+def _new(text: str) -> Path:
+    path = Path(text)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {path.absolute().parent} is not a folder")
+    return path
+
+
+def _require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'vidspec[bench]'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -15,7 +14,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.errors import ConfigError
 
 _QUIET_LOAD = 0.3  # per core
 _LEAST_WIDTH = 148  # a table that is wrapped by the terminal is still whole
@@ -113,12 +111,6 @@ class Report:
     @property
     def _versions(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.provenance.versions.items())
-
-
-def require_matplotlib() -> None:
-    """Before anything is measured: raises ConfigError naming the remedy."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'vidspec[bench]'")
 
 
 def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterable[object]) -> Table:

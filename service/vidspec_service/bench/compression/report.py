@@ -91,9 +91,9 @@ def _request_s(captions: Sequence[Row], length: float) -> float:
 def compression_report(
     options: CompressionOptions,
     measured: Sequence[Measured],
+    placement: Placement,
     model: str,
     threads: int,
-    placement: Placement,
     provenance: Provenance,
 ) -> Report:
     """Figures, tables and picture of what was measured."""

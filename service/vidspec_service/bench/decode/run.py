@@ -41,9 +41,8 @@ class DecodeOptions(ClipOptions):
     repeats: int = number(5, "--repeats", "timed reads")
 
 
-def measure_decoding(options: DecodeOptions, command: str, tell: Tell) -> Report:
+def measure_decoding(options: DecodeOptions, provenance: Provenance, tell: Tell) -> Report:
     """Raises VideoError for a clip that we cannot read, ConfigError if no decode child starts."""
-    provenance = Provenance.now(command)
     readers = [reader for reader in Reader if is_installed(reader)]
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
     clips, library_versions, done = list[ClipResult](), dict[str, str](), 0

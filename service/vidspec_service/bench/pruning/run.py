@@ -16,10 +16,9 @@ from vidspec_service.engine.frontend.workers import worker_configs
 
 
 def measure_pruning(
-    options: PruningOptions, pair: EngineConfig, overlay: Path | None, command: str, tell: Tell
+    options: PruningOptions, pair: EngineConfig, overlay: Path | None, provenance: Provenance, tell: Tell
 ) -> Report:
     """`overlay`: a folder for pictures of what is kept of the first clip. Raises ConfigError."""
-    provenance = Provenance.now(command)
     tell("loading both models", 0, 0)
     models = LoadedPair(pair)
     settings = list(settings_of(options))

@@ -71,10 +71,9 @@ class ServeOptions:
 
 
 def run_load(
-    options: ServeOptions, url: str | None, flags: list[str], api_key: str | None, command: str, tell: Tell
+    options: ServeOptions, url: str | None, flags: list[str], api_key: str | None, provenance: Provenance, tell: Tell
 ) -> Report:
     """Against `url`, or a server started with `flags`. Raises ConfigError if that does not start."""
-    provenance = Provenance.now(command)
     if options.clips:
         clips = [path.read_bytes() for path in options.clips]
     else:

@@ -68,12 +68,12 @@ class Measurements:
         return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
 
 
-def measure_speed(options: SpeedOptions, pair: EngineConfig, command: str, tell: Tell) -> Measurements:
+def measure_speed(options: SpeedOptions, pair: EngineConfig, provenance: Provenance, tell: Tell) -> Measurements:
     """`pair` is the engine with its draft; of random models it says devices and types, their names are not looked at.
 
     Raises ConfigError and EngineError.
     """
-    provenance, random = Provenance.now(command), options.synthetic
+    random = options.synthetic
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         if random is None:
             run = asyncio.run(compare(options, pair, tell))

@@ -12,9 +12,6 @@ from rich.console import Console
 
 from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields, hardware
 from vidspec_service.bench.common.report import Picture, Report, column, number, table
-from vidspec_service.cli.bench_decode import run
-from vidspec_service.cli.parsing import parse
-from vidspec_service.errors import ConfigError
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
 REPORT = Report(
@@ -77,18 +74,6 @@ def test_what_is_not_there_is_a_dash() -> None:
     text = console.export_text()
     assert "12.5" in text
     assert number(None, "{:.1f}") == "-"
-
-
-@pytest.mark.parametrize("flag", ["--json", "--plot"])
-def test_a_folder_that_is_not_there_is_refused_before_measuring(flag: str) -> None:
-    with pytest.raises(ConfigError, match="is not a folder"):
-        run(parse(["bench", "decode", flag, "no/such/folder/out"])[1])
-
-
-def test_plots_without_matplotlib_name_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("vidspec_service.bench.common.report.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'vidspec\[bench\]'"):
-        run(parse(["bench", "decode", "--plot", str(tmp_path / "plot.png")])[1])
 
 
 def test_the_processor_is_read_from_its_first_entry() -> None:

@@ -186,7 +186,7 @@ def report() -> Report:
         command="vidspec bench compression", created="now", versions={"vidspec": "0"}, load_average=0.0
     )
     placement = Placement(device="cpu", dtype="float32")
-    return compression_report(CompressionOptions(frames=(16,)), measured(), "bundled", 2, placement, provenance)
+    return compression_report(CompressionOptions(frames=(16,)), measured(), placement, "bundled", 2, provenance)
 
 
 def test_the_json_has_the_keys_that_were_promised() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.first_token.report import clip_row, first_token_report
 from vidspec_service.bench.first_token.run import ClipTimes, FirstToken, FirstTokenOptions, Stage, ask, spans_of
-from vidspec_service.cli.parsing import parse
+from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
 TIMINGS = {"time_to_first_token_s": 0.9, "decode_s": 0.3, "queue_s": 0.1, "prefill_s": 0.5}
@@ -103,6 +103,5 @@ async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: htt
 
 
 def test_a_negative_length_is_refused() -> None:
-    command, args = parse(["bench", "first-token", "--seconds", "-1"])
-    with pytest.raises(ConfigError, match="--seconds"):
-        command.run(args)
+    with pytest.raises(UsageError, match="--seconds: must be 0 or more"):
+        parse(["bench", "first-token", "--seconds", "-1"])

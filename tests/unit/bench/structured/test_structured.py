@@ -18,10 +18,8 @@ from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.structured.report import structured_report
 from vidspec_service.bench.structured.run import MODES, Form, Judged, StructuredOptions, judge
-from vidspec_service.cli.bench_structured import run
-from vidspec_service.cli.parsing import parse
+from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.errors import ConfigError
 
 PAIR = EngineConfig(target=WorkerConfig(model="a"), draft=WorkerConfig(model="b"))
 PROVENANCE = Provenance(command="vidspec bench structured", created="now", versions={}, load_average=0.0)
@@ -95,7 +93,5 @@ def test_the_grammars_allow_what_is_asked_for() -> None:
 
 
 def test_a_negative_temperature_is_refused() -> None:
-    command, args = parse(["bench", "structured", "--temperature", "-1"])
-    assert command.run.__module__ == run.__module__
-    with pytest.raises(ConfigError, match="--temperature must be 0 or more"):
-        command.run(args)
+    with pytest.raises(UsageError, match="--temperature: must be 0 or more"):
+        parse(["bench", "structured", "--temperature", "-1"])

@@ -1,0 +1,35 @@
+"""What every bench does around its measuring."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bench.common.test_report import REPORT
+from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.cli.bench_flags import run_bench
+from vidspec_service.cli.parsing import parse
+
+
+def measure(provenance: Provenance, _: Tell) -> Report:
+    return replace(REPORT, provenance=provenance)
+
+
+def test_figures_are_in_their_file_though_nobody_reads_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody_reads(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Report, "show", nobody_reads)
+    monkeypatch.setattr(sys, "argv", ["vidspec", "bench", "decode", "--json", "a file"])
+    args = parse(["bench", "decode", "--json", str(tmp_path / "r.json")])[1]
+    with pytest.raises(BrokenPipeError):
+        run_bench(args, measure)
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["answer"], found["command"]) == (42, "vidspec bench decode --json 'a file'")
