@@ -106,8 +106,8 @@ class Outcome:
     tokens_in_time: float  # of answers that began within the callers' patience
     answers: int
     moved: float  # share of follow-up questions that met an engine without their video
-    first_token_p50_s: float
-    first_token_p99_s: float
+    first_token_p50_s: float | None  # nobody got one
+    first_token_p99_s: float | None
     engines_mean: float
     lost_engines: int
     handed_over: int  # answers that another engine had to go on with
@@ -169,13 +169,13 @@ class Simulation:
                 self._engine_seconds += len(self._engines) * (time - max(self._now, scenario.warm_up_s))
             self._now = time
             action()
-        firsts = sorted(self._firsts) or [math.inf]
+        firsts = sorted(self._firsts)
         return Outcome(
             tokens_in_time=self._tokens,
             answers=self._answers,
             moved=self._moved / max(1, self._follow_ups),
-            first_token_p50_s=firsts[len(firsts) // 2],
-            first_token_p99_s=firsts[math.ceil(len(firsts) * 0.99) - 1],
+            first_token_p50_s=firsts[len(firsts) // 2] if firsts else None,
+            first_token_p99_s=firsts[math.ceil(len(firsts) * 0.99) - 1] if firsts else None,
             engines_mean=self._engine_seconds / scenario.seconds,
             lost_engines=self._num_lost,
             handed_over=self._num_handed,

@@ -5,6 +5,7 @@ A group is drawn with everything that was measured on it, so what is compared st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,11 +20,10 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure and the middle 95 % of its resamples."""
+    """A figure and the middle 95 % of its resamples; None for what is not finite, or cannot be drawn again."""
 
-    value: float
-    low: float
-    high: float
+    value: float | None
+    interval: tuple[float, float] | None
 
 
 def rate(sums: Sums) -> Sums:
@@ -43,14 +43,17 @@ def difference(sums: Sums) -> Sums:
 
 
 def estimate(figure: Callable[[Sums], Sums], groups: Sequence[Sequence[float]]) -> Estimate:
-    """The figure of the groups' column sums. Resamples where it is not finite do not count; with none left, a point."""
+    """The figure of the groups' column sums. Resamples where it is not finite do not count; one group has none."""
+    if not groups:
+        return Estimate(value=None, interval=None)
     table = np.array(groups, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(len(table), size=(_RESAMPLES, len(table)))
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(figure(table.sum(axis=0)))
         found = figure(table[drawn].sum(axis=1))
     found = found[np.isfinite(found)]
-    if not len(found):
-        return Estimate(value=value, low=value, high=value)
-    low, high = np.quantile(found, ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2))
-    return Estimate(value=value, low=float(low), high=float(high))
+    interval = None
+    if len(table) > 1 and len(found):
+        low, high = np.quantile(found, ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2))
+        interval = float(low), float(high)
+    return Estimate(value=value if math.isfinite(value) else None, interval=interval)

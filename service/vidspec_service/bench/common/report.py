@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +46,7 @@ class Report:
     pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the flag that names their file
 
     def to_json(self) -> str:
-        """As written to the file."""
+        """As written to the file; null for what is not finite."""
         content = {
             "bench": self.bench,
             "created": self.provenance.created,
@@ -58,7 +57,7 @@ class Report:
             "load_average_before": self.provenance.load_average,
             **self.figures,
         }
-        return json.dumps(msgspec.to_builtins(content), indent=2) + "\n"
+        return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
     def renderables(self) -> Iterator[RenderableType]:
         """Facts first, then the tables, then a warning if the machine was not quiet."""
@@ -126,6 +125,17 @@ def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterabl
 def number(value: float | None, form: str, scale: float = 1) -> str:
     """In a format; a dash for None."""
     return form.format(value * scale) if value is not None else _DASH
+
+
+def span(interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
+    """From where to where, each in a format; a dash for None."""
+    return _DASH if interval is None else "..".join(form.format(end * scale) for end in interval)
+
+
+def with_span(value: float | None, interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
+    """In a format, its interval behind it, where there is one."""
+    behind = "" if interval is None else f" ({span(interval, form, scale)})"
+    return number(value, form, scale) + behind
 
 
 def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:

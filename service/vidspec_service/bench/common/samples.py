@@ -10,7 +10,8 @@ from operator import attrgetter
 from statistics import median
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.bench.common.bootstrap import Estimate, estimate, ratio
+from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.types import Accepted, Finished, SpeculationStats, TextDelta
 from vidspec_service.errors import GenerationFailed
 
@@ -25,6 +26,7 @@ class Sample:
     prompt_tokens: int
     submitted: float
     times: tuple[float, ...]  # of what was committed together
+    num_first: int = 1  # tokens that were there at the first of `times`
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     mode: str = ""
     group: int = 0  # prompts of a group were answered together; modes are compared group by group
@@ -54,6 +56,7 @@ class Sample:
             "group": self.group,
             "prompt": self.prompt,
             "num_tokens": len(self.ids),
+            "num_first": self.num_first,
             "prompt_tokens": self.prompt_tokens,
             "ttft_s": self.first - self.submitted,
             "decode_s": self.last - self.first,
@@ -61,11 +64,11 @@ class Sample:
         }
 
 
-async def ask_engine(engine: LocalEngine, request: GenerationRequest) -> Sample:
+async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
     """Times are those of the committed tokens' arrival in this process."""
     ids: list[int] = []
     times: list[float] = []
-    prompt_tokens, stats = 0, SpeculationStats()
+    prompt_tokens, num_first, stats = 0, 0, SpeculationStats()
     submitted = time.monotonic()
     async for event in engine.generate(request):
         match event:
@@ -73,11 +76,17 @@ async def ask_engine(engine: LocalEngine, request: GenerationRequest) -> Sample:
                 prompt_tokens = event.prompt_tokens
             case TextDelta() if event.ids:
                 times.append(time.monotonic())
+                num_first = num_first or len(event.ids)
                 ids += event.ids
             case Finished():
                 stats = event.speculation
     return Sample(
-        ids=tuple(ids), prompt_tokens=prompt_tokens, submitted=submitted, times=tuple(times), speculation=stats
+        ids=tuple(ids),
+        prompt_tokens=prompt_tokens,
+        submitted=submitted,
+        times=tuple(times),
+        num_first=num_first,
+        speculation=stats,
     )
 
 
@@ -93,12 +102,16 @@ class Work:
         """Tokens per second; 0 where nothing was timed."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
+    def over(self, base: Work) -> float | None:
+        """Ratio of the rates; None where the base has none."""
+        return self.rate / base.rate if base.rate > 0 else None
+
 
 def decoding_by_group(samples: Sequence[Sample]) -> dict[int, Work]:
-    """Tokens after each answer's first, over the time in which at least one answer was being decoded."""
+    """Tokens that came after each answer's first ones, over the time in which at least one answer was being decoded."""
     return {
         group: Work(
-            tokens=sum(max(len(sample.ids) - 1, 0) for sample in members),
+            tokens=sum(len(sample.ids) - sample.num_first for sample in members),
             seconds=sum(stop - start for start, stop in union(sample.decoding for sample in members)),
         )
         for group, members in _by_group(samples).items()
@@ -109,6 +122,13 @@ def decoding(samples: Sequence[Sample]) -> Work:
     """All groups together, so that long answers count for more than short ones."""
     works = decoding_by_group(samples).values()
     return Work(tokens=sum(work.tokens for work in works), seconds=sum(work.seconds for work in works))
+
+
+def speedup(ours: Sequence[Sample], base: Sequence[Sample]) -> Estimate:
+    """Ratio of the rates of decoding, over the groups that both have."""
+    mine, theirs = decoding_by_group(ours), decoding_by_group(base)
+    pairs = [(mine[group], theirs[group]) for group in mine if group in theirs]
+    return estimate(ratio, [(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in pairs])
 
 
 def throughput(samples: Sequence[Sample]) -> Work:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate
 from vidspec_service.bench.common.facts import Placement, Provenance, hardware
-from vidspec_service.bench.common.report import Picture, Report, Row, column, table
+from vidspec_service.bench.common.report import Picture, Report, Row, column, table, with_span
 from vidspec_service.bench.compression.methods import Method
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score
 
@@ -51,7 +51,7 @@ def _result(one: Measured, beside: Sequence[Measured]) -> Row:
         "layer": None if configuration.dycoke is None else configuration.dycoke.layer,
         "accuracy": total.rate,  # of questions and caption facts together
         "accuracy_change": None if change is None else change.value,
-        "accuracy_change_interval": (change.low, change.high) if change is not None and len(captions) > 1 else None,
+        "accuracy_change_interval": None if change is None else change.interval,
         "question_accuracy": sum(one.questions, Score()).rate,
         "caption_fact_accuracy": sum((caption["score"] for caption in captions), Score()).rate,
         "captions_all_right": fmean(score.right == score.asked for score in (caption["score"] for caption in captions)),
@@ -146,11 +146,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
 
 
 def _change(row: Row) -> str:
-    change = column("accuracy_change", "{:+.1f}", 100)(row)
-    if row["accuracy_change_interval"] is None:
-        return change
-    low, high = row["accuracy_change_interval"]
-    return f"{change} ({100 * low:+.1f}..{100 * high:+.1f})"
+    return with_span(row["accuracy_change"], row["accuracy_change_interval"], "{:+.1f}", 100)
 
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.bootstrap import estimate, rate, ratio
+from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio
 from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
-from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table
-from vidspec_service.bench.common.samples import decoding, decoding_by_group, total_speculation
+from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table, with_span
+from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, PeersOptions, Results
 
 _OURS = "vidspec"
 
 
 def peer_row(results: Results, stock: Results) -> Row:
-    """Rates leave out each answer's first token, and of theirs the draft's prompt, which nothing overlaps there."""
+    """Rates leave out each answer's first tokens, and of theirs the draft's prompt, which nothing overlaps there."""
     theirs = {sample.group: sample.ids for sample in stock.samples}
     works = decoding_by_group(results.samples).values()
     found = estimate(rate, [(work.tokens, work.seconds) for work in works])
@@ -27,7 +27,7 @@ def peer_row(results: Results, stock: Results) -> Row:
         "bits": results.contender.bits,
         "speculates": results.contender.speculates,
         "tokens_per_s": decoding(results.samples).rate,
-        "tokens_per_s_interval": (found.low, found.high),
+        "tokens_per_s_interval": found.interval,
         "prefill_s": median(results.prefill_s),
         "as_transformers": sum(sample.ids == theirs[sample.group] for sample in results.samples),
         "acceptance_rate": total_speculation(results.samples).acceptance_rate,
@@ -46,31 +46,26 @@ def comparisons(found: Sequence[Results]) -> Iterator[Row]:
             peers = [each for each in peers if each.contender.bits >= bits]
         if peers:
             best = max(peers, key=lambda each: decoding(each.samples).rate)
-            yield _compared("decoding", mine, best, _decoding_groups(mine, best))
+            yield _compared("decoding", mine, best, speedup(mine.samples, best.samples))
         if not speculates:
             rivals = [each for each in others if not each.contender.speculates and each is not stock]
             for peer in (stock, *sorted(rivals, key=lambda each: median(each.prefill_s))[:1]):
-                yield _compared("prefill, time", mine, peer, _prefill_groups(mine, peer))
+                yield _compared("prefill, time", mine, peer, _prefill_ratio(mine, peer))
 
 
-def _compared(what: str, mine: Results, theirs: Results, groups: list[tuple[float, ...]]) -> Row:
-    over = estimate(ratio, groups)
+def _compared(what: str, mine: Results, theirs: Results, over: Estimate) -> Row:
     return {
         "what": what,
         "ours": mine.contender.name,
         "over": theirs.contender.name,
         "ratio": over.value,
-        "ratio_interval": (over.low, over.high),
+        "ratio_interval": over.interval,
     }
 
 
-def _decoding_groups(mine: Results, theirs: Results) -> list[tuple[float, ...]]:
-    ours, others = decoding_by_group(mine.samples), decoding_by_group(theirs.samples)
-    return [(ours[i].tokens, ours[i].seconds, others[i].tokens, others[i].seconds) for i in ours]
-
-
-def _prefill_groups(mine: Results, theirs: Results) -> list[tuple[float, ...]]:
-    return [(ours, 1.0, others, 1.0) for ours, others in zip(mine.prefill_s, theirs.prefill_s, strict=True)]
+def _prefill_ratio(mine: Results, theirs: Results) -> Estimate:
+    pairs = zip(mine.prefill_s, theirs.prefill_s, strict=True)
+    return estimate(ratio, [(ours, 1.0, others, 1.0) for ours, others in pairs])
 
 
 def peers_report(options: PeersOptions, found: Sequence[Results], provenance: Provenance) -> Report:
@@ -112,19 +107,15 @@ def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Ite
 
 
 def _with_interval(key: str, form: str) -> Callable[[Row], str]:
-    def shown(row: Row) -> str:
-        low, high = row[f"{key}_interval"]
-        return f"{form.format(row[key])} ({form.format(low)}..{form.format(high)})"
-
-    return shown
+    return lambda row: with_span(row[key], row[f"{key}_interval"], form)
 
 
 def draw_rates(figure: Any, rows: Sequence[Row]) -> None:
     """A bar for each contender, ours in another colour, with the interval over prompts."""
     axes = figure.add_subplot()
     for place, row in enumerate(reversed(rows)):
-        low, high = row["tokens_per_s_interval"]
         value = row["tokens_per_s"]
+        low, high = row["tokens_per_s_interval"] or (value, value)
         colour = "#e08e45" if row["name"].startswith(_OURS) else "#1f5f8b"
         errors = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
         axes.barh(place, value, xerr=errors, color=colour, capsize=3, height=0.7)

@@ -30,7 +30,7 @@ from vidspec_service.bench.peers.worker import OwnModel, StockModel
 from vidspec_service.engine.config import MOST_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats
-from vidspec_service.errors import ConfigError, GenerationFailed
+from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import Metrics
 
 T = TypeVar("T")
@@ -209,23 +209,14 @@ def _theirs(options: PeersOptions, engine: Engine, weights: str, child: Child[Pe
 
 
 def peer_sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
-    """Raises GenerationFailed for an answer that ended with its prompt.
-
-    A sample's rate leaves out one token. Where several were there at the first of the times, that time is set back, so
-    that all tokens but one have the rate of those that were timed.
-    """
-    num_timed = len(answer.ids) - answer.num_first
-    if num_timed < 1:
-        raise GenerationFailed(f"an answer of {len(answer.ids)} tokens is too short to be timed")
-    first, last = answer.times[0], answer.times[-1]
-    began_decoding = last - (last - first) * (len(answer.ids) - 1) / num_timed
-    stats = SpeculationStats(num_draft_tokens=answer.num_judged, num_accepted_tokens=answer.num_accepted)
+    """With the clock of the peer's own process."""
     return Sample(
         ids=answer.ids,
         prompt_tokens=prompt_tokens,
         submitted=answer.began,
-        times=(began_decoding, *answer.times[1:]),
-        speculation=stats,
+        times=answer.times,
+        num_first=answer.num_first,
+        speculation=SpeculationStats(num_draft_tokens=answer.num_judged, num_accepted_tokens=answer.num_accepted),
     )
 
 

@@ -45,7 +45,7 @@ def _draw_acceptance(axes: Any, rows: Sequence[Row]) -> None:
             continue
         places = [shown.index(row["ratio"]) for row in mine]
         axes.plot(places, rates, marker="o", label=strategy, **(_OURS if strategy == _EMPHASIS else _OTHERS))
-        if strategy == _EMPHASIS:
+        if strategy == _EMPHASIS and mine[0]["ci_low"] is not None:
             axes.fill_between(places, [row["ci_low"] for row in mine], [row["ci_high"] for row in mine], alpha=0.15)
     axes.set_xticks(range(len(shown)), [f"{100 * ratio:g} %" for ratio in shown])
     axes.set_xlabel("of the video's tokens left out of the draft's prompt")

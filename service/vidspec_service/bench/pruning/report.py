@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.report import Picture, Report, Row, column, table
+from vidspec_service.bench.common.report import Picture, Report, Row, column, span, table, with_span
 from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
 from vidspec_service.bench.pruning.plots import draw_report
@@ -46,14 +46,16 @@ def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[J
     counts, hippo = _counts(of_task, setting), _counts(of_task, _measured_as(Preservation.HIPPO, share))
     acceptance = estimate(rate, list(counts.values()))
     runs = [mean_accepted(each.hits, WINDOW) for each in mine]
+    assert acceptance.value is not None, "an answer without a token"
+    low, high = acceptance.interval or (None, None)
     tokens_per_s, source = speed(setting, task, acceptance.value)
     return {
         "strategy": strategy.value,
         "ratio": share,
         "task": str(task),
         "acceptance_rate": acceptance.value,
-        "ci_low": acceptance.low,
-        "ci_high": acceptance.high,
+        "ci_low": low,
+        "ci_high": high,
         # per verification of WINDOW proposals, serial schedule
         "mean_accepted_tokens": sum(accepted for accepted, _ in runs) / sum(number for _, number in runs),
         "draft_prefill_s": median(each.prefill_s for each in mine),
@@ -132,7 +134,7 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
         "ratio": column("ratio", "{:g}"),
         "tokens seen": column("video_tokens", "{:.0f}"),
         "acceptance": column("acceptance_rate", "{:.3f}"),
-        "95 %": lambda row: f"{row['ci_low']:.3f}..{row['ci_high']:.3f}",
+        "95 %": lambda row: span(None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]), "{:.3f}"),
         "of unpruned": lambda row: _interval(row["over_unpruned"], "{:.3f}"),
         "hippo less this": lambda row: (
             "" if row["strategy"] == Preservation.HIPPO else _interval(row["less_than_hippo"], "{:+.3f}")
@@ -148,7 +150,7 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
 
 
 def _interval(found: Estimate | None, form: str) -> str:
-    return "" if found is None else f"{form} ({form}..{form})".format(found.value, found.low, found.high)
+    return "" if found is None else with_span(found.value, found.interval, form)
 
 
 def _by_task(rows: Sequence[Row], share: float) -> RenderableType:
@@ -167,7 +169,8 @@ def _by_task(rows: Sequence[Row], share: float) -> RenderableType:
 
 def _marked(row: Row) -> str:
     less: Estimate | None = row["less_than_hippo"]
-    mark = "" if less is None else "*" if less.low > 0 else "-" if less.high < 0 else ""
+    low, high = (less.interval if less else None) or (0.0, 0.0)
+    mark = "*" if low > 0 else "-" if high < 0 else ""
     return f"{row['acceptance_rate']:.3f}{mark}"
 
 

@@ -139,7 +139,7 @@ def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
 def engine_speeds(
     options: PruningOptions, pair: EngineConfig, settings: Sequence[Setting], tell: Tell
 ) -> dict[Setting, float]:
-    """Captions in mode parallel, one engine after another: decoding speed, each answer's first token left out."""
+    """Captions in mode parallel, one engine after another: decoding speed, each answer's first tokens left out."""
     found = {}
     for index, setting in enumerate(settings):
         tell(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))

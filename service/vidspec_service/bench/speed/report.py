@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.bootstrap import estimate, ratio
 from vidspec_service.bench.common.facts import hardware, num_cores
-from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table
-from vidspec_service.bench.common.samples import (
-    Work,
-    decoding,
-    decoding_by_group,
-    first_token_s,
-    throughput,
-    total_speculation,
-)
+from vidspec_service.bench.common.report import Picture, Report, Row, column, number, span, table
+from vidspec_service.bench.common.samples import decoding, first_token_s, speedup, throughput, total_speculation
 from vidspec_service.bench.speed.activity import forward_facts, idle_ratio
 from vidspec_service.bench.speed.costs import ProbedCosts, predict
 from vidspec_service.bench.speed.identity import (
@@ -36,13 +27,13 @@ from vidspec_service.engine.config import EngineConfig
 
 
 def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
-    """One mode. Rates of decoding leave out each answer's first token, throughput leaves out nothing.
+    """One mode. Rates of decoding leave out each answer's first tokens, throughput leaves out nothing.
 
     A prediction is made for one request at a time only.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
     work, whole, speculation = decoding(samples), throughput(samples), total_speculation(samples)
-    speedup = _ratio(work, decoding(base))
+    over_off = speedup(samples, base)
     found = predict(mode, speculation.acceptance_rate, measured.costs, measured.round_trip["p50_s"])
     plan, predicted = found if found is not None and concurrency == 1 else (None, None)
     activity = measured.activities.get(mode)
@@ -50,10 +41,10 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     spans = {role: activity.spans(role) for role in mode.roles} if activity is not None else {}
     return {
         "tokens_per_s": work.rate,
-        "speedup_vs_off": speedup,
-        "speedup_interval": speedup_interval(decoding_by_group(samples), decoding_by_group(base)),
+        "speedup_vs_off": over_off.value,
+        "speedup_interval": over_off.interval,
         "throughput_tokens_per_s": whole.rate,
-        "throughput_vs_off": _ratio(whole, throughput(base)),
+        "throughput_vs_off": whole.over(throughput(base)),
         "ttft_s": first_token_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
         "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
@@ -61,26 +52,12 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "predicted_speedup": predicted,
         "predicted_min_draft_tokens": plan.min_draft_tokens if plan else None,
         "predicted_max_draft_tokens": plan.max_draft_tokens if plan else None,
-        "fraction_of_prediction": speedup / predicted if predicted and speedup is not None else None,
+        "fraction_of_prediction": over_off.value / predicted if predicted and over_off.value is not None else None,
         "workers": {  # while answers of this mode were decoded
             role: {"idle_ratio": idle_ratio(of, windows), "forwards": forward_facts(of, windows)}
             for role, of in spans.items()
         },
     }
-
-
-def speedup_interval(ours: Mapping[int, Work], base: Mapping[int, Work]) -> tuple[float, float] | None:
-    """95 % of the ratio of rates when groups are drawn again; None with fewer than two groups."""
-    groups = sorted(ours.keys() & base.keys())
-    if len(groups) < 2:
-        return None
-    rows = [(ours[one].tokens, ours[one].seconds, base[one].tokens, base[one].seconds) for one in groups]
-    found = estimate(ratio, rows)
-    return (found.low, found.high) if math.isfinite(found.low) else None
-
-
-def _ratio(ours: Work, base: Work) -> float | None:
-    return ours.rate / base.rate if base.rate > 0 else None
 
 
 def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
@@ -178,9 +155,6 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
 
 
 def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
-    def interval(row: Row) -> str:
-        return "{:.2f}..{:.2f}".format(*row["speedup_interval"]) if row["speedup_interval"] else "-"
-
     def idle(row: Row) -> str:
         return " / ".join(number(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
 
@@ -188,7 +162,7 @@ def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
         "mode": column("mode"),
         "tokens/s": column("tokens_per_s", "{:.1f}"),
         "vs off": column("speedup_vs_off", "{:.2f}x"),
-        "95 %": interval,
+        "95 %": lambda row: span(row["speedup_interval"], "{:.2f}"),
         "all-in tok/s": column("throughput_tokens_per_s", "{:.1f}"),
         "TTFT ms": column("ttft_s", "{:.0f}", 1000),
         "alpha": column("acceptance_rate", "{:.3f}"),

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.bootstrap import estimate, ratio
 from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
-from vidspec_service.bench.common.report import Report, Row, column, table
-from vidspec_service.bench.common.samples import Work, decoding, decoding_by_group, total_speculation
+from vidspec_service.bench.common.report import Report, Row, column, table, with_span
+from vidspec_service.bench.common.samples import decoding, speedup, total_speculation
 from vidspec_service.bench.structured.run import MODES, Form, Judged, StructuredOptions
 from vidspec_service.engine.config import EngineConfig
 
@@ -17,22 +16,20 @@ _OFF, _PARALLEL = MODES
 
 
 def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
-    """Rates leave out each answer's first token. `over_caption` compares with plain captions, mode off."""
+    """Rates leave out each answer's first tokens. `over_caption` compares with plain captions, mode off."""
     mine, captions = judged[form], judged[Form.CAPTION]
-    off, parallel = decoding(mine.samples[_OFF]), decoding(mine.samples[_PARALLEL])
-    caption_off = decoding(captions.samples[_OFF])
-    speedup, caption_speedup = _ratio(parallel, off), _ratio(decoding(captions.samples[_PARALLEL]), caption_off)
+    gain, captions_gain = (speedup(of.samples[_PARALLEL], of.samples[_OFF]) for of in (mine, captions))
     num_tokens = sum(len(sample.ids) for sample in mine.samples[_OFF])
     speculation = total_speculation(mine.samples[_PARALLEL])
     return {
         "form": form.value,
         "tokens": num_tokens / num_clips,
-        "tokens_per_s_off": off.rate,
-        "tokens_per_s_parallel": parallel.rate,
-        "over_caption": _ratio(off, caption_off),
-        "speedup": speedup,
-        "speedup_interval": _interval(mine),
-        "speedup_over_captions": speedup / caption_speedup if caption_speedup else 0.0,
+        "tokens_per_s_off": decoding(mine.samples[_OFF]).rate,
+        "tokens_per_s_parallel": decoding(mine.samples[_PARALLEL]).rate,
+        "over_caption": speedup(mine.samples[_OFF], captions.samples[_OFF]).value,
+        "speedup": gain.value,
+        "speedup_interval": gain.interval,
+        "speedup_over_captions": _over(gain.value, captions_gain.value),
         "acceptance_rate": speculation.acceptance_rate,
         "accepted_per_verification": speculation.mean_accepted_tokens,
         "forced": mine.num_forced / num_tokens,
@@ -42,16 +39,8 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
     }
 
 
-def _interval(judged: Judged) -> tuple[float, float]:
-    """95 % of the speed-up when clips are drawn again."""
-    parallel, off = (decoding_by_group(judged.samples[mode]) for mode in (_PARALLEL, _OFF))
-    rows = [(parallel[clip].tokens, parallel[clip].seconds, off[clip].tokens, off[clip].seconds) for clip in off]
-    found = estimate(ratio, rows)
-    return found.low, found.high
-
-
-def _ratio(ours: Work, base: Work) -> float:
-    return ours.rate / base.rate if base.rate > 0 else 0.0
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
 
 
 def structured_report(
@@ -91,7 +80,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "off tok/s": column("tokens_per_s_off", "{:.0f}"),
         "ratio": column("over_caption", "{:.2f}x"),
         "parallel": column("tokens_per_s_parallel", "{:.0f}"),
-        "speed-up": _speedup,
+        "speed-up": lambda row: with_span(row["speedup"], row["speedup_interval"], "{:.2f}x"),
         "ratio ": column("speedup_over_captions", "{:.2f}x"),
         "alpha": column("acceptance_rate", "{:.0%}"),
         "accepted": column("accepted_per_verification", "{:.1f}"),
@@ -104,8 +93,3 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
     yield "ratio: to plain captions; alpha: acceptance rate; accepted: draft tokens a verification;"
     yield "same: the ids of both modes; forced: tokens that the grammar leaves no choice about;"
     yield "valid: the answer can be read in full; right: it states every fact of the clip, and none wrongly"
-
-
-def _speedup(row: Row) -> str:
-    low, high = row["speedup_interval"]
-    return f"{row['speedup']:.2f}x ({low:.2f}..{high:.2f})"

@@ -44,6 +44,12 @@ def test_answers_that_begin_too_late_do_not_count() -> None:
     assert play(replace(crowd, patience_s=0.5)).tokens_in_time < patient.tokens_in_time
 
 
+def test_where_nobody_gets_a_token_there_is_no_time_to_the_first() -> None:
+    slow = replace(TIMES, prefill_s=1e4, prefill_again_s=1e4)
+    found = play(FEW, times=slow)
+    assert (found.answers, found.first_token_p50_s, found.first_token_p99_s) == (0, None, None)
+
+
 def test_the_same_seed_plays_the_same_and_another_does_not() -> None:
     assert play(FEW) == play(FEW) != play(replace(FEW, seed=1))
 

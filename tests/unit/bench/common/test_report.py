@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields, hardware
-from vidspec_service.bench.common.report import Picture, Report, column, number, table
+from vidspec_service.bench.common.report import Picture, Report, column, number, span, table, with_span
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
 REPORT = Report(
@@ -74,6 +74,18 @@ def test_what_is_not_there_is_a_dash() -> None:
     text = console.export_text()
     assert "12.5" in text
     assert number(None, "{:.1f}") == "-"
+
+
+def test_what_is_not_finite_is_null_in_the_file() -> None:
+    odd = replace(REPORT, figures={"ratios": [float("nan"), float("inf")], "by_rows": {1: -float("inf")}})
+    found = json.loads(odd.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (found["ratios"], found["by_rows"]) == ([None, None], {"1": None})
+
+
+def test_a_figure_is_followed_by_its_interval_if_it_has_one() -> None:
+    assert with_span(1.5, (1.0, 2.0), "{:.1f}x") == "1.5x (1.0x..2.0x)"
+    assert with_span(1.5, None, "{:.1f}x") == "1.5x"
+    assert (with_span(None, None, "{:.1f}x"), span(None, "{:.1f}")) == ("-", "-")
 
 
 def test_the_processor_is_read_from_its_first_entry() -> None:

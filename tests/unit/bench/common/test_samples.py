@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes import ACCEPTED, FINISHED, FakeEngine
 from tests.unit.bench.speed.worlds import sample, stats
+from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.samples import (
+    Work,
+    ask_engine,
     decoding,
     decoding_by_group,
     first_token_s,
+    speedup,
     throughput,
     total_speculation,
     union,
 )
+from vidspec_service.bench.common.scenes import about_video
 from vidspec_service.bench.speed.options import Mode
+from vidspec_service.engine.types import TextDelta
 
 
 def test_a_union_joins_what_touches_and_keeps_what_does_not() -> None:
@@ -25,6 +37,40 @@ def test_decoding_leaves_out_the_first_token_and_weighs_by_length() -> None:
     samples = [sample(Mode.OFF, 0, tuple(range(11)), per_token_s=0.01), sample(Mode.OFF, 1, (1, 2), per_token_s=0.1)]
     assert [work.tokens for work in decoding_by_group(samples).values()] == [10, 1]
     assert decoding(samples).rate == pytest.approx(11 / 0.2)
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20), pace_s=st.floats(1e-3, 1.0))
+def test_tokens_that_came_at_the_first_time_took_no_time_of_decoding(sizes: list[int], pace_s: float) -> None:
+    """However many came together first: a rate is of what came later."""
+    ids, times = tuple(range(sum(sizes))), tuple(0.1 + pace_s * sum(sizes[1 : 1 + at]) for at in range(len(sizes)))
+    found = decoding([replace(sample(Mode.PARALLEL, 0, ids), times=times, num_first=sizes[0])])
+    assert found.tokens == sum(sizes[1:])
+    assert found.rate == pytest.approx(1 / pace_s if sizes[1:] else 0.0)
+
+
+def test_the_engine_is_asked_how_many_tokens_came_first() -> None:
+    deltas = [TextDelta(text="", num_tokens=len(ids), ids=ids) for ids in ((1, 2, 3), (4,), (5, 6))]
+    request = GenerationRequest(request_id="one", turns=about_video("What?"), videos=(), max_tokens=9)
+    found = asyncio.run(ask_engine(FakeEngine(ACCEPTED, *deltas, FINISHED), request))
+    assert (found.ids, found.num_first, len(found.times)) == ((1, 2, 3, 4, 5, 6), 3, 3)
+    assert decoding([found]).tokens == 3
+
+
+def test_a_speed_up_is_over_the_groups_that_both_have() -> None:
+    base = [sample(Mode.OFF, group, tuple(range(11)), per_token_s=0.01) for group in range(8)]
+    ours = [sample(Mode.AUTO, group, tuple(range(11)), per_token_s=0.0025) for group in range(9)]
+    assert speedup(ours, base).value == pytest.approx(4.0)
+    assert speedup(ours, base).interval == pytest.approx((4.0, 4.0))
+    assert speedup(ours, base[:1]).value == pytest.approx(4.0)
+    assert speedup(ours, base[:1]).interval is None
+    nothing = [sample(Mode.OFF, group, (1,)) for group in range(2)]
+    for without in ([], nothing):
+        assert (speedup(ours, without).value, speedup(without, without).interval) == (None, None)
+
+
+def test_a_rate_is_over_another_where_there_is_one() -> None:
+    assert Work(tokens=4, seconds=1.0).over(Work(tokens=2, seconds=1.0)) == 2.0
+    assert Work(tokens=4, seconds=1.0).over(Work(tokens=0, seconds=0.0)) is None
 
 
 def test_requests_at_once_share_their_time() -> None:

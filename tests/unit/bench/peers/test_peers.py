@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.peers import engines
 from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows
@@ -19,7 +20,7 @@ from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, Res
 from vidspec_service.bench.peers.streamed import Step, streamed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import SpeculationStats
-from vidspec_service.errors import ConfigError, GenerationFailed
+from vidspec_service.errors import ConfigError
 
 PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
 PROVENANCE = Provenance(command="vidspec bench peers", created="now", versions={}, load_average=0.0)
@@ -189,13 +190,25 @@ def test_the_loop_ends_with_the_tokens_that_were_asked_for() -> None:
 
 def test_a_rate_is_of_the_tokens_behind_those_of_the_prompt() -> None:
     answer = PeerAnswer(ids=tuple(range(11)), began=0.0, prefilled=1.0, times=(2.0, 2.5, 4.0), num_first=5)
-    sample = peer_sample(answer, 525)
-    assert (len(sample.ids) - 1) / (sample.last - sample.first) == pytest.approx(6 / 2.0)
+    assert decoding([peer_sample(answer, 525)]).rate == pytest.approx(6 / 2.0)
 
 
-def test_an_answer_that_ends_with_its_prompt_cannot_be_timed() -> None:
-    with pytest.raises(GenerationFailed, match="of 5 tokens is too short"):
-        peer_sample(PeerAnswer(ids=(1,) * 5, began=0.0, prefilled=1.0, times=(2.0,), num_first=5), 525)
+def test_answers_that_end_with_their_prompt_are_not_compared() -> None:
+    short = [replace(each, samples=[replace(one, num_first=5, times=(1.0,)) for one in each.samples]) for each in FOUND]
+    report = peers_report(PeersOptions(num_prompts=3), short, PROVENANCE)
+    assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
+    assert {row["ratio"] for row in report.figures["comparisons"] if row["what"] == "decoding"} == {None}
+    report.show(Console(file=(shown := io.StringIO()), width=148))
+    assert "nan" not in shown.getvalue()
+
+
+def test_one_prompt_has_no_intervals() -> None:
+    one = [replace(each, samples=each.samples[:1], prefill_s=each.prefill_s[:1]) for each in FOUND]
+    report = peers_report(PeersOptions(num_prompts=1), one, PROVENANCE)
+    assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
+    assert {row["ratio_interval"] for row in report.figures["comparisons"]} == {None}
+    figure_of = pytest.importorskip("matplotlib.figure")
+    report.pictures["plot"].draw(figure_of.Figure())
 
 
 def test_what_a_streamer_saw_is_an_answer() -> None:

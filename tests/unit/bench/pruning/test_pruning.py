@@ -108,6 +108,15 @@ def test_figures_are_paired_with_the_unpruned_draft_and_with_hippo() -> None:
     assert rows["random", 0.0, "caption"]["over_unpruned"].value == 1.0
 
 
+def test_one_clip_has_no_interval() -> None:
+    report = report_of([each for each in everything_judged() if each.clip == 0])
+    for row in report.figures["results"]:
+        assert (row["ci_low"], row["ci_high"], row["over_unpruned"].interval) == (None, None, None)
+    report.show(Console(file=(shown := io.StringIO()), width=160))
+    assert "0.600 " in shown.getvalue()
+    assert "0.600*" not in shown.getvalue()
+
+
 def test_only_clips_that_both_have_are_compared() -> None:
     assert paired(difference, {0: (1, 1), 1: (0, 1)}, {0: (1, 1)}).value == 0.0
 
@@ -171,9 +180,10 @@ def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
     assert "0.600*" in text, "hippo is better beyond the interval"
 
 
-def test_the_plot_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_clips", [1, 4])
+def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
     pytest.importorskip("matplotlib")
-    report_of(everything_judged()).write({"plot": tmp_path / "plot.png"})
+    report_of([each for each in everything_judged() if each.clip < num_clips]).write({"plot": tmp_path / "plot.png"})
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 

@@ -13,13 +13,12 @@ from rich.console import Console
 from tests.unit.bench.speed.worlds import costs, sample, stats
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Report
-from vidspec_service.bench.common.samples import Work
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import Activity
 from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.costs import typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
-from vidspec_service.bench.speed.report import build_report, speedup_interval
+from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import Measurements, rotated
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Heartbeat
@@ -111,16 +110,6 @@ def test_plots_are_written(tmp_path: Path) -> None:
     report(SpeedOptions()).write({"plot": tmp_path / "bars.png", "timeline": tmp_path / "lanes.png"})
     for name in ("bars.png", "lanes.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_speed_up_has_an_interval_where_two_groups_have_a_baseline() -> None:
-    base = {group: Work(tokens=100 + group, seconds=1.0) for group in range(8)}
-    ours = {group: Work(tokens=100 + group, seconds=0.25) for group in range(8)}
-    assert speedup_interval(ours, base) == pytest.approx((4.0, 4.0))
-    assert speedup_interval(ours, {0: base[0]}) is None
-    assert speedup_interval(ours, {}) is None
-    nothing = {group: Work(tokens=0, seconds=0.0) for group in range(2)}
-    assert speedup_interval(nothing, nothing) is None
 
 
 def test_modes_take_turns_at_being_first() -> None:

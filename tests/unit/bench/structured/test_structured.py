@@ -64,6 +64,16 @@ def test_a_row_compares_modes_and_forms_in_one_run() -> None:
     assert json.loads(report.to_json())["results"][2]["form"] == "JSON"
 
 
+def test_one_clip_has_no_interval_and_one_token_no_rate() -> None:
+    for num_tokens, speedup in ((11, pytest.approx(2)), (1, None)):
+        answers = dict(zip(MODES, (samples(0.010, 1, num_tokens), samples(0.005, 1, num_tokens)), strict=True))
+        found = dict.fromkeys(Form, Judged(samples=answers, num_valid=1, num_right=1, num_forced=0))
+        report = structured_report(StructuredOptions(num_clips=1), PAIR, found, PROVENANCE)
+        assert [(row["speedup"], row["speedup_interval"]) for row in report.figures["results"]] == [(speedup, None)] * 3
+        report.show(Console(file=(shown := io.StringIO()), width=148))
+        assert "nan" not in shown.getvalue()
+
+
 def test_other_ids_in_a_mode_are_seen() -> None:
     one = judged(0.01, 0.01)
     other = Judged(
