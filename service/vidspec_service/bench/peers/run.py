@@ -23,10 +23,11 @@ from vidspec_service.bench.common.options import count, number, option
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.stock import StockModel
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
 from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
 from vidspec_service.bench.peers.pair import ask as ask_peer
-from vidspec_service.bench.peers.worker import OwnModel, StockModel
+from vidspec_service.bench.peers.worker import OwnModel
 from vidspec_service.engine.config import MOST_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats

@@ -1,4 +1,4 @@
-"""What runs in child processes of `bench peers` besides the peers: our own prompts and prefill, stock transformers."""
+"""What runs in child processes of `bench peers` besides the peers: our own prompts and prefill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from vidspec_models.request import GenerationRequest
 
 if TYPE_CHECKING:
     from vidspec_models.inputs import Prompt
-    from vidspec_models.reference.stock import StockAnswer
 
 
 class OwnModel:
@@ -52,24 +51,3 @@ class OwnModel:
         if (prompt := self._prompts.get(request.request_id)) is None:
             prompt = self._prompts[request.request_id] = self._model.prepare(request.turns, request.videos)
         return prompt
-
-
-class StockModel:
-    """Stock transformers on the target."""
-
-    def __init__(self, spec: ModelSpec, threads: int) -> None:
-        import torch
-
-        from vidspec_models.reference.stock import load_stock
-
-        torch.set_num_threads(threads)
-        self._generator = load_stock(spec)
-
-    def answer(self, request: GenerationRequest) -> StockAnswer:
-        """One generation."""
-        assert request.max_tokens is not None
-        return self._generator.answer(request.turns, request.videos, request.max_tokens)
-
-    def prefill_s(self, embeddings: NDArray[np.float32]) -> float:
-        """Of a prompt's embeddings [P, hidden size]."""
-        return self._generator.prefill_s(embeddings)

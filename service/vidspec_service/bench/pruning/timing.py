@@ -73,7 +73,6 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
         "target_prefill_s": target_prefill_s,
         "draft_prepare_s": draft_prepare_s,
         "relevance_s": relevance_s,
-        "relevance_over_prefill": relevance_s / target_prefill_s,
         "scoring_over_prefill": (relevance_s + choice_s) / target_prefill_s,
         "selection_s": selection_s,
         "draft_prefill_s": {f"{ratio:g}": seconds for ratio, seconds in prefills.items()},

@@ -17,8 +17,8 @@ from vidspec_models.synthetic.recipe import prompt_text
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.samples import Sample, ask_engine
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.stock import StockModel
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
-from vidspec_service.bench.speed.worker import Stock
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 
 
@@ -76,12 +76,12 @@ async def stock_contender(spec: ModelSpec, threads: int) -> AsyncIterator[Conten
 
     Times are those of the tokens in that process: their way here is not `generate`'s fault.
     """
-    child, lock = await asyncio.to_thread(Child, Stock, spec, threads), asyncio.Lock()
+    child, lock = await asyncio.to_thread(Child, StockModel, spec, threads), asyncio.Lock()
 
     async def answer(request: GenerationRequest) -> Sample:
         submitted = time.monotonic()
         async with lock:
-            found = await asyncio.to_thread(child.ask, Stock.answer, request)
+            found = await asyncio.to_thread(child.ask, StockModel.answer, request)
         return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)
 
     try:

@@ -19,12 +19,11 @@ from vidspec_service.bench.speed.worker import BusyDraft, Forwards, echo, time_f
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
-from vidspec_service.engine.speculation.plan import Plan, StepCosts, best_plan
+from vidspec_service.engine.speculation.plan import LEAST_GAIN_AUTO, Plan, StepCosts, best_plan
 from vidspec_service.errors import ConfigError
 
 _EXCHANGES, _WARM_UP = 2000, 200
 _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
-_LEAST_GAIN_AUTO = 1.05  # as in `engine/speculation.py`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +129,6 @@ def predict(mode: Mode, acceptance: float, costs: ProbedCosts, latency_s: float)
         return None
     target = costs.alone if mode is Mode.SERIAL else costs.target  # beside whom nobody is at work, or the draft
     step = replace(step_costs(target, costs.draft.seconds[1], latency_s), stride_s=costs.alone.stride_s)
-    least_gain = _LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
+    least_gain = LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
     plan = best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)
     return plan, plan.speedup * costs.alone.token_s / step.alone_s

@@ -1,4 +1,4 @@
-"""What runs in child processes of `bench speed`: stock `generate`, timed forwards, a device's bandwidth, an echo."""
+"""What runs in child processes of `bench speed`: timed forwards, a device's bandwidth, an echo."""
 
 from __future__ import annotations
 
@@ -8,37 +8,15 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
 
-if TYPE_CHECKING:
-    from vidspec_models.reference.stock import StockAnswer
-
 _REPEATS = 60
 _ROOM = 4  # rows behind the context: a stride
 _PATIENCE_S = 60.0
-
-
-class Stock:
-    """Stock transformers on the target."""
-
-    def __init__(self, spec: ModelSpec, threads: int) -> None:
-        import torch
-
-        from vidspec_models.reference.stock import load_stock
-
-        torch.set_num_threads(threads)
-        self._generator = load_stock(spec)
-
-    def answer(self, request: GenerationRequest) -> StockAnswer:
-        """One generation."""
-        assert request.max_tokens is not None, "stock `generate` has no limit of its own"
-        return self._generator.answer(request.turns, request.videos, request.max_tokens, request.sampling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +87,16 @@ class BusyDraft:
 
 
 def time_model(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> tuple[Forwards, float]:
-    """A model's forwards, and the copies of its device (of several, one reads at a time): one process for both."""
-    forwards = time_forwards(spec, threads, context, rows)
-    return forwards, time_copies(forwards.device.partition(",")[0], threads)
+    """A model's forwards, and the copies of its device (of several, one reads at a time): one process for both.
 
-
-def time_copies(device: str, threads: int) -> float:
-    """Bytes per second, read and written ones together, of the best of several large copies on a device."""
+    Copies as bytes per second, read and written ones together, of the best of several large ones.
+    """
     import torch
 
-    from vidspec_models.reference import measure
+    from vidspec_models.reference.measure import time_copies
 
-    torch.set_num_threads(threads)
-    return measure.time_copies(torch.device(device))
+    forwards = time_forwards(spec, threads, context, rows)
+    return forwards, time_copies(torch.device(forwards.device.partition(",")[0]))
 
 
 def echo(sock: socket.socket) -> None:

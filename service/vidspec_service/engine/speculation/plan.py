@@ -26,7 +26,7 @@ _CANDIDATES = 3  # what is best for rounded measurements is not always best for 
 MOST_ACCEPTANCE = 0.99  # nothing that is guessed is certain
 _LEAST_RATIO = 1e-3
 _MEMORY = 0.97  # weight of the past per judged token: about the last 30 count
-_LEAST_GAIN_AUTO = 1.05
+LEAST_GAIN_AUTO = 1.05  # of speculation over the target alone, or `auto` leaves it
 _MOST_DEMANDED = 0.9  # of probability
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and moves little from one to the next
 _DECAY = 0.98  # of measured forwards, per forward
@@ -168,7 +168,7 @@ class Speculation:
         self._num_served += 1
         if self._num_served % _FORWARDS_PER_PLAN != 1:
             return
-        least = _LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
+        least = LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
         overlap = self.mode is not SpeculationMode.SERIAL
         self.plan = best_plan(self.acceptance, costs, overlap=overlap, least_gain=least)
         # A row that comes true saves what a token takes otherwise, by this plan; a row of the forward is its price.
