@@ -9,9 +9,11 @@ import argparse
 
 from vidspec_service.bench.cluster.calibration import calibrate
 from vidspec_service.bench.cluster.report import ClusterOptions, cluster_report, simulate
+from vidspec_service.bench.cluster.simulation import Scenario
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags
+from vidspec_service.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, simulate, print, write."""
-    options, pair = options_of(ClusterOptions, args), pair_of(args)
+    options, pair = cluster_options(args), pair_of(args)
 
     run_bench(
         args,
@@ -32,3 +34,11 @@ def run(args: argparse.Namespace) -> int:
         ),
     )
     return 0
+
+
+def cluster_options(args: argparse.Namespace) -> ClusterOptions:
+    """The options that the flags make; raises ConfigError for callers who could not make every load."""
+    options = options_of(ClusterOptions, args)
+    if options.num_callers <= (least := Scenario().max_running * options.num_engines):
+        raise ConfigError(f"--callers must be more than the engines answer at once: {least}")
+    return options

@@ -15,7 +15,7 @@ from vidspec_service.bench.common.report import Picture, Report, Row, Tell, colu
 from vidspec_service.engine.config import EngineConfig
 
 _BASELINE = "one queue for engines that have all had every video, of which none is lost (nobody can reach it)"
-_LOADS = (0.6, 0.8, 0.9, 1.0)  # of what the engines can do
+_LOADS = (0.6, 0.8, 0.9, 1.0)  # of what the engines can do; about so much comes out
 _ROUTINGS = (
     ("ring, full at twice", Routing.RING, 2),
     ("ring, full at once", Routing.RING, 1),
@@ -35,13 +35,20 @@ class ClusterOptions:
 
 
 def scenario_at(load: float, times: EngineTimes, options: ClusterOptions) -> Scenario:
-    """With callers who think as long between two questions as makes that load."""
+    """With callers who think as long between two questions as makes about that load.
+
+    Of who arrives at random, 1 / (1 - load) share an engine on average; no more than it runs at once.
+    """
     scenario = Scenario(num_engines=options.num_engines, num_callers=options.num_callers, seconds=options.seconds)
-    at_once = scenario.max_running
+    work_s = answer_s(times, scenario)
+    waiting_s = work_s / max(1 - load, 1 / scenario.max_running)
+    return replace(scenario, pause_s=options.num_callers * work_s / (load * options.num_engines) - waiting_s)
+
+
+def answer_s(times: EngineTimes, scenario: Scenario) -> float:
+    """Of an engine's time, for an answer at its best rate, with each video's prompt once."""
     prefill_s = times.prefill_again_s + (times.prefill_s - times.prefill_again_s) / scenario.questions
-    answer_s = prefill_s + (1 + scenario.tokens) / times.rate(at_once)  # of an engine's time
-    answers_per_s = load * options.num_engines / answer_s
-    return replace(scenario, pause_s=max(0.1, options.num_callers / answers_per_s - at_once * answer_s))
+    return prefill_s + (1 + scenario.tokens) / max(times.rates.values())
 
 
 def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Row]:
@@ -55,22 +62,20 @@ def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Ro
     plays.append(("an engine lost every 36 s", 0.8, Routing.RING, replace(ours, engine_lost_every_s=_LOST_EVERY_S)))
     few = max(1, options.num_engines // 5)
     plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
-    rows, best = [], {}
+    rows, perfect = [], dict[float, Outcome]()
     for done, (name, load, routing, scenario) in enumerate(plays):
-        tell(f"{name} at {load:.0%}", done, len(plays))
-        if load not in best:
-            perfect = replace(scenario, max_ongoing=10**9)
-            best[load] = Simulation(times, perfect, Routing.PERFECT).outcome().tokens_in_time
-        outcome = Simulation(times, scenario, routing).outcome()
-        rows.append(_row(name, load, outcome, best[load], options.seconds))
+        tell(name, done, len(plays))
+        if load not in perfect:
+            perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).outcome()
+        outcome, best = Simulation(times, scenario, routing).outcome(), perfect[load]
+        served = best.answers * answer_s(times, scenario) / (scenario.num_engines * scenario.seconds)
+        rows.append({"situation": name, "load": served, **_figures(outcome, best, scenario.seconds)})
     return rows
 
 
-def _row(name: str, load: float, outcome: Outcome, best: float, seconds: float) -> Row:
+def _figures(outcome: Outcome, best: Outcome, seconds: float) -> Row:
     return {
-        "situation": name,
-        "load": load,
-        "goodput": outcome.tokens_in_time / best if best else 0.0,
+        "goodput": outcome.tokens_in_time / best.tokens_in_time if best.tokens_in_time else 0.0,
         "tokens_per_s": outcome.tokens_in_time / seconds,
         "moved": outcome.moved,
         "first_token_p50_s": outcome.first_token_p50_s,
@@ -121,8 +126,9 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "handed over": column("handed_over"),
     }
     yield table("Simulated clusters", columns, rows)
-    patience = f"{Scenario().patience_s:g} s"
-    yield f"goodput: tokens of answers that began within {patience}, over the baseline's; load: of what engines can do;"
+    scenario = Scenario()
+    yield f"goodput: tokens of answers that began within {scenario.patience_s:g} s, over the baseline's;"
+    yield "load: what the baseline served, of what the engines can do;"
     yield "moved: follow-ups that met an engine without their video; handed over: answers that another went on with;"
     yield "full at: so many times the requests that it generates at once an engine takes before the next one is asked"
 

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from vidspec_service.bench.cluster.report import ClusterOptions, scenario_at, simulate
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Ring, Routing, Scenario, Simulation
+from vidspec_service.cli.bench_cluster import cluster_options
+from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
 
 TIMES = EngineTimes(prefill_s=1.0, prefill_again_s=0.25, rates={1: 100.0, 2: 160.0, 4: 200.0}, start_s=5.0)
 FEW = Scenario(num_engines=4, num_callers=8, pause_s=5.0, warm_up_s=0.0, seconds=400.0)
@@ -102,5 +105,27 @@ def test_every_situation_is_compared_with_the_perfect_cluster_under_the_same_loa
     assert scenario.pause_s > scenario_at(0.9, TIMES, options).pause_s
     rows = simulate(TIMES, options, lambda *_: None)
     ours = [row for row in rows if row["situation"] == "ring, full at twice"]
-    assert [row["load"] for row in ours] == sorted({row["load"] for row in rows})
+    assert [row["load"] for row in ours] == list(dict.fromkeys(row["load"] for row in rows))
     assert all(0.3 < row["goodput"] < 1.3 for row in ours)
+
+
+def test_the_load_that_is_told_is_the_one_that_was_served_and_about_the_one_asked_for() -> None:
+    """All engines together are busy for so long with what the answers take."""
+    options = ClusterOptions(num_engines=10, num_callers=500, seconds=100.0)
+    rows = [row for row in simulate(TIMES, options, lambda *_: None) if row["situation"] == "ring, full at twice"]
+    assert [row["load"] for row in rows] == pytest.approx([0.6, 0.8, 0.9, 1.0], abs=0.06)
+    assert max(row["load"] for row in rows) < 1.02
+    prompt_s = TIMES.prefill_again_s + (TIMES.prefill_s - TIMES.prefill_again_s) / Scenario().questions
+    for row in rows[:2]:  # where nobody loses patience, all tokens count
+        tokens = row["tokens_per_s"] / row["goodput"] / options.num_engines
+        busy = tokens / TIMES.rates[4] + tokens / (1 + Scenario().tokens) * prompt_s
+        assert row["load"] == pytest.approx(busy, rel=0.05)
+
+
+def test_as_many_callers_as_engines_answer_at_once_cannot_pause() -> None:
+    def options(callers: int) -> ClusterOptions:
+        return cluster_options(parse(["bench", "cluster", "--engines-simulated", "5", "--callers", str(callers)])[1])
+
+    assert all(scenario_at(load, TIMES, options(81)).pause_s > 0 for load in (0.6, 1.0))
+    with pytest.raises(ConfigError, match="--callers must be more than the engines answer at once: 80"):
+        options(80)
