@@ -39,6 +39,8 @@ def pruning_options(args: argparse.Namespace) -> PruningOptions:
     for ratio in args.ratios:
         if not 0 <= ratio <= 0.99:
             raise ConfigError(f"--ratios must be from 0 to 0.99, not {ratio:g}")
+    if args.use_engine and Task.CAPTION not in args.tasks:
+        raise ConfigError("--engine measures captions, which --tasks leaves out")
     return options_of(
         PruningOptions,
         args,

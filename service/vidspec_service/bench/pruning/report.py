@@ -144,6 +144,9 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
         "tok/s": column("tokens_per_s", "{:.0f}"),
     }
     yield table("Acceptance on all tasks, 95 % over clips", columns, _on(rows, ALL_TASKS))
+    if of_engine := [row for row in rows if row["tokens_per_s_from"] == "engine"]:
+        names = ("strategy", "ratio", "acceptance", "tok/s")
+        yield table("Captions in the engine", {name: columns[name] for name in names}, of_engine)
     for share in sorted({row["ratio"] for row in rows if row["strategy"] not in _FIXED and row["ratio"] >= 0.9}):
         yield _by_task(rows, share)
     yield from _times(clip)

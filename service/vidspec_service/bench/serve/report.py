@@ -40,18 +40,23 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return dict(zip(_PERCENTILES, np.percentile(values, list(_PERCENTILES.values())).tolist(), strict=True))
 
 
-def load_result(name: str, outcomes: Sequence[Outcome], duration_s: float, objectives: Objectives) -> Row:
-    """One load. Latencies are those of whole answers; goodput counts whole answers within both objectives."""
+def load_result(
+    name: str, outcomes: Sequence[Outcome], duration_s: float, objectives: Objectives, *, is_open: bool
+) -> Row:
+    """One load. Latencies are those of whole answers; goodput counts whole answers within both objectives.
+
+    A closed load offers what is answered, no rate of its own.
+    """
     whole = [outcome for outcome in outcomes if outcome.is_complete]
     left = [outcome for outcome in outcomes if outcome.left_early]
     refused = [outcome for outcome in outcomes if outcome.status in _REFUSALS]
     wrong = [outcome for outcome in outcomes if not outcome.is_complete and not outcome.left_early]
-    sent_s = max((outcome.due_s for outcome in outcomes), default=0.0)
+    sent_s = max((outcome.due_s for outcome in outcomes if is_open), default=0.0)
     return {
         "name": name,
         "num_requests": len(outcomes),
         "duration_s": duration_s,
-        "offered_per_s": len(outcomes) / sent_s if sent_s > 0 else 0.0,
+        "offered_per_s": len(outcomes) / sent_s if sent_s > 0 else None,
         "answered_per_s": len(whole) / duration_s,
         "goodput_per_s": sum(map(objectives.are_met, whole)) / duration_s,
         "tokens_per_s": sum(outcome.num_tokens for outcome in whole) / duration_s,
@@ -113,8 +118,9 @@ def _of_load(load: Row) -> Iterator[RenderableType]:
     rows = [{"ms": name, **load[key]} for name, key in named.items() if load[key] is not None]
     columns = {"ms": column("ms"), **{name: column(name, "{:.1f}", 1000) for name in _PERCENTILES}}
     yield table(f"{load['name']}: {load['num_requests']} requests in {load['duration_s']:.1f} s", columns, rows)
+    offered = "" if load["offered_per_s"] is None else f"offered {load['offered_per_s']:.2f}/s, "
     yield (
-        f"offered {load['offered_per_s']:.2f}/s, answered {load['answered_per_s']:.2f}/s, "
+        f"{offered}answered {load['answered_per_s']:.2f}/s, "
         f"goodput {load['goodput_per_s']:.2f}/s, {load['tokens_per_s']:.1f} tokens/s"
     )
     yield (

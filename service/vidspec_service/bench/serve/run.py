@@ -171,7 +171,7 @@ class _Run:
 
     async def _open(self, name: str, times: list[float]) -> None:
         told = lambda done: self.tell(name, done, len(times))  # noqa: E731
-        self._note(name, *await open_load(self.client, self.requests(len(times)), times, told))
+        self._note(name, *await open_load(self.client, self.requests(len(times)), times, told), is_open=True)
 
     def requests(self, count: int) -> Iterator[LoadRequest]:
         """So many, each with the next clip."""
@@ -179,7 +179,7 @@ class _Run:
         for _ in range(count):
             yield LoadRequest(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
 
-    def _note(self, name: str, outcomes: list[Outcome], duration_s: float) -> Row:
+    def _note(self, name: str, outcomes: list[Outcome], duration_s: float, *, is_open: bool = False) -> Row:
         self.outcomes[name] = outcomes
-        self.loads.append(load_result(name, outcomes, duration_s, self.options.objectives))
+        self.loads.append(load_result(name, outcomes, duration_s, self.options.objectives, is_open=is_open))
         return self.loads[-1]

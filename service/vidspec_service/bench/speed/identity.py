@@ -56,10 +56,10 @@ def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Row]) -> bool | No
 
 
 def fork_lines(forks: Sequence[Row], *, is_hf_compared: bool) -> Iterator[str]:
-    """The first few."""
-    for fork in forks[:_MOST_FORKS]:
-        if fork["mode"] != Mode.HF or is_hf_compared:
-            form = "  fork: prompt {prompt}, {mode} against {reference}, token {position}: {found} for {expected}"
-            yield form.format(**fork)
-    if len(forks) > _MOST_FORKS:
-        yield f"  ... {len(forks)} forks in all; the JSON file lists them"
+    """The first few of those that count."""
+    told = [fork for fork in forks if fork["mode"] != Mode.HF or is_hf_compared]
+    for fork in told[:_MOST_FORKS]:
+        form = "  fork: prompt {prompt}, {mode} against {reference}, token {position}: {found} for {expected}"
+        yield form.format(**fork)
+    if len(told) > _MOST_FORKS:
+        yield f"  ... {len(told)} forks in all; the JSON file lists them"

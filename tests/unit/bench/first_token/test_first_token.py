@@ -76,6 +76,17 @@ def test_rates_at_once_compare_with_one_request_after_the_other() -> None:
     assert "over stage" in shown.getvalue()
 
 
+def test_clips_of_one_name_are_compared_each_with_itself() -> None:
+    times = [
+        ClipTimes(clip="x.mp4", num_at_once=count, num_frames=8, rounds=[[first_token(seconds)] * count])
+        for seconds in (1.0, 4.0)
+        for count in (1, 2)
+    ]
+    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
+    rows = first_token_report(times, "models", provenance).figures["clips"]
+    assert [row["over_one_by_one"] for row in rows] == pytest.approx([1.0, 2.0, 1.0, 2.0])
+
+
 def test_both_workers_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     times = [ClipTimes(clip="a", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)]

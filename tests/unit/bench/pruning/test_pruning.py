@@ -24,7 +24,7 @@ from vidspec_service.bench.pruning.options import (
     asked_about,
 )
 from vidspec_service.bench.pruning.plots import overlay
-from vidspec_service.bench.pruning.report import paired, pruning_report, results
+from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
 from vidspec_service.bench.pruning.timing import time_line
 from vidspec_service.cli.bench_pruning import pruning_options, run
 from vidspec_service.cli.parsing import UsageError, parse
@@ -65,11 +65,21 @@ def everything_judged() -> list[Judged]:
     return found
 
 
-def rows_of(found: Sequence[Judged]) -> list[Row]:
-    return results(OPTIONS, found, lambda *_: (100.0, "speed model"))
+def predicted(*_: object) -> tuple[float, str]:
+    return 100.0, "speed model"
 
 
-def report_of(found: Sequence[Judged]) -> Report:
+def rows_of(found: Sequence[Judged], speed: Speed = predicted) -> list[Row]:
+    return results(OPTIONS, found, speed)
+
+
+def text_of(report: Report) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    report.show(console)
+    return console.export_text()
+
+
+def report_of(found: Sequence[Judged], speed: Speed = predicted) -> Report:
     line = time_line(first_token_s=1.0, relevance_s=0.1, draft_prepare_s=0.5, choice_s=0.01, draft_prefill_s=0.02)
     clip = {
         "frames": 64,
@@ -85,7 +95,8 @@ def report_of(found: Sequence[Judged]) -> Report:
     }
     facts = {"model": "bundled", "device": "cpu", "dtype": "float32", "threads": 1}
     provenance = Provenance(command="vidspec bench pruning", created="now", versions={"torch": "2"}, load_average=0.0)
-    return pruning_report(OPTIONS, rows_of(found), clip, {"target": facts, "draft": facts}, hardware(), provenance)
+    rows, models = rows_of(found, speed), {"target": facts, "draft": facts}
+    return pruning_report(OPTIONS, rows, clip, models, hardware(), provenance)
 
 
 def test_results_have_the_keys_and_rows_that_were_promised() -> None:
@@ -112,9 +123,8 @@ def test_one_clip_has_no_interval() -> None:
     report = report_of([each for each in everything_judged() if each.clip == 0])
     for row in report.figures["results"]:
         assert (row["ci_low"], row["ci_high"], row["over_unpruned"].interval) == (None, None, None)
-    report.show(Console(file=(shown := io.StringIO()), width=160))
-    assert "0.600 " in shown.getvalue()
-    assert "0.600*" not in shown.getvalue()
+    assert "0.600 " in text_of(report)
+    assert "0.600*" not in text_of(report)
 
 
 def test_only_clips_that_both_have_are_compared() -> None:
@@ -170,14 +180,27 @@ def test_cells_that_are_not_kept_are_dark() -> None:
 
 
 def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
     report = report_of(everything_judged())
-    report.show(console)
-    text = console.export_text()
+    text = text_of(report)
     named = ("hippo", "random", "none", "blind", "0.600", "vidspec bench pruning", "baseline", report.hardware["cpu"])
     for word in named:
         assert word in text
     assert "0.600*" in text, "hippo is better beyond the interval"
+
+
+def test_what_the_engine_made_of_captions_is_shown() -> None:
+    def speed(_: Setting, task: str, __: float) -> tuple[float, str]:
+        return (4321.0, "engine") if task == Task.CAPTION else (100.0, "speed model")
+
+    shown = text_of(report_of(everything_judged(), speed))
+    assert "Captions in the engine" in shown
+    assert shown.count("4321") == len([row for row in rows_of(everything_judged()) if row["task"] == Task.CAPTION])
+    assert "Captions in the engine" not in text_of(report_of(everything_judged()))
+
+
+def test_the_engine_is_not_run_for_what_is_not_asked() -> None:
+    with pytest.raises(ConfigError, match="--engine measures captions, which --tasks leaves out"):
+        run(parse(["bench", "pruning", "--engine", "--tasks", "motion"])[1])
 
 
 @pytest.mark.parametrize("num_clips", [1, 4])

@@ -20,8 +20,9 @@ def whole(ttft_s: float = 0.5, e2e_s: float = 1.0, num_tokens: int = 11, **more:
     return Outcome(due_s=1.0, status=200, ttft_s=ttft_s, e2e_s=e2e_s, num_tokens=num_tokens, is_complete=True, **more)
 
 
-def result(*outcomes: Outcome, duration_s: float = 10.0) -> Row:
-    return load_result("load", outcomes, duration_s, Objectives(ttft_s=1.0, tpot_s=0.1, deadline_s=5.0))
+def result(*outcomes: Outcome, duration_s: float = 10.0, is_open: bool = True) -> Row:
+    objectives = Objectives(ttft_s=1.0, tpot_s=0.1, deadline_s=5.0)
+    return load_result("load", outcomes, duration_s, objectives, is_open=is_open)
 
 
 def test_every_outcome_is_counted_once() -> None:
@@ -49,6 +50,12 @@ def test_good_answers_meet_both_objectives() -> None:
     slow_start, slow_tokens = whole(ttft_s=1.1, e2e_s=1.2), whole(ttft_s=0.1, e2e_s=1.2)
     assert result(whole(), slow_start, slow_tokens)["goodput_per_s"] == 0.1
     assert result(whole(num_tokens=1, e2e_s=0.5))["goodput_per_s"] == 0.1  # one token has no time between tokens
+
+
+def test_an_open_load_is_offered_and_a_closed_one_is_not() -> None:
+    assert result(whole(), whole())["offered_per_s"] == 2.0
+    assert result(whole(), whole(), is_open=False)["offered_per_s"] is None
+    assert result()["offered_per_s"] is None
 
 
 def test_a_token_takes_the_time_after_the_first() -> None:

@@ -29,7 +29,7 @@ def report(after: Row) -> Report:
         Outcome(due_s=0.1, status=200, ttft_s=0.5, e2e_s=1.0, num_tokens=6, is_complete=True),
         Outcome(due_s=0.2, status=503, code="queue_full", e2e_s=0.01),
     )
-    load = load_result("soak", outcomes, 2.0, Objectives(ttft_s=1, tpot_s=1, deadline_s=5))
+    load = load_result("soak", outcomes, 2.0, Objectives(ttft_s=1, tpot_s=1, deadline_s=5), is_open=False)
     before = held(1000)
     soak = {
         "num_requests": 2,
@@ -50,6 +50,7 @@ def test_tables_and_file_say_the_same(tmp_path: Path) -> None:
     made.show(console)
     text = console.export_text()
     assert "+2.00 %" in text
+    assert "offered" not in text
     assert "answered 1 (0 after the deadline), refused 1, left early 0, lost 0" in text
     assert "1 x 503 queue_full" in text
     made.write({"json": tmp_path / "r.json"})

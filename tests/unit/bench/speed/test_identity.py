@@ -6,7 +6,13 @@ import pytest
 
 from tests.unit.bench.speed.worlds import sample
 from vidspec_models.request import SamplingParams
-from vidspec_service.bench.speed.identity import find_forks, is_identical, is_identical_to_hf, reference_mode
+from vidspec_service.bench.speed.identity import (
+    find_forks,
+    fork_lines,
+    is_identical,
+    is_identical_to_hf,
+    reference_mode,
+)
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 
 
@@ -56,3 +62,15 @@ def test_stock_transformers_may_differ_without_breaking_our_contract() -> None:
 def test_one_mode_alone_is_not_compared() -> None:
     assert is_identical(SpeedOptions(modes=(Mode.HF, Mode.OFF)), []) is None
     assert is_identical_to_hf(SpeedOptions(modes=(Mode.OFF,)), []) is None
+
+
+def test_forks_of_an_hf_that_is_not_compared_hide_none_of_ours() -> None:
+    answers = [sample(mode, at, ids) for at in range(20) for mode, ids in ((Mode.OFF, (1,)), (Mode.HF, (2,)))]
+    theirs = find_forks(answers, Mode.OFF)
+    ours = find_forks([sample(Mode.OFF, 7, (1,)), sample(Mode.AUTO, 7, (2,))], Mode.OFF)
+    assert list(fork_lines([*theirs, *ours], is_hf_compared=False)) == [
+        "  fork: prompt 7, auto against off, token 0: 2 for 1"
+    ]
+    *told, rest = fork_lines([*theirs, *ours], is_hf_compared=True)
+    assert len(told) == 10
+    assert "21 forks in all" in rest
