@@ -15,16 +15,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vidspec_service.cli.batch_lines import STREAMED, BadLine, lines_of_videos, open_results, read_lines
 from vidspec_service.cli.terminal import note, waiting
+
+if TYPE_CHECKING:
+    from vidspec_service.cli.batch_client import ClientOptions
+    from vidspec_service.settings import ClusterSettings
 
 _SUFFIXES = {
     ".3gp", ".asf", ".avi", ".flv", ".gif", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mxf", ".ogv",
@@ -73,6 +78,8 @@ def _object(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError('must be an object, such as {"max_tokens": 100}')
+    if value.get("stream"):
+        raise argparse.ArgumentTypeError(STREAMED)
     return value
 
 
@@ -84,14 +91,12 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Ask what is not answered yet."""
-    from vidspec_service.cli.batch_client import BatchClient, ClientOptions, Unreachable
-    from vidspec_service.cli.batch_lines import BadLine, lines_of_videos, open_results, read_lines
-    from vidspec_service.cli.ray_address import require_ray
+    from vidspec_service.cli.batch_client import ClientOptions, Unreachable
     from vidspec_service.settings import ClusterSettings, client_key, load_settings_of
 
     is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
-    if is_file == (args.prompt is not None):
-        note("vidspec batch: --prompt goes with clips, and a .jsonl file without")
+    if is_file == (args.prompt is not None) or (is_file and args.body):
+        note("vidspec batch: --prompt goes with clips, and so may --body; a .jsonl file goes without")
         return 2
     clips = [] if is_file else list(dict.fromkeys(_clips(args.input)))
     if not is_file and not clips:
@@ -111,21 +116,16 @@ def run(args: argparse.Namespace) -> int:
     try:
         num_lines = sum(1 for _ in lines())  # a bad one is told before the first is asked
         with open_results(args.output) as results:
-            if args.ray_address is not None:
-                require_ray()
-                from vidspec_service.cli import batch_ray
-
-                with tally.of(num_lines, len(results.answered)):
-                    batch_ray.answer_all(lines(), results, settings, options, tally.count)
-            else:
-                with _server(args.url) as url, tally.of(num_lines, len(results.answered)):
-                    client = BatchClient(url, options, on_silence=tally.say)
-                    asyncio.run(client.answer_all(lines(), results, tally.count))
+            before = [results.answered[line.custom_id] for line in lines() if line.custom_id in results.answered]
+            tally.num_bad = before.count(False)
+            if len(before) < num_lines:
+                with _asker(args, settings, options, tally) as ask_all, tally.of(num_lines, len(before)):
+                    ask_all(lines(), results, on_answer=tally.count)
     except BadLine as error:
         note(f"vidspec batch: {error}")
         return 2
     except OSError as error:
-        note(f"vidspec batch: {error.filename}: {error.strerror}")
+        note(f"vidspec batch: {error.filename or args.output}: {error.strerror or error}")
         return 2
     except Unreachable as error:
         note(f"vidspec batch: {error}; the same command goes on from here")
@@ -143,7 +143,7 @@ def _clips(given: list[Path]) -> Iterator[Path]:
 
 
 class BatchProgress(Progress):
-    """A bar over all lines, on a terminal's stderr only; and how many of this run were answered."""
+    """A bar over all lines, on a terminal's stderr only; and how many were answered in this run, or refused so far."""
 
     def __init__(self) -> None:
         self.num_good = self.num_bad = 0
@@ -162,7 +162,7 @@ class BatchProgress(Progress):
     def of(self, num_lines: int, num_answered: int) -> Iterator[None]:
         """Shown for the length of the block."""
         with self:
-            self.add_task("asking", total=num_lines, completed=min(num_answered, num_lines))
+            self.add_task("asking", total=num_lines, completed=num_answered)
             yield
 
     def say(self, what: str) -> None:
@@ -177,6 +177,26 @@ class BatchProgress(Progress):
         self.num_good += is_good
         self.num_bad += not is_good
         self.advance(self.task_ids[0])
+
+
+@contextmanager
+def _asker(
+    args: argparse.Namespace, settings: ClusterSettings, options: ClientOptions, tally: BatchProgress
+) -> Iterator[Callable[..., None]]:
+    """`BatchClient.answer_all` for whoever is to answer. Raises ConfigError and Unreachable."""
+    if args.ray_address is not None:
+        from vidspec_service.cli.ray_address import require_ray
+
+        require_ray()
+        from vidspec_service.cli import batch_ray
+
+        yield partial(batch_ray.answer_all, settings=settings, options=options)
+        return
+    from vidspec_service.cli.batch_client import BatchClient
+
+    with _server(args.url) as url:
+        client = BatchClient(url, options, on_silence=tally.say)
+        yield lambda *given, **named: asyncio.run(client.answer_all(*given, **named))
 
 
 @contextmanager

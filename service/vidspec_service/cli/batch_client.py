@@ -52,11 +52,14 @@ class BatchClient:
     """Asks one server."""
 
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
-        """`on_silence` is told, once, why there is no answer yet."""
+        """`on_silence` is told, once, why there is no answer yet. Raises Unreachable for what is no address."""
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
         timeout = httpx.Timeout(options.timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
+        try:
+            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"{url}: {error}") from error
         self._options = options
         self._on_silence = on_silence
         self._has_told = False
@@ -75,6 +78,9 @@ class BatchClient:
                 except OSError as error:
                     message = f"{error.filename}: {error.strerror}"
                     results.add(line.custom_id, None, {"code": "file_not_readable", "message": message})
+                    on_answer(False)
+                except ValueError as error:  # a number, a character or a path that cannot be put into a request
+                    results.add(line.custom_id, None, {"code": "not_sendable", "message": str(error)})
                     on_answer(False)
                 else:
                     results.add(line.custom_id, response, None)
@@ -133,7 +139,8 @@ class BatchClient:
                 )
                 for path in videos
             ]
-            fields = {name: _as_field(value) for name, value in line.body.items() if name != "video"}
+            given = {name: value for name, value in line.body.items() if name != "video" and value is not None}
+            fields = {name: _as_field(value) for name, value in given.items()}
             return await self._client.post(line.url, data=fields, files=files)
 
 

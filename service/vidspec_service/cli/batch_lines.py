@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 OWN_ROUTE = "/v1/video-chat"
 ROUTES = (OWN_ROUTE, "/v1/chat/completions", "/v1/completions", "/v1/responses")
+STREAMED = "stream must be false: an answer is one line"
 _OK = 200
 _FIELDS = {"custom_id", "method", "url", "body"}
 
@@ -34,7 +35,7 @@ class Line:
 def read_lines(path: Path) -> Iterator[Line]:
     """The requests of a file, one after the other; raises BadLine, OSError."""
     seen: set[str] = set()
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
@@ -63,7 +64,7 @@ def _line(given: object) -> Line:
     if not isinstance(body, dict):
         raise ValueError("body must be an object: the request")
     if body.get("stream"):
-        raise ValueError("stream must be false: an answer is one line")
+        raise ValueError(STREAMED)
     return Line(custom_id, url, body)
 
 
@@ -79,9 +80,9 @@ def is_good(response: Mapping[str, Any] | None) -> bool:
 
 
 class Results:
-    """The file of answers, a line each; what it holds is not asked again."""
+    """The file of answers, a line each; what it holds is not asked again. `answered` tells whether each is good."""
 
-    def __init__(self, file: BinaryIO, answered: set[str]) -> None:
+    def __init__(self, file: BinaryIO, answered: dict[str, bool]) -> None:
         self._file = file
         self.answered = answered
 
@@ -90,7 +91,7 @@ class Results:
         line = {"custom_id": custom_id, "response": response, "error": error}
         self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
-        self.answered.add(custom_id)
+        self.answered[custom_id] = is_good(response)
 
 
 @contextmanager
@@ -102,13 +103,13 @@ def open_results(path: Path) -> Iterator[Results]:
     """
     with path.open("a+b") as file:
         _lock(file, path)
-        answered: set[str] = set()
+        answered: dict[str, bool] = {}
         is_whole = True
-        for _, custom_id in _read_results(file, path):
-            if custom_id is None:
+        for _, result in _read_results(file, path):
+            if result is None:
                 is_whole = False
             else:
-                answered.add(custom_id)
+                answered[result["custom_id"]] = is_good(result["response"])
         if is_whole:
             yield Results(file, answered)
             return
@@ -116,7 +117,7 @@ def open_results(path: Path) -> Iterator[Results]:
         try:
             with kept.open("wb") as whole:
                 _lock(whole, path)  # from the moment on that it is the file
-                whole.writelines(text for text, custom_id in _read_results(file, path) if custom_id is not None)
+                whole.writelines(text for text, result in _read_results(file, path) if result is not None)
                 whole.flush()
                 os.replace(kept, path)
                 yield Results(whole, answered)
@@ -124,11 +125,11 @@ def open_results(path: Path) -> Iterator[Results]:
             kept.unlink(missing_ok=True)
 
 
-def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, str | None]]:
-    """Every line and whose response it is; None if it is none, or cut short. Raises BadLine."""
+def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Every line and what it says; None without a response, or if it is cut short. Raises BadLine."""
     file.seek(0)
     for number, text in enumerate(file, 1):
-        yield text, _answered(text, f"{path}, line {number}")
+        yield text, _result(text, f"{path}, line {number}")
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
@@ -138,11 +139,15 @@ def _lock(file: BinaryIO, path: Path) -> None:
         raise BadLine(f"{path}: another vidspec batch writes to it") from None
 
 
-def _answered(text: bytes, where: str) -> str | None:
+def _result(text: bytes, where: str) -> dict[str, Any] | None:
     if not text.endswith(b"\n"):
         return None
-    try:
-        line = json.loads(text)
-        return str(line["custom_id"]) if line["response"] is not None else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadLine(f"{where}: not a result of vidspec batch; name another file") from error
+    result: Any = None
+    with suppress(ValueError):
+        result = json.loads(text)
+    match result:
+        case {"custom_id": str(), "response": None}:
+            return None
+        case {"custom_id": str(), "response": {"status_code": int()}}:
+            return dict(result)
+    raise BadLine(f"{where}: not a result of vidspec batch; name another file")

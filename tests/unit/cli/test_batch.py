@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -109,6 +110,43 @@ def test_a_bad_line_is_told_before_the_first_is_asked(
     assert f"line 3: {why}" in capsys.readouterr().err
 
 
+def test_a_file_of_another_encoding_is_told_before_the_first_is_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    requests.write_bytes(requests.read_bytes() + b'{"custom_id": "caf\xe9", "body": {}}\n')
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9") == 2
+    assert "line 2: 'utf-8' codec can't decode byte 0xe9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--prompt=What?", '--body={"max_tokens": 1}'])
+def test_a_file_of_requests_says_all_that_is_asked(folder: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9", flag) == 2
+    assert "a .jsonl file goes without" in capsys.readouterr().err
+
+
+def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
+    """Python reads NaN and half a surrogate pair as JSON, and writes neither."""
+    route = "/v1/chat/completions"
+    odd = {"number": float("nan"), "character": "\ud800", "video": "\0"}
+    bodies = {name: {name: value} for name, value in odd.items()}
+    lines = [{"custom_id": name, "url": route, "body": body} for name, body in bodies.items()]
+    lines[-1]["url"] = "/v1/video-chat"  # which has a field of paths
+    requests = write_lines(folder / "requests.jsonl", *lines, asked("good"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    found = answers(folder / "answers.jsonl")
+    assert found["good"]["response"]["status_code"] == 200
+    assert [found[name]["error"]["code"] for name in bodies] == ["not_sendable"] * 3
+
+
+def test_a_field_of_null_is_one_that_is_not_there(folder: Path) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one", max_tokens=None, seed=None))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
+
+
 def test_each_clip_of_a_folder_gets_the_question(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     for name in ("clips/a.mp4", "clips/deep/b.MKV", "clips/notes.txt"):
@@ -143,6 +181,28 @@ def test_what_the_server_refuses_is_an_answer(folder: Path) -> None:
     assert found["bad"]["response"]["status_code"] == 400
     assert found["bad"]["response"]["body"]["error"]["param"] == "temperature"
     assert found["good"]["response"]["status_code"] == 200
+
+
+def test_what_was_refused_before_counts_though_no_server_is_asked_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("bad", temperature=-1), asked("good"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    capsys.readouterr()
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "nobody://is-asked") == 1
+    assert "0 answered, 1 refused or failed" in capsys.readouterr().err
+    write_lines(requests, asked("good"))
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "nobody://is-asked") == 0
+
+
+def test_results_that_go_to_no_file_are_refused_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests, pipe = write_lines(folder / "requests.jsonl", asked("one")), folder / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert batch(requests, "-o", pipe, "--url", "http://127.0.0.1:9") == 2
+    os.close(reader)
+    assert f"{pipe}: File or stream is not seekable" in capsys.readouterr().err
 
 
 def test_without_the_key_nothing_is_taken_for_an_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,15 +281,26 @@ def test_a_server_that_is_not_there_is_told_of_before_patience_ends(
     assert last.endswith("the same command goes on from here")
 
 
-def test_an_address_that_nobody_can_ask_is_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [("ftp://127.0.0.1", "unsupported protocol 'ftp://'"), ("http://localhost:80a", "Invalid port: '80a'")],
+)
+def test_an_address_that_nobody_can_ask_is_told_at_once(
+    folder: Path, capsys: pytest.CaptureFixture[str], url: str, why: str
+) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
-    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "ftp://127.0.0.1") == 1
-    assert "unsupported protocol 'ftp://'" in capsys.readouterr().err
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "why"),
-    [(("--at-once", "0"), "must be 1 to 1024"), (("--body", "[]"), "must be an object"), (("--body", "{"), "not JSON")],
+    [
+        (("--at-once", "0"), "must be 1 to 1024"),
+        (("--body", "[]"), "must be an object"),
+        (("--body", "{"), "not JSON"),
+        (("--body", '{"stream": true}'), "stream must be false: an answer is one line"),
+    ],
 )
 def test_a_flag_that_makes_no_sense_is_refused(flags: tuple[str, str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
