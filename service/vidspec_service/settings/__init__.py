@@ -5,6 +5,7 @@ from vidspec_service.settings.derived import decoding_limits, engine_config
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 from vidspec_service.settings.sources import (
     CONFIG_VARIABLE,
+    SOURCES_OF_KEYS,
     api_keys,
     client_key,
     load_settings,
@@ -17,6 +18,7 @@ __all__ = [
     "CONFIG_VARIABLE",
     "ENV_PREFIX",
     "SECRETS",
+    "SOURCES_OF_KEYS",
     "ClusterSettings",
     "Copies",
     "Settings",

@@ -32,6 +32,11 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _off(value: object) -> object:
+    """YAML reads the word `off` as false."""
+    return SpeculationMode.OFF if value is False else value
+
+
 def _device_list(value: str) -> str:
     names = [name.strip() for name in value.split(",")]
     if len(names) > 1 and {name.partition(":")[0] for name in names} == {"cpu", "cuda"}:
@@ -111,7 +116,7 @@ class Settings(BaseSettings):
     draft_threads: Count | None = Field(default=None, description="CPU threads of the draft worker; unset: chosen.")
 
     # Generation
-    speculation: SpeculationMode = Field(
+    speculation: Annotated[SpeculationMode, BeforeValidator(_off)] = Field(
         default=SpeculationMode.AUTO, description="How draft and target work: auto, parallel, serial or off."
     )
     preservation: Preservation = Field(

@@ -24,7 +24,9 @@ from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 
 S = TypeVar("S", bound=Settings)
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
-_SECRET_VARIABLES = frozenset(ENV_PREFIX + name.upper() for name in SECRETS)
+# Empty, any other setting is unset. The author of these wants a closed server, and would get an open one.
+SOURCES_OF_KEYS = SECRETS | {"api_key_file"}
+_VARIABLES_OF_KEYS = frozenset(ENV_PREFIX + name.upper() for name in SOURCES_OF_KEYS)
 LEAST_KEY = 16  # characters
 MOST_KEY = 256
 _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
@@ -76,8 +78,12 @@ def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"the config file {path} must hold `name: value` lines")
-    _refuse_unknown(content, f"key in {path}:", kind)
-    return {name: value for name, value in content.items() if value is not None}
+    # A cluster's, too: those that it starts, and whoever asks them, may be given the same file.
+    _refuse_unknown(content, f"key in {path}:", ClusterSettings)
+    for name in SOURCES_OF_KEYS & content.keys():
+        if content[name] is None:
+            raise ConfigError(f"{name} in {path} is empty: give keys, or leave it out for a server that asks for none")
+    return {name: value for name, value in content.items() if value is not None and name in kind.model_fields}
 
 
 def _text_of(path: Path, kind: str) -> str:
@@ -103,8 +109,7 @@ def _refuse_unknown_variables() -> None:
     # A cluster's, too: whatever runs on its machines finds them in its environment.
     known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}
     for name in sorted(os.environ):  # noqa: TID251  the owner of the environment
-        if name.upper() in _SECRET_VARIABLES and not os.environ[name].strip():  # noqa: TID251  the owner of the environment
-            # Any other empty variable is unset. This one's author wants a closed server, and would get an open one.
+        if name.upper() in _VARIABLES_OF_KEYS and not os.environ[name].strip():  # noqa: TID251  the owner of the environment
             raise ConfigError(f"{name} is empty: give keys, or unset it for a server that asks for none")
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
             hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), ClusterSettings, as_variable=True)

@@ -41,12 +41,15 @@ def test_a_misspelt_setting_of_the_cluster_is_told_the_right_one() -> None:
         load_settings_of(ClusterSettings, {"engine_gpu": "4"})
 
 
-def test_a_server_ignores_a_clusters_variables_and_refuses_its_keys(
+def test_a_server_ignores_what_is_a_clusters_in_variables_and_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VIDSPEC_ENGINES", "2")
+    config = tmp_path / "cluster.yaml"
+    config.write_text("engines: none\nport: 9000\n")
+    monkeypatch.setenv("VIDSPEC_CONFIG", str(config))
+    assert load_settings({}) == Settings(port=9000)
     assert type(load_settings({})) is Settings
-    config = tmp_path / "server.yaml"
-    config.write_text("engines: 2\n")
-    with pytest.raises(ConfigError, match=r"unknown key in .* engines"):
-        load_settings({}, config)
+    config.write_text("engine: 2\n")
+    with pytest.raises(ConfigError, match=r"unknown key in .* engine; did you mean engines"):
+        load_settings({})

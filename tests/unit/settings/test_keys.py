@@ -20,10 +20,20 @@ def test_without_a_source_nobody_is_asked_for_a_key() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "  "])
-def test_an_empty_variable_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("VIDSPEC_API_KEYS", value)
-    with pytest.raises(ConfigError, match="VIDSPEC_API_KEYS is empty"):
+@pytest.mark.parametrize("name", ["VIDSPEC_API_KEYS", "VIDSPEC_API_KEY_FILE"])
+def test_an_empty_variable_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"{name} is empty"):
         load_settings({})
+
+
+@pytest.mark.parametrize("name", ["api_keys", "api_key_file"])
+@pytest.mark.parametrize("value", ["", "null", "''"])
+def test_an_empty_key_of_the_file_does_not_open_the_server(tmp_path: Path, name: str, value: str) -> None:
+    config = tmp_path / "vidspec.yaml"
+    config.write_text(f"{name}: {value}\n")
+    with pytest.raises(ConfigError, match=r"is empty|has no API key|cannot read"):
+        api_keys(load_settings({}, config))
 
 
 def test_a_client_of_the_same_settings_takes_one_of_the_keys() -> None:

@@ -67,6 +67,12 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.port, settings.served_model_name) == (8000, None)
 
 
+@pytest.mark.parametrize("word", ["off", "'off'", "Off"])
+def test_speculation_is_off_though_yaml_reads_that_as_false(tmp_path: Path, word: str) -> None:
+    assert load_settings({}, config(tmp_path, f"speculation: {word}")).speculation is SpeculationMode.OFF
+    assert "not True" in refusal({}, config(tmp_path, "speculation: on"))
+
+
 def test_building_settings_reads_nothing_but_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIDSPEC_PORT", "1")
     assert Settings().port == 8000
