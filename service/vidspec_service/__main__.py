@@ -12,7 +12,7 @@ import sys
 from vidspec_models.errors import ModelError
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.cli.terminal import note
-from vidspec_service.errors import ConfigError
+from vidspec_service.errors import ConfigError, ServiceError
 
 FAILED = 1
 UNUSABLE = 2
@@ -30,6 +30,9 @@ def main() -> int:
         _tell(error, str(error))
     except (ConfigError, ModelError) as error:
         _tell(error, f"vidspec: {error}")
+    except ServiceError as error:
+        _tell(error, f"vidspec: {error}")
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `vidspec ... | head`: nobody reads on, and the interpreter's own flush must not care

@@ -83,7 +83,10 @@ class _Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """The command and its arguments. Raises UsageError; --help and --version exit with 0."""
     argv = _joined(argv)
-    top = _top_parser()
+    if argv[:1] == ["bench"]:  # alone, or with a flag: all of them are listed, or one is missed
+        benches = {name.removeprefix("bench "): of for name, of in COMMANDS.items() if name.startswith("bench ")}
+        _parser_of("vidspec bench", "Measure what makes it fast, and what it costs.", benches).parse_args(argv[1:])
+    top = _parser_of("vidspec", _DESCRIPTION, COMMANDS)
     name = top.parse_args(argv[:1]).command
     if name not in COMMANDS:
         top.error(f"unknown command {name}{_did_you_mean(name, COMMANDS)}")
@@ -112,14 +115,14 @@ def _joined(argv: Sequence[str]) -> list[str]:
     return [" ".join(argv[:2]), *argv[2:]] if is_bench else list(argv)
 
 
-def _top_parser() -> _Parser:
-    width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{summary}" for name, summary in COMMANDS.items()]
+def _parser_of(prog: str, description: str, commands: Mapping[str, str]) -> _Parser:
+    width = max(map(len, commands)) + 2
+    lines = [f"  {name:<{width}}{summary}" for name, summary in commands.items()]
     parser = _Parser(
-        "vidspec",
-        usage="vidspec COMMAND ...",
-        description=_DESCRIPTION,
-        epilog="\n".join(["commands:", *lines, "", "Each has its own help: vidspec COMMAND --help"]),
+        prog,
+        usage=f"{prog} COMMAND ...",
+        description=description,
+        epilog="\n".join(["commands:", *lines, "", f"Each has its own help: {prog} COMMAND --help"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import threading
 
@@ -13,6 +14,8 @@ from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import ClusterSettings, Copies, api_keys, engine_config
 from vidspec_service.telemetry import configure_logging
+
+_log = logging.getLogger(__name__)
 
 _APP = "vidspec"
 # A node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address.
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         _join(settings)
         serve.start(http_options={"host": settings.host, "port": settings.port, "location": "EveryNode"})
         serve.run(application_of(settings), name=_APP, route_prefix="/")
-        say(f"vidspec serves on Ray at http://{settings.host}:{settings.port} (engines: {settings.engines})")
+        announce(settings)
         _wait_for_signal()
     except (ConnectionError, RuntimeError) as error:
         raise ConfigError(f"the cluster cannot serve: {error}") from error
@@ -62,6 +65,15 @@ def _join(settings: ClusterSettings) -> None:
     # Processors are a count to Ray, nothing more: with as many as are asked for, all of it fits a small machine, too.
     num_cpus = engines.most * settings.engine_cpus + frontends.most * settings.frontend_cpus + _SPARE_CPUS
     join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=round(num_cpus), include_dashboard=False)
+
+
+def announce(settings: ClusterSettings) -> None:
+    """Where it listens."""
+    url = f"http://{settings.host}:{settings.port}"
+    if settings.log_format == "json":  # nothing but JSON for a log shipper
+        _log.info("ready", extra={"url": url, "engines": settings.engines})
+    else:
+        say(f"vidspec serves on Ray at {url} (engines: {settings.engines})")
 
 
 def _wait_for_signal() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_service import __main__ as process
-from vidspec_service.errors import ConfigError
+from vidspec_service.errors import ConfigError, ContextLengthExceeded, VideoUnreadable
 
 
 def _ending_with(outcome: BaseException | int) -> SimpleNamespace:
@@ -30,6 +30,8 @@ def _ending_with(outcome: BaseException | int) -> SimpleNamespace:
         (1, 1, ""),
         (ConfigError("port 80 is taken"), 2, "vidspec: port 80 is taken\n"),
         (ModelLoadError("they share no tokenizer"), 2, "vidspec: they share no tokenizer\n"),
+        (VideoUnreadable("It is damaged.", param="video"), 1, "vidspec: It is damaged.\n"),
+        (ContextLengthExceeded("It is too long."), 1, "vidspec: It is too long.\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

@@ -29,6 +29,15 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(re.search(rf"^  {name} +{summary}$", shown, re.MULTILINE) for name, summary in COMMANDS.items())
 
 
+def test_help_of_bench_lists_every_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse(["bench", "--help"])
+    assert exit_info.value.code == 0
+    shown = capsys.readouterr().out
+    for name, summary in COMMANDS.items():
+        assert (f"  {name.removeprefix('bench ')} " in shown and summary in shown) is name.startswith("bench ")
+
+
 def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--version"])
@@ -41,6 +50,8 @@ def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None
         (["srve"], "vidspec: unknown command srve; did you mean serve?"),
         (["frobnicate"], "vidspec: unknown command frobnicate (see"),
         ([], "vidspec: the following arguments are required: COMMAND"),
+        (["bench"], "vidspec bench: the following arguments are required: COMMAND"),
+        (["bench", "sped"], "vidspec: unknown command bench sped; did you mean bench speed?"),
         (["serve", "--prot", "1"], "vidspec serve: unknown flag --prot; did you mean --port?"),
         (["serve", "--no-acess-log"], "unknown flag --no-acess-log; did you mean --no-access-log?"),
         (["chat", "a.mp4", "hi", "--top_k=3"], "unknown flag --top_k; did you mean --top-k?"),

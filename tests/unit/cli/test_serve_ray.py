@@ -11,7 +11,9 @@ import pytest
 
 from vidspec_service.__main__ import main
 from vidspec_service.cli.parsing import parse
+from vidspec_service.cli.serve_ray import announce
 from vidspec_service.errors import ConfigError
+from vidspec_service.settings import ClusterSettings
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,18 @@ def test_a_model_that_is_not_there_is_told_before_a_cluster_is_started() -> None
     command, args = parse(["serve-ray", "--model", "not_a_model"])
     with pytest.raises(ConfigError, match="not_a_model"):
         command.run(args)
+
+
+def test_a_cluster_that_logs_json_says_in_json_that_it_is_ready(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    announce(ClusterSettings(log_format="json", engines="2"))
+    (record,) = caplog.records
+    assert (record.message, vars(record)["url"], vars(record)["engines"]) == ("ready", "http://127.0.0.1:8000", "2")
+    assert capsys.readouterr().out == ""
+    announce(ClusterSettings())
+    assert capsys.readouterr().out == "vidspec serves on Ray at http://127.0.0.1:8000 (engines: 1)\n"
 
 
 def test_a_start_that_fails_is_json_where_logs_are(
