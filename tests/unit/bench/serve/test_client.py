@@ -50,7 +50,7 @@ def test_a_server_that_wants_another_key_is_told_before_the_load(tmp_path: Path,
         asyncio.run(model_of(url, key))
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[", "nothing"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[", "http://localhost:80a", "nothing"])
 def test_a_server_that_is_not_there_is_told_before_the_load(url: str) -> None:
     with pytest.raises(ConfigError, match="cannot be asked"):
         asyncio.run(model_of(url, None))
