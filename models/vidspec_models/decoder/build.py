@@ -19,7 +19,6 @@ from vidspec_models.decoder.weights import (
     fuse_all,
     fused_weights,
     product_of,
-    require_supported,
     rotary_values,
 )
 
@@ -35,10 +34,9 @@ def build_decoder(
 ) -> Decoder:
     """`batch_invariance` is measured where none is given. `releases_layers` takes each layer out of the language model
     once it is fused: no weight is held twice. `spans` says where the layers go, if not to the embedding's device.
-    Raises ModelLoadError for what the decoder does not compute.
+    The language model is one that `require_supported` lets through.
     """
     config, layers = language_model.config, language_model.layers
-    require_supported(config, language_model)
     embedding, head = language_model.embed_tokens.weight.detach(), lm_head.weight.detach()
     spans = tuple(spans) or (LayerSpan(embedding.device, range(len(layers))),)
     attention, last = layers[0].self_attn, spans[-1].device

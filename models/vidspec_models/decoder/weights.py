@@ -15,6 +15,18 @@ from vidspec_models.errors import ModelLoadError
 
 _PACKING_ROWS = 8  # what the blocked layout is optimised for; any number of rows can be multiplied
 
+# transformers' model types of the Llama shape; with these settings their output or MLP projections have biases.
+_LANGUAGE_MODELS: dict[str, tuple[str, ...]] = {
+    "llama": ("attention_bias", "mlp_bias"),
+    "mistral": (),
+    "qwen2": (),
+    "qwen2_5_vl_text": (),
+    "qwen2_vl_text": (),
+    "qwen3": ("attention_bias",),
+    "qwen3_vl_text": ("attention_bias",),
+}
+_ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn")  # not longrope, which changes as a sequence grows
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -133,22 +145,22 @@ def query_key_norm(attention: Any) -> Tensor | None:
     return torch.cat([norm.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
 
 
-def require_supported(config: Any, language_model: Any) -> None:
-    """Raise ModelLoadError for what the decoder's walk does not compute."""
+def require_supported(config: Any) -> None:
+    """Raise ModelLoadError for a language model's configuration that the decoder's walk does not compute."""
+    if config.model_type not in _LANGUAGE_MODELS:
+        raise ModelLoadError(
+            f"language model {config.model_type!r} is not supported; supported: {', '.join(_LANGUAGE_MODELS)}"
+        )
+    if (rope_type := config.rope_parameters["rope_type"]) not in _ROPE_TYPES:
+        raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported: {', '.join(_ROPE_TYPES)}")
     if config.hidden_act != "silu":
         raise ModelLoadError(f"activation {config.hidden_act!r} is not supported; this decoder computes SwiGLU")
-    if not hasattr(language_model.layers[0].mlp, "gate_proj"):
-        raise ModelLoadError("mixture-of-experts language models are not supported; choose a dense checkpoint")
     kinds = getattr(config, "layer_types", None)
     slides = getattr(config, "sliding_window", None) is not None if not kinds else set(kinds) != {"full_attention"}
     if slides:
         raise ModelLoadError("sliding-window layers are not supported; choose a full-attention checkpoint")
-    if any(projection.bias is not None for projection in _unbiased(language_model.layers[0])):
+    if any(getattr(config, name) for name in _LANGUAGE_MODELS[config.model_type]):
         raise ModelLoadError("biases outside the query, key and value projections are not supported")
-
-
-def _unbiased(layer: Any) -> tuple[Any, ...]:
-    return layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj
 
 
 def rotary_values(rotary_emb: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from vidspec_models.backends.cpu.packing import vision_products
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
 from vidspec_models.decoder.integer_weights import language_products, round_weights
 from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
+from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
 from vidspec_models.loading.spec import BUNDLED, ModelSpec, find_family, keeps_in_int8, model_path
@@ -47,6 +48,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     with told(spec, path), load_bars(tell) as bar:
         config = load_config(path, spec.revision)
         family = find_family(config.model_type)
+        require_supported(config.get_text_config())
         processor = load_processor(path, spec.revision)
         tokenizer_file(spec)
         model, report = AutoModelForImageTextToText.from_pretrained(

@@ -1,4 +1,4 @@
-"""What single families do beyond the exactness suite: time, frames from a window, refused decoders, unlisted types."""
+"""What single families do beyond the exactness suite: time, frames from a window, unlisted types."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,6 @@ import transformers as tf
 
 from tests.unit.models.families.test_exactness import ANSWER, Greedy, clip, decode
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
-from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.families.qwen_vl import sampled_fps
@@ -70,14 +69,6 @@ def test_qwen3_writes_the_time_of_each_pair(tmp_path: Path) -> None:
     text = tokenizer.decode(model.prepare(ASK, [clip(1)]).ids)
     assert "<3.0 seconds>" in text
     assert "<9.0 seconds>" in text
-
-
-def test_a_sliding_window_is_refused() -> None:
-    config = tf.MistralConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4)
-    config.num_key_value_heads, config.sliding_window = 2, 64
-    model = tf.MistralForCausalLM(config)
-    with torch.inference_mode(), pytest.raises(ModelLoadError, match="sliding-window"):
-        build_decoder(model.model, model.lm_head, 64)
 
 
 def test_an_unlisted_family_is_one_readable_error() -> None:

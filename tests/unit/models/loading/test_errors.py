@@ -51,6 +51,11 @@ def configure(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+def text_config(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / "config.json").read_text())["text_config"]
+    return found
+
+
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     weights = load_file(folder / WEIGHTS)
     change(weights)
@@ -89,6 +94,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a configuration": (lambda folder: (folder / "config.json").write_text("{"), "not JSON with a model_type"),
     "another family": (lambda folder: configure(folder, model_type="gemma3"), "'gemma3' is not supported; supported: "),
     "a family of the future": (lambda folder: configure(folder, model_type="qwen9_vl"), "'qwen9_vl' is not supported"),
+    "another language model": (
+        lambda folder: configure(folder, text_config=text_config(folder) | {"model_type": "granite"}),
+        "language model 'granite' is not supported; supported: llama, ",
+    ),
     "a shard missing": (shard, "in part: model-00002-of-00002.safetensors is missing (in all 1 of 2)"),
     "a file cut short": (cut, "downloaded in part: model.safetensors"),
     "an empty file": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "downloaded in part: model.safetensors"),
