@@ -12,7 +12,7 @@ from pathlib import Path
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.cuda_driver import find_devices
 from vidspec_models.loading.files import first_line, flaw
-from vidspec_models.loading.spec import ModelSpec, model_path
+from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec, model_path
 from vidspec_models.synthetic.recipe import find_recipe
 
 _HUB_TIMEOUT_S = 10.0
@@ -32,9 +32,13 @@ def require_loadable(spec: ModelSpec) -> None:
 def require_model(spec: ModelSpec) -> None:
     """Raises ModelLoadError for what is no folder and cannot be a hub id: the hub's client would try half a minute."""
     path = Path(model_path(spec))
+    if spec.path in (BUNDLED, BUNDLED_TARGET_NAME) and not path.is_dir():
+        raise ModelLoadError(
+            f"the bundled {path.name} is missing from this installation; train it with: vidspec train-bundled"
+        )
     if path.is_file():
         raise ModelLoadError(f"{spec.name} is a file; name the folder that it lies in")
-    if not path.is_dir() and (path.is_absolute() or str(path).startswith(("~", "..")) or str(path).count("/") != 1):
+    if not path.is_dir() and not _is_hub_id(spec.path):
         where = f"looked for {path.absolute()}"
         raise ModelLoadError(f"{spec.name} is no folder ({where}), nor a hub id, which looks like owner/name")
 
@@ -60,6 +64,18 @@ def require_devices(spec: ModelSpec) -> None:
                 f"{spec.role} device {name!r} does not exist: {there}; look at nvidia-smi and CUDA_VISIBLE_DEVICES, "
                 f"give a container its GPUs (docker run --gpus all), {remedy}"
             )
+
+
+def _is_hub_id(text: str) -> bool:
+    """By the rule of the hub's client, which fails on any other; an owner is asked for besides."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not declared
+
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return "/" in text
 
 
 def _require_on_hub(spec: ModelSpec) -> None:

@@ -7,7 +7,6 @@ import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from vidspec_models.decoder.placement import Precision, layer_spans, move, resol
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
-from vidspec_models.loading.spec import BUNDLED, ModelSpec, find_family, keeps_in_int8, model_path
+from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM
@@ -39,10 +38,6 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     precision = resolve_precision(spec.dtype, devices[0], keeps_in_int8=keeps_in_int8(path))
     if (recipe := find_recipe(path)) is not None:
         return _load_random(recipe, devices, precision)
-    if spec.path == BUNDLED and not Path(path).exists():
-        raise ModelLoadError(
-            f"the bundled {spec.role} is missing from this installation; train it with: vidspec train-bundled"
-        )
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
     with told(spec, path), load_bars(tell) as bar:

@@ -18,7 +18,7 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading import early_checks
 from vidspec_models.loading.cuda_driver import Devices, ask_driver, find_devices
 from vidspec_models.loading.early_checks import require_devices, require_loadable
-from vidspec_models.loading.spec import BUNDLED, ModelSpec
+from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec
 from vidspec_models.synthetic.recipe import Recipe
 
 
@@ -41,6 +41,22 @@ def test_the_bundled_pair_and_random_models_pass(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"^target model '.*' has no config.json: not a checkpoint"):
         require_loadable(spec(str(tmp_path)))
+
+
+@pytest.mark.parametrize("path", ["./models/target", "models/target/", "~/target", "../target", "gpt2", "a--b/c"])
+def test_a_path_to_nothing_is_no_hub_id(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_checks, "_require_on_hub", None)
+    with pytest.raises(ModelLoadError, match=r"is no folder .* nor a hub id, which looks like owner/name"):
+        require_loadable(spec(path, device="cpu"))
+
+
+@pytest.mark.parametrize("path", [BUNDLED, BUNDLED_TARGET_NAME])
+def test_an_installation_without_the_bundled_pair_says_how_to_make_it(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vidspec_models.loading.spec.BUNDLED_TARGET", tmp_path / "target")
+    with pytest.raises(ModelLoadError, match=r"the bundled target is missing .* vidspec train-bundled"):
+        require_loadable(spec(path, device="cpu"))
 
 
 def test_a_device_that_is_there_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
