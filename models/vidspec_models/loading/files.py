@@ -18,9 +18,12 @@ _LFS = b"version https://git-lfs"
 
 def flaw(folder: Path) -> str | None:
     """The first thing that is wrong with a folder's files, to be said after the model's name."""
-    if not (folder / "config.json").is_file():
-        return f"has no config.json: not a checkpoint, or its download has not ended ({NEEDED})"
-    return _wrong_config(folder / "config.json") or _wrong_weights(folder) or _missing_words(folder)
+    try:
+        if not (folder / "config.json").is_file():
+            return f"has no config.json: not a checkpoint, or its download has not ended ({NEEDED})"
+        return _wrong_config(folder / "config.json") or _wrong_weights(folder) or _missing_words(folder)
+    except OSError as error:
+        return f"has a file that cannot be read: {first_line(error)}"
 
 
 def _wrong_config(file: Path) -> str | None:
@@ -35,7 +38,11 @@ def _wrong_config(file: Path) -> str | None:
 
 def _wrong_weights(folder: Path) -> str | None:
     index = folder / _INDEX
-    named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
+        named = set(map(str, weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"has a {_INDEX} that is not JSON with a weight_map; fetch it again"
     if missing := sorted(name for name in named if not (folder / name).is_file()):
         return f"is downloaded in part: {missing[0]} is missing (in all {len(missing)} of {len(named)}); fetch it again"
     files = sorted(folder.glob("*.safetensors"))
@@ -44,13 +51,13 @@ def _wrong_weights(folder: Path) -> str | None:
         why = "only as pickles, which are never read; convert them to" if has_pickles else "nowhere; it needs"
         return f"has its weights {why} *.safetensors"
     for file in files:
+        with file.open("rb") as opened:  # its errors name the file, those of safetensors may not
+            if opened.read(len(_LFS)) == _LFS:
+                return f"has a Git LFS pointer in the place of {file.name}; run: git lfs pull"
         try:
             with safe_open(str(file), framework="np"):
                 pass
         except SafetensorError as error:
-            with file.open("rb") as opened:
-                if opened.read(len(_LFS)) == _LFS:
-                    return f"has a Git LFS pointer in the place of {file.name}; run: git lfs pull"
             return f"has a damaged file, or one downloaded in part: {file.name} ({first_line(error)}); fetch it again"
     return None
 

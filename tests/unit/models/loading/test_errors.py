@@ -71,6 +71,16 @@ def shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
+def cut_index(folder: Path) -> None:
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "mod')
+
+
+def link(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(folder / "nothing")
+
+
 def longer(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {
         name: torch.cat([weights[name], weights[name][:3]])
@@ -99,6 +109,8 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         "language model 'granite' is not supported; supported: llama, ",
     ),
     "a shard missing": (shard, "in part: model-00002-of-00002.safetensors is missing (in all 1 of 2)"),
+    "an index cut short": (cut_index, "index.json that is not JSON with a weight_map"),
+    "a link to nothing": (link, "cannot be read: [Errno 2] No such file or directory: "),
     "a file cut short": (cut, "downloaded in part: model.safetensors"),
     "an empty file": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "downloaded in part: model.safetensors"),
     "a pointer": (lambda folder: (folder / WEIGHTS).write_bytes(b"version https://git-lfs.gi\n"), "run: git lfs pull"),

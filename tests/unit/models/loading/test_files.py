@@ -1,0 +1,72 @@
+"""Whatever lies in a folder, looking at it says what is wrong and never fails itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_models.bundled import BUNDLED_DRAFT
+from vidspec_models.loading.files import flaw
+
+INDEX = "model.safetensors.index.json"
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just("weight_map"), inner),
+)
+
+
+def laid_out(folder: Path, **files: str | bytes) -> Path:
+    """A folder like the bundled draft's, but for these files."""
+    for file in BUNDLED_DRAFT.iterdir():
+        if file.name not in files:
+            (folder / file.name).symlink_to(file)
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def test_a_whole_folder_has_no_flaw(tmp_path: Path) -> None:
+    assert flaw(laid_out(tmp_path)) is None
+
+
+def test_a_folder_named_like_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").mkdir()
+    assert (
+        flaw(laid_out(tmp_path))
+        == f"has a file that cannot be read: [Errno 21] Is a directory: '{tmp_path / 'x.safetensors'}'"
+    )
+
+
+@given(content=JSON.map(json.dumps) | st.binary())
+def test_any_index_that_says_nothing_of_weights_is_told(content: str | bytes) -> None:
+    with TemporaryDirectory() as folder:
+        found = flaw(laid_out(Path(folder), **{INDEX: content}))
+    assert found is None or INDEX in found or "is missing" in found or "cannot be read" in found
+    assert found is not None or '"weight_map": {}' in str(content)
+
+
+@given(content=JSON.map(json.dumps) | st.binary())
+def test_any_configuration_that_is_none_is_told(content: str | bytes) -> None:
+    with TemporaryDirectory() as folder:
+        found = flaw(laid_out(Path(folder), **{"config.json": content}))
+    assert found == "has a config.json that is not JSON with a model_type; fetch it again"
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
+def test_a_file_that_may_not_be_read_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out(tmp_path, **{INDEX: json.dumps({"weight_map": {"a": "model.safetensors"}})})
+    real = Path.open
+
+    def guarded(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == name:  # as the superuser, whom nothing is kept from, cannot have it
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    assert flaw(tmp_path) == f"has a file that cannot be read: [Errno 13] Permission denied: '{tmp_path / name}'"
