@@ -11,7 +11,10 @@ from vidspec_service.errors import InvalidRequest
 
 
 def with_token_ids(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
-    """The request with its bad words as tokens; raises InvalidRequest for an id that the tokenizer does not have."""
+    """The request with its bad words as tokens.
+
+    Raises InvalidRequest for an id that the tokenizer does not have, and for a word that it has no id for.
+    """
     sampling = request.sampling
     for param, ids in (
         ("stop_token_ids", request.stop_token_ids),
@@ -23,4 +26,6 @@ def with_token_ids(request: GenerationRequest, tokenizer: Tokenizer) -> Generati
     # A word that begins a text, and one that follows another: vLLM excludes both, too.
     spelt = [f"{space}{word.lstrip()}" for word in sampling.bad_words for space in ("", " ")]
     ids_of_words = dict.fromkeys(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in spelt)
+    if () in ids_of_words:  # of U+001C, say: a space to Python, though not to the request's schema
+        raise InvalidRequest("bad_words: a word has no letters, and so no tokens.", param="bad_words")
     return replace(request, sampling=replace(sampling, bad_word_ids=tuple(ids_of_words)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, SamplingParams
@@ -19,6 +21,17 @@ def test_a_bad_word_is_excluded_with_and_without_a_space_before_it() -> None:
     assert request.names_tokens
     found = with_token_ids(request, TOKENIZER).sampling.bad_word_ids
     assert found == (ids("ab"), ids(" ab"), ids("c"), ids(" c"))
+
+
+@given(words=st.lists(st.text(min_size=1) | st.sampled_from(["\x1c", "\x1d", "\x1e", "\x1f", "\x1c a"])))
+def test_a_bad_word_has_tokens_or_is_refused(words: list[str]) -> None:
+    request = GenerationRequest(request_id="r", turns=(), sampling=SamplingParams(bad_words=tuple(words)))
+    if all(word.strip() for word in words):
+        assert all(with_token_ids(request, TOKENIZER).sampling.bad_word_ids)
+    else:
+        with pytest.raises(InvalidRequest, match="bad_words: a word has no letters") as caught:
+            with_token_ids(request, TOKENIZER)
+        assert caught.value.param == "bad_words"
 
 
 @pytest.mark.parametrize(
