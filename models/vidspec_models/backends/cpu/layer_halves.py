@@ -17,11 +17,12 @@ from vidspec_models.backends.cpu.layers import (
     attend_segment,
     compiled,
     rms_norm,
+    room_for_scores,
     rounded,
     strip_product,
     write_keys_and_values,
 )
-from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, StepWeights
+from vidspec_models.backends.cpu.packing import LANES, STRIP, Array, StepWeights
 from vidspec_models.backends.cpu.segments import NUM_ROWS, START
 from vidspec_models.backends.cpu.team import Member, begin_task, end_task, share, take_part
 from vidspec_models.backends.cpu.tiles import copy_line, gated
@@ -166,8 +167,7 @@ def attend_all(
         longest = 0
         for segment in range(segments.shape[0]):
             longest = max(longest, segments[segment, START] + segments[segment, NUM_ROWS])
-        # One more than is seen: a row's last weight may be multiplied in a pair.
-        scores = np.empty((MAX_LINES, (longest // STRIP + 1) * STRIP), np.float32)
+        scores = room_for_scores(longest)
         while part >= 0:
             one, kv, block = segments[part // blocks // num_kv_heads], part // blocks % num_kv_heads, part % blocks
             begin, end = share(block, blocks, one[NUM_ROWS])

@@ -141,6 +141,15 @@ def score(
 
 
 @compiled
+def room_for_scores(longest: int) -> Array:
+    """Scratch of `attend` for rows that see up to so many cached rows, in whole strips.
+
+    One column more than is seen: a row's last weight may be multiplied in a pair.
+    """
+    return np.empty((MAX_LINES, (longest // STRIP + 1) * STRIP), np.float32)
+
+
+@compiled
 def attend(
     queries: Array, num_lines: int, group: int, keys: int, values: int, columns: int, num_columns: int, context: int,
     scale: float, scores: Array, out: Array,
@@ -149,7 +158,7 @@ def attend(
 
     Queries have the type of keys and values, and so have the weights of values. The first row sees `context` cached
     rows, each further one sees one more. Together they read keys once, see `score`; what a row does not see weighs
-    exactly nothing. out is overwritten, scores [64, longest context in whole strips] are scratch.
+    exactly nothing. out is overwritten, scores are scratch, see `room_for_scores`.
     """
     width, stride = queries.shape[1], scores.shape[1]
     longest = context + (num_lines - 1) // group

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled
+from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, room_for_scores
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import copy_line, transpose_lines
 
@@ -70,7 +70,7 @@ def attend_rows(
     at_once = MAX_LINES // group
     lines = np.empty((MAX_LINES, width), queries.dtype)
     mixed = np.empty((MAX_LINES, width), np.float32)
-    scores = np.empty((MAX_LINES, (start + last + STRIP - 1) // STRIP * STRIP), np.float32)
+    scores = room_for_scores(start + last)
     for row in range(first, last, at_once):
         count = min(at_once, last - row) * group
         for line in range(count):

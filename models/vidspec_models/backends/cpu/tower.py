@@ -22,7 +22,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.backends.cpu.integers import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import operand, product
-from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled
+from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, room_for_scores
 from vidspec_models.backends.cpu.packing import (
     LANES,
     MAX_LINES,
@@ -230,8 +230,7 @@ def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
     queries, out = np.empty((MAX_LINES, width), like.dtype), np.empty((MAX_LINES, width), np.float32)
     num_columns = num_rows // STRIP * STRIP  # of keys, turned once for all rows
     columns = np.empty((num_columns + 1) * width, like.dtype)
-    # One more than is seen: a row's last weight may be multiplied in a pair.
-    scores = np.empty((MAX_LINES, (num_rows // STRIP + 1) * STRIP), np.float32)
+    scores = room_for_scores(num_rows)
     for head in range(num_heads):
         for row in range(num_rows):
             copy_line(like, heads[row, num_heads + head].ctypes.data, keys[row].ctypes.data, num_vectors)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.unit.models.random_models import FAMILIES, build
+from vidspec_models.backends.cpu.layers import room_for_scores
+from vidspec_models.backends.cpu.packing import STRIP
 from vidspec_models.backends.cpu.prompt_attention import PromptAttention
 from vidspec_models.decoder.batch_invariant_ops import attend_causally
 from vidspec_models.decoder.build import build_decoder
@@ -53,6 +60,27 @@ def test_it_is_as_near_to_the_exact_one_as_torchs(
     torchs = attend_causally(queries, keys, values, 0.2)
     assert found.dtype is dtype
     assert (found - exact).abs().max() <= 1.5 * (torchs - exact).abs().max() + 1e-6
+
+
+@given(longest=st.integers(0, 10_000))
+def test_rows_have_room_for_all_that_they_see_and_the_other_half_of_a_last_pair(longest: int) -> None:
+    num_columns = room_for_scores(longest).shape[1]
+    assert num_columns % STRIP == 0
+    assert longest < num_columns <= longest + STRIP
+
+
+@pytest.mark.slow
+def test_no_kernel_of_it_writes_beyond_its_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, whose kernels check every index."""
+    code = (
+        "import torch; from vidspec_models.backends.cpu.prompt_attention import PromptAttention\n"
+        "attention = PromptAttention(torch.float32)\n"
+        "for n in (1, 31, 32, 33, 64, 224):\n"
+        "    keys = torch.randn(1, 2, n, 32); attention(torch.randn(n, 4, 32), keys, keys, 0.1)\n"
+    )
+    monkeypatch.setenv("NUMBA_BOUNDSCHECK", "1")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], timeout=300, check=True)
 
 
 class CountingPool(ThreadPoolExecutor):
