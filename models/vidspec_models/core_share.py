@@ -6,6 +6,7 @@ took all cores, every product would wait for a thread that has none.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ class CoreShare:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_at_work = 0
-        self._threads = ThreadPoolExecutor(thread_name_prefix="cores")
+        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="cores")
 
     @property
     def num_threads(self) -> int:
@@ -44,7 +45,8 @@ class CoreShare:
         others = [self._threads.submit(run) for _ in range(self.num_threads - 1)]
         run()
         for other in others:
-            other.result()
+            if not other.cancel():  # else it has not begun, and nothing is left for it
+                other.result()
 
     def __enter__(self) -> None:
         with self._lock:

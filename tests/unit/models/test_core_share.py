@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
 from vidspec_models.core_share import CoreShare
+from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def four_threads() -> Iterator[None]:
-    usual = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(usual)
+def num_cores() -> int:
+    return 4
 
 
-@pytest.mark.usefixtures("four_threads")
-def test_who_computes_alone_has_all_cores_and_others_an_equal_part() -> None:
-    cores, seen = CoreShare(), list[int]()
+@pytest.fixture
+def cores(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[CoreShare]:
+    """Of a machine with so many, all of which torch may use."""
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
+    with using_threads(num_cores):
+        yield CoreShare()
+
+
+def test_who_computes_alone_has_all_cores_and_others_an_equal_part(cores: CoreShare) -> None:
+    seen = list[int]()
     with cores:
         seen.append(cores.num_threads)
         with cores:
@@ -37,36 +43,47 @@ def test_who_computes_alone_has_all_cores_and_others_an_equal_part() -> None:
     assert seen == [4, 2, 1, 4]
 
 
-@pytest.mark.usefixtures("four_threads")
-def test_everything_is_done_once_and_the_calling_thread_takes_part() -> None:
-    cores, together = CoreShare(), threading.Barrier(4)
+@pytest.mark.parametrize("num_cores", [4, 40])
+def test_everything_is_done_once_by_a_thread_a_core_the_calling_one_among_them(
+    cores: CoreShare, num_cores: int
+) -> None:
+    together = threading.Barrier(num_cores)
     done, threads = Counter[int](), set[int]()
 
     def work(item: int) -> None:
-        together.wait(10)  # only if four threads come at the same time
+        together.wait(10)  # only if as many threads come at the same time
         done[item] += 1
         threads.add(threading.get_ident())
 
-    cores.spread(work, range(8))
-    assert done == Counter(range(8))
-    assert len(threads) == 4
+    cores.spread(work, range(2 * num_cores))
+    assert done == Counter(range(2 * num_cores))
+    assert len(threads) == num_cores
     assert threading.get_ident() in threads
 
 
-@pytest.mark.usefixtures("four_threads")
-def test_beside_as_many_others_nobody_else_is_asked() -> None:
-    cores, threads = CoreShare(), set[int]()
+def test_beside_as_many_others_nobody_else_is_asked(cores: CoreShare) -> None:
+    threads = set[int]()
     with cores, cores, cores, cores:
         cores.spread(lambda _: threads.add(threading.get_ident()), range(8))
     assert threads == {threading.get_ident()}
 
 
-@pytest.mark.usefixtures("four_threads")
-def test_what_a_thread_raises_is_raised() -> None:
+def test_what_a_thread_raises_is_raised(cores: CoreShare) -> None:
     def work(item: int) -> None:
         threading.Event().wait(0.02)
         if item:
             raise ValueError(str(item))
 
     with pytest.raises(ValueError, match="1"):
-        CoreShare().spread(work, range(2))
+        cores.spread(work, range(2))
+
+
+def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores: CoreShare) -> None:
+    over, done = threading.Event(), list[int]()
+    with ThreadPoolExecutor(1) as kept:
+        cores._threads = kept
+        others = kept.submit(over.wait, 10)
+        cores.spread(done.append, range(8))
+        assert not others.done()
+        over.set()
+    assert done == list(range(8))
