@@ -96,11 +96,13 @@ def make_cpu_step(
         from vidspec_models.backends.cpu.prompt_attention import PromptAttention
         from vidspec_models.backends.cpu.step import CpuStep
 
+        cores = CoreShare()
         # In float32 torch's own is as fast on two cores.
-        attend_chunk = PromptAttention(torch.bfloat16) if lm_head.weight.dtype is torch.bfloat16 else None
+        attend_chunk = PromptAttention(torch.bfloat16, cores) if lm_head.weight.dtype is torch.bfloat16 else None
         cache_dtype = torch.bfloat16 if are_integers and attends_in_bfloat16() else None
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
+        decoder.cores = cores  # which its attention takes from, too
         step = CpuStep(language_model, lm_head, decoder, are_integers=are_integers)
         if gains_by_prompt_kernels(language_model, lm_head, are_integers=are_integers):
             decoder.prefill = CpuPrompt(step)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +9,7 @@ from torch import Tensor
 from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, room_for_scores
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import copy_line, transpose_lines
+from vidspec_models.core_share import CoreShare
 
 _WORTH_SHARING = 4_000_000  # scores; a thread that torch's waiting ones keep from its core gains nothing with fewer
 
@@ -19,9 +17,9 @@ _WORTH_SHARING = 4_000_000  # scores; a thread that torch's waiting ones keep fr
 class PromptAttention:
     """As `attend_causally`; torch's kernel takes one core three times as long (bfloat16, Zen 4, 525 rows)."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, cores: CoreShare) -> None:
         """`dtype` is float32, or bfloat16 where the processor multiplies it."""
-        self._pool = ThreadPoolExecutor(thread_name_prefix="attention")
+        self._cores = cores
         line = torch.zeros(1, 1, 2 * LANES, dtype=dtype)
         self(line, line[None], line[None], 1.0)  # compiles, or fetches what an earlier start did
 
@@ -36,17 +34,18 @@ class PromptAttention:
         start, capacity = context - num_rows, keys.stride(1) // head_dim
         arrays = (_numbers(queries.contiguous()), keys.data_ptr(), values.data_ptr(), capacity, _numbers(out))
         scores = num_heads * num_rows * (start + num_rows // 2)
-        threads = torch.get_num_threads() if scores > _WORTH_SHARING else 1
-        block = num_rows if threads == 1 else MAX_LINES  # small, for the last rows see the most
+        is_shared = scores > _WORTH_SHARING and self._cores.num_threads > 1
+        block = MAX_LINES if is_shared else num_rows  # small, for the last rows see the most
         parts = [
             (*arrays, num_kv_heads, head, start, first, min(first + block, num_rows), scale)
             for first in range(0, num_rows, block)
             for head in range(num_kv_heads)
         ]
-        if threads == 1:
-            _attend_all(parts)
-        else:  # no more threads than torch may use: other cores are another worker's
-            list(self._pool.map(_attend_all, [parts[number::threads] for number in range(threads)]))
+        if is_shared:
+            self._cores.spread(lambda part: attend_rows(*part), parts)
+        else:
+            for part in parts:
+                attend_rows(*part)
         return out.view(num_rows, num_heads * head_dim)
 
 
@@ -84,11 +83,6 @@ def attend_rows(
         for line in range(count):
             target = out[row + line // group, kv * group + line % group]
             copy_line(queries, mixed[line].ctypes.data, target.ctypes.data, num_vectors)
-
-
-def _attend_all(parts: list[Any]) -> None:
-    for part in parts:
-        attend_rows(*part)
 
 
 def _numbers(tensor: Tensor) -> Array:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 import torch
@@ -19,6 +19,8 @@ from tests.unit.models.random_models import FAMILIES, build
 from vidspec_models.backends.cpu.layers import room_for_scores
 from vidspec_models.backends.cpu.packing import STRIP
 from vidspec_models.backends.cpu.prompt_attention import PromptAttention
+from vidspec_models.backends.select import make_cpu_step
+from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.batch_invariant_ops import attend_causally
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
@@ -28,6 +30,7 @@ from vidspec_models.decoder.placement import multiplies_bfloat16
 from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
+T = TypeVar("T")
 
 in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulated: kernels of their own
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=in_bfloat16)]
@@ -56,7 +59,7 @@ def test_it_is_as_near_to_the_exact_one_as_torchs(
     queries, keys, values = drawn(num_rows, context, heads, width, dtype)
     exact = attend_causally(queries.double(), keys.double(), values.double(), 0.2)
     with using_threads(num_threads):
-        found = PromptAttention(dtype)(queries, keys, values, 0.2)
+        found = PromptAttention(dtype, CoreShare())(queries, keys, values, 0.2)
     torchs = attend_causally(queries, keys, values, 0.2)
     assert found.dtype is dtype
     assert (found - exact).abs().max() <= 1.5 * (torchs - exact).abs().max() + 1e-6
@@ -73,8 +76,9 @@ def test_rows_have_room_for_all_that_they_see_and_the_other_half_of_a_last_pair(
 def test_no_kernel_of_it_writes_beyond_its_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, whose kernels check every index."""
     code = (
-        "import torch; from vidspec_models.backends.cpu.prompt_attention import PromptAttention\n"
-        "attention = PromptAttention(torch.float32)\n"
+        "import torch; from vidspec_models.core_share import CoreShare\n"
+        "from vidspec_models.backends.cpu.prompt_attention import PromptAttention\n"
+        "attention = PromptAttention(torch.float32, CoreShare())\n"
         "for n in (1, 31, 32, 33, 64, 224):\n"
         "    keys = torch.randn(1, 2, n, 32); attention(torch.randn(n, 4, 32), keys, keys, 0.1)\n"
     )
@@ -83,22 +87,40 @@ def test_no_kernel_of_it_writes_beyond_its_arrays(tmp_path: Path, monkeypatch: p
     subprocess.run([sys.executable, "-c", code], timeout=300, check=True)
 
 
-class CountingPool(ThreadPoolExecutor):
-    """How many tasks it was given: that many threads may work at once."""
+class CountedCores(CoreShare):
+    """How many items were parted among its threads."""
 
-    num_tasks = 0
+    num_items = 0
 
-    def submit(self, *args: Any, **kwargs: Any) -> Any:
-        self.num_tasks += 1
-        return super().submit(*args, **kwargs)
+    def spread(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+        given = list(items)
+        self.num_items += len(given)
+        super().spread(work, given)
 
 
-def test_a_long_prompt_takes_no_more_threads_than_torch_may_use() -> None:
-    attention = PromptAttention(torch.float32)
-    attention._pool = pool = CountingPool()
-    with using_threads(2), pool:
-        attention(*drawn(1500, 1531, (8, 2), 32, torch.float32), 0.2)
-    assert pool.num_tasks == 2
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_a_long_prompt_is_parted_and_only_where_more_than_one_core_is_left(dtype: torch.dtype) -> None:
+    cores = CountedCores()
+    attention, long = PromptAttention(dtype, cores), drawn(1500, 1531, (8, 2), 32, dtype)
+    with using_threads(2):
+        attention(*drawn(100, 131, (8, 2), 32, dtype), 0.2)
+        with cores, cores:  # whoever computes beside it has the other one
+            alone = attention(*long, 0.2)
+        assert cores.num_items == 0
+        with cores:
+            assert torch.equal(attention(*long, 0.2), alone)
+    assert cores.num_items == 2 * 24
+
+
+@in_bfloat16
+@torch.inference_mode()
+def test_a_models_attention_shares_its_decoders_cores() -> None:
+    model = build("llama", hidden_size=128).to(torch.bfloat16)
+    found = make_cpu_step(model.model, model.lm_head, 512, are_integers=False)
+    assert isinstance(found, tuple)
+    attention = found[0].batch_invariance.attend_chunk
+    assert isinstance(attention, PromptAttention)
+    assert attention._cores is found[0].cores
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -108,7 +130,7 @@ def test_a_prompt_in_chunks_is_as_near_the_reference_as_torchs_own(family: str, 
     ids = torch.randint(0, 97, (230,), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         rounded = model(ids[None]).logits[0].float()
-        rule = replace(PREFILL_ONLY, attend_chunk=PromptAttention(dtype))
+        rule = replace(PREFILL_ONLY, attend_chunk=PromptAttention(dtype, CoreShare()))
         decoder = build_decoder(model.model, model.lm_head, 512, batch_invariance=rule)
         cache = KVCache(decoder.geometry, 230)
         pieces = []
