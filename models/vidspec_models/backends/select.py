@@ -145,10 +145,11 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
         from vidspec_models.backends.cuda.kernels import supports
         from vidspec_models.backends.cuda.step import CudaStep
 
-        if not supports(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim):
-            logger.warning("decoding steps run uncaptured: heads of width %d do not fit the kernels", decoder.head_dim)
+        width = decoder.geometry.head_dim
+        if not supports(decoder.num_heads, decoder.geometry.num_kv_heads, width):
+            logger.warning("decoding steps run uncaptured: heads of width %d do not fit the kernels", width)
             return fallen_back(
-                f"no kernels for heads of width {decoder.head_dim}", "choose a checkpoint that docs/models.md lists"
+                f"no kernels for heads of width {width}", "choose a checkpoint that docs/models.md lists"
             )
         step = CudaStep(decoder)
         is_invariant = step.measure_invariance()

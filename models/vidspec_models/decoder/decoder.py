@@ -68,8 +68,6 @@ class Decoder:
         self.dtype_name = str(geometry.dtype).removeprefix("torch.")  # unless weights are in another
         self.cores = CoreShare()
         self.num_heads = num_heads
-        self.num_kv_heads = geometry.num_kv_heads
-        self.head_dim = geometry.head_dim
         self.scale = scale
         self.embedding = weights.embedding
         self.context_length = weights.rotary.shape[0]
@@ -157,7 +155,7 @@ class Decoder:
         self, layer: LayerWeights, normed: Tensor, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [n, H, D] and keys [n, KV, D], values [n, KV, D]; normed may have rows of padding."""
-        num_heads, num_kv_heads, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
+        num_heads, num_kv_heads, head_dim = self.num_heads, self.geometry.num_kv_heads, self.geometry.head_dim
         product = layer.qkv(normed, layer.qkv_bias)
         cos, sin = rotary
         heads = product[: cos.shape[0]].view(-1, num_heads + 2 * num_kv_heads, head_dim)

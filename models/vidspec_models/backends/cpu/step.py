@@ -76,8 +76,8 @@ class CpuStep:
         eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
         self._query_type = np.uint16 if decoder.geometry.dtype is torch.bfloat16 else np.float32
         together = TOGETHER if are_integers else 0
-        self._weights = step_weights(language_model, lm_head, decoder.head_dim, integers_together=together)
-        self.constants = (decoder.num_heads, decoder.num_kv_heads, eps, decoder.scale, self._weights)
+        self._weights = step_weights(language_model, lm_head, decoder.geometry.head_dim, integers_together=together)
+        self.constants = (decoder.num_heads, decoder.geometry.num_kv_heads, eps, decoder.scale, self._weights)
         self.use_threads(1)
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
@@ -206,7 +206,7 @@ class CpuStep:
 
     def scratch(self) -> NDArray[Any]:
         """For queries, [64, D], in the type that keys and values are stored in."""
-        return np.empty((MAX_LINES, self.decoder.head_dim), self._query_type)
+        return np.empty((MAX_LINES, self.decoder.geometry.head_dim), self._query_type)
 
 
 @compiled

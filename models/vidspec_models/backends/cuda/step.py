@@ -50,7 +50,8 @@ class CudaStep:
         self._buckets = tuple(row_buckets)
         device, most = decoder.embedding.device, self._buckets[-1]
         options = launch_options(device)
-        self._kernels = CudaKernels(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.scale, options)
+        heads = decoder.num_heads, decoder.geometry.num_kv_heads, decoder.geometry.head_dim
+        self._kernels = CudaKernels(*heads, decoder.scale, options)
         self._products = CudaProducts(device, options)
         self._staging = torch.zeros(table_size(most), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._table = StepTable(most, self._staging.numpy())

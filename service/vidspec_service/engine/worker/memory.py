@@ -137,5 +137,5 @@ def _compute(model: VideoLM, chunk: int) -> None:
 def _row_bytes(model: VideoLM, encoded: EncodedVideo) -> int:
     """Of a prompt's row: embedding, cos and sin, what is added behind the first layers, its cell and its mark."""
     embedding, num_additions = model.decoder.embedding, len(encoded.additions)
-    numbers = (1 + num_additions) * embedding.shape[1] + 2 * model.decoder.head_dim
+    numbers = (1 + num_additions) * embedding.shape[1] + 2 * model.decoder.geometry.head_dim
     return numbers * embedding.dtype.itemsize + 3 * 8 + 1

@@ -63,7 +63,7 @@ class Model:
             num_layers=4, num_kv_heads=2, head_dim=HEAD_DIM, dtype=torch.bfloat16, device=FIRST, context_block=64,
             split=split,
         )  # fmt: skip
-        self.decoder = type("Decoder", (), {"geometry": geometry, "head_dim": HEAD_DIM})()
+        self.decoder = type("Decoder", (), {"geometry": geometry})()
         self.decoder.embedding = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
         self.decoder.prompt_rotary = lambda n: (torch.zeros(n, 1, HEAD_DIM),) * 2
         self.chunks: list[int] = []
