@@ -6,7 +6,7 @@ attention is public (see `TextQueries`); these are ours (docs/methods.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ _MOST_STEPS = 256  # one cell each; the rest of a larger budget is chosen at onc
 _RESERVE = 1e-3  # of the best cell's worth, left to a cell that others show completely
 _FADING = 0.78  # of what a cell shows, for each frame between: that a thing is still there must be seen, too
 _LEAST = 1e-6  # below it what is left is rounding
+_VALUES_AT_ONCE = 2**18  # of cells that are compared: a megabyte stays in a processor's cache
+
+AROUND = tuple(product((-1, 0, 1), (-1, 0, 1)))  # steps down and right, to a place itself, too
 
 
 def hippo(cells: Candidates) -> Tensor:
@@ -42,17 +45,6 @@ def hippo(cells: Candidates) -> Tensor:
     return with_even(diverse(quality, units, cells.times[cells.frames], num_diverse), cells.num_cells, cells.budget)
 
 
-def neighbours(dense: Tensor, *, with_self: bool) -> Iterator[Tensor]:
-    """The 3 x 3 neighbourhood of every place of [F, R, S, ...], one direction after the other; zeros past an edge."""
-    trailing = (0, 0) * (dense.dim() - 3)
-    padded = functional.pad(dense, (*trailing, 1, 1, 1, 1))
-    rows, columns = dense.shape[1:3]
-    for down in range(3):
-        for right in range(3):
-            if with_self or (down, right) != (1, 1):
-                yield padded[:, down : down + rows, right : right + columns]
-
-
 def centred(features: Tensor) -> Tensor:
     """[C, hidden] less the video's mean, each of unit length, float32.
 
@@ -63,15 +55,24 @@ def centred(features: Tensor) -> Tensor:
     return functional.normalize(features - features.mean(0), dim=-1)
 
 
+def cosines(units: Tensor, others: Tensor) -> Tensor:
+    """float32 [D, C]: of each of `units` [C, hidden] with D others of them, whose numbers are int64 [D, C]."""
+    at_once = max(1, _VALUES_AT_ONCE // (others.shape[0] * units.shape[1]))
+    parts = zip(units.split(at_once), others.split(at_once, 1), strict=True)
+    return torch.cat([torch.linalg.vecdot(mine, functional.embedding(theirs, units)) for mine, theirs in parts], 1)
+
+
 def spatial_distinctiveness(units: Tensor, cells: Candidates) -> Tensor:
     """float32 [C]: 1 - the mean cosine with the (at most 8) cells around it in its frame; 1 where there are none."""
-    dense, is_cell = cells.dense(units), cells.dense(torch.ones_like(units[:, 0]))
-    total, count = torch.zeros_like(is_cell), torch.zeros_like(is_cell)
-    for beside in neighbours(dense, with_self=False):  # an empty place is a zero vector: its cosine adds nothing
-        total += torch.linalg.vecdot(dense, beside)
-    for is_there in neighbours(is_cell, with_self=False):
-        count += is_there
-    return 1.0 - cells.gathered(total / count.clamp(min=1.0))
+    others, are_there = cells.beside(cells.frames, AROUND[:4])  # the other four: whose other it is
+    alike = cosines(units, others).masked_fill(~are_there, 0.0)
+    total = torch.zeros_like(units[:, 0])
+    for cosine in alike:
+        total += cosine
+    for other, cosine in zip(others.flip(0), alike.flip(0), strict=True):
+        total.index_add_(0, other, cosine)
+    count = are_there.sum(0) + others[are_there].bincount(minlength=cells.num_cells)
+    return 1.0 - total / count.clamp(min=1)
 
 
 def ranks(scores: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Everything here can change the draft's guesses only, never the target's text. So
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,8 @@ _MOST_PRUNED = 0.99
 class Candidates:
     """The C cells of a prompt's videos, what the text pays to each, and how many of them may stay.
 
-    They lie in F frames of at most R x S places; a place that a video has no cell for is empty. Two videos' frames are
-    no neighbours in time.
+    They lie in F frames of fewer than R x S places each: there is no cell in the last row or column. Two videos' frames
+    are no neighbours in time.
     """
 
     features: Tensor  # [C, hidden], projected
@@ -40,9 +40,9 @@ class Candidates:
     def of(
         cls, features: Tensor, places: Tensor, relevance: Tensor | None = None, budget: int = 0, seed: int = 0
     ) -> Candidates:
-        """`places` are int64 [C, 3]: (frame, row, column), of one cell at least."""
+        """`places` are int64 [C, 3]: (frame, row, column), of one cell at least, in reading order."""
         times, frames = places[:, 0].unique(return_inverse=True)
-        rows, columns = int(places[:, 1].max()) + 1, int(places[:, 2].max()) + 1
+        rows, columns = int(places[:, 1].max()) + 2, int(places[:, 2].max()) + 2
         return cls(
             features=features,
             frames=frames,
@@ -67,16 +67,19 @@ class Candidates:
         """bool [F]: whether a frame begins a video."""
         return begins_video(self.times)
 
-    def dense(self, values: Tensor) -> Tensor:
-        """[C, ...] in its places: [F, R, S, ...], zeros where there is no cell."""
-        rows, columns = self.shape
-        spread = values.new_zeros(self.num_frames * rows * columns, *values.shape[1:])
-        spread[self.frames * rows * columns + self.slots] = values
-        return spread.view(self.num_frames, rows, columns, *values.shape[1:])
+    def beside(self, frames: Tensor, steps: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """The cells D steps (down, right) of one place at most from every cell's, in these frames, int64 [C].
 
-    def gathered(self, dense: Tensor) -> Tensor:
-        """[F, R, S] back to [C]."""
-        return dense.flatten()[self.frames * (self.shape[0] * self.shape[1]) + self.slots]
+        Their numbers, int64 [D, C], and whether they are there, bool [D, C]; where none is, the number is another's.
+        They are looked up, since a place for each would be as many as if every frame were as high as the highest and
+        as wide as the widest.
+        """
+        rows, columns = self.shape
+        numbers = self.frames * (rows * columns) + self.slots
+        offsets = self.slots.new_tensor([down * columns + right for down, right in steps])
+        wanted = frames * (rows * columns) + self.slots + offsets[:, None]
+        found = torch.searchsorted(numbers, wanted).clamp(max=self.num_cells - 1)
+        return found, numbers[found] == wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression.merging import compared_with
-from vidspec_models.preservation.hippo import centred, hippo, neighbours, ranks, spatial_distinctiveness
+from vidspec_models.preservation.hippo import AROUND, centred, cosines, hippo, ranks, spatial_distinctiveness
 from vidspec_models.preservation.selection import Candidates, Strategy, best, spaced, with_even
 from vidspec_models.preservation.text_queries import RelevanceLaw
 
@@ -63,9 +63,10 @@ def temporal_merging(cells: Candidates) -> Tensor:
     whole = is_whole.nonzero()[:, 0]
     if len(whole) >= cells.budget:
         return whole[spaced(len(whole), cells.budget, whole.device)]
-    dense = cells.dense(functional.normalize(cells.features.float(), dim=-1))
-    change = cells.gathered(1.0 - torch.linalg.vecdot(dense, dense[earlier]))
-    return best(change.masked_fill(is_whole, torch.inf), cells.budget)
+    units = functional.normalize(cells.features.float(), dim=-1)
+    before, are_there = cells.beside(earlier[cells.frames], [(0, 0)])
+    (alike,) = cosines(units, before).masked_fill(~are_there, 0.0)
+    return best((1.0 - alike).masked_fill(is_whole, torch.inf), cells.budget)
 
 
 def everything(cells: Candidates) -> Tensor:
@@ -84,15 +85,9 @@ def temporal_novelty(units: Tensor, cells: Candidates) -> Tensor:
     `units` [C, hidden] from `centred`. What has nothing earlier to be compared with gets the mean of the others, so
     that a first frame is neither preferred nor passed over.
     """
-    dense, is_cell = cells.dense(units), cells.dense(torch.ones_like(units[:, 0]))
-    closest = torch.full_like(is_cell, -torch.inf)
-    if cells.num_frames > 1:
-        near = zip(neighbours(dense[:-1], with_self=True), neighbours(is_cell[:-1], with_self=True), strict=True)
-        for earlier, is_there in near:
-            cosine = torch.linalg.vecdot(dense[1:], earlier)
-            closest[1:] = torch.maximum(closest[1:], cosine.masked_fill(is_there == 0, -torch.inf))
-        closest[cells.is_first] = -torch.inf  # what came before is another video
-    novelty = 1.0 - cells.gathered(closest)
+    before, are_there = cells.beside(cells.frames - 1, AROUND)
+    are_there &= ~cells.is_first[cells.frames]  # what came before is another video
+    novelty = 1.0 - cosines(units, before).masked_fill(~are_there, -torch.inf).amax(0)
     is_known = novelty.isfinite()
     neutral = novelty[is_known].mean() if is_known.any() else 0.0
     return novelty.masked_fill(~is_known, float(neutral))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.preservation.selection import LEAST_KEPT, Strategy, kept_of_prompt, num_kept, with_even
 from vidspec_models.preservation.strategies import STRATEGIES, find_strategy
 from vidspec_service.engine.config import Preservation
@@ -132,6 +132,14 @@ def test_no_video_is_nothing_to_keep(name: str) -> None:
 def test_a_frame_that_is_one_line_is_pruned_as_any_other(name: str) -> None:
     kept = kept_rows(find_strategy(name), 0.9, features_of(400), line_of(400), relevance_of(400))
     assert len(kept) == 40
+
+
+@pytest.mark.parametrize("name", PRUNING)
+def test_a_high_picture_beside_a_wide_one_is_pruned_without_a_place_for_all_that_neither_has(name: str) -> None:
+    """Which would be more places than there are addresses."""
+    wide = torch.tensor([(0, 0, column) for column in [*range(199), 10**8]])
+    high = wide[:, [0, 2, 1]] + torch.tensor([1 + CLIP_GAP, 0, 0])
+    assert len(kept_rows(find_strategy(name), 0.9, features_of(400), torch.cat((wide, high)))) == 40
 
 
 @pytest.mark.parametrize("name", PRUNING)
