@@ -109,10 +109,3 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy(name="blind", select=nothing, ignores_ratio=True),
     )
 }
-
-
-def find_strategy(name: str) -> Strategy:
-    """Raises ValueError naming all strategies."""
-    if name not in STRATEGIES:
-        raise ValueError(f"unknown preservation strategy {name!r}; there are {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]

@@ -23,7 +23,7 @@ from vidspec_models.training.architecture import NUM_VISUAL
 from vidspec_models.training.examples import Example, find_cells
 from vidspec_models.training.gates import Gate, format_table, gates
 from vidspec_models.training.loaded_model import LoadedModel
-from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures
+from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures, shares
 from vidspec_models.training.plain_evaluation import PlainEvaluation
 
 __all__ = ["Gate", "evaluate", "format_table", "gates"]
@@ -61,7 +61,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dty
         "questions": {kind: question_figures(found) for kind, found in answers.items()},
         "draft_questions": {kind: question_figures(found) for kind, found in drafted.items()},
         "captions_all_right": num_right / max(num_clips, 1),
-        "caption_facts": {name: sum(marks) / len(marks) for name, marks in facts.items()},
+        "caption_facts": shares(facts),
         **plain.result(),
         "acceptance": {view: matches[view] / max(num_tokens, 1) for view in VIEWS},
     }

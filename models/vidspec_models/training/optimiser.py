@@ -21,6 +21,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _CPU_UNIT_CLIPS = 2
 _MATRICES_PER_JOB = 2
+_MOMENTUM = 0.95
 _COEFFICIENTS = (  # polar-express schedule: four steps do what five of the classic quintic do
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -63,10 +64,9 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised; a few matrices of one shape are one batched product, and one worker's job."""
 
     def __init__(
-        self, params: Iterable[torch.nn.Parameter], workers: Workers, lr: float, momentum: float = 0.95,
-        weight_decay: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self, params: Iterable[torch.nn.Parameter], workers: Workers, lr: float, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._workers = workers
 
     @torch.no_grad()
@@ -93,8 +93,8 @@ class Muon(torch.optim.Optimizer):
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(param)
             buffer = state["momentum"]
-            buffer.lerp_(param.grad, 1 - group["momentum"])
-            updates.append(param.grad.lerp(buffer, group["momentum"]))
+            buffer.lerp_(param.grad, 1 - _MOMENTUM)
+            updates.append(param.grad.lerp(buffer, _MOMENTUM))
         # Scaled so that an update has the root mean square of a typical AdamW step.
         scale = 0.2 * max(params[0].shape) ** 0.5 * group["lr"]
         for param, update in zip(params, _orthogonalise(torch.stack(updates)), strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import kept_of_prompt
-from vidspec_models.preservation.strategies import STRATEGIES, find_strategy
+from vidspec_models.preservation.strategies import STRATEGIES
 
 
 @pytest.fixture
@@ -49,16 +49,16 @@ def test_rows_that_stay_keep_everything_they_had(prompt: Prompt) -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_at_ratio_0_the_prompt_is_the_same_object(prompt: Prompt, name: str) -> None:
-    less = pruned(prompt, kept_of_prompt(find_strategy(name), 0.0, prompt))
+    less = pruned(prompt, kept_of_prompt(STRATEGIES[name], 0.0, prompt))
     assert (less is prompt) == (name != "blind")
 
 
 def test_none_is_the_same_object_at_every_ratio(prompt: Prompt) -> None:
-    assert pruned(prompt, kept_of_prompt(find_strategy("none"), 0.95, prompt)) is prompt
+    assert pruned(prompt, kept_of_prompt(STRATEGIES["none"], 0.95, prompt)) is prompt
 
 
 def test_blind_leaves_no_cell(prompt: Prompt) -> None:
-    blind = pruned(prompt, kept_of_prompt(find_strategy("blind"), 0.5, prompt))
+    blind = pruned(prompt, kept_of_prompt(STRATEGIES["blind"], 0.5, prompt))
     assert blind.grid.tolist() == [[NO_CELL] * 3]
     assert len(cell_rows(blind)) == 0
 

@@ -18,7 +18,7 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt, grid_checksum, pruned
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.preservation.selection import kept_of_prompt
-from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -84,13 +84,13 @@ def settings_of(options: PruningOptions) -> Iterator[Setting]:
     if Preservation.BLIND in options.strategies:
         yield Setting(Preservation.BLIND, 1.0)
     for strategy in options.strategies:
-        if not find_strategy(strategy).ignores_ratio:
+        if not STRATEGIES[strategy].ignores_ratio:
             yield from (Setting(strategy, ratio) for ratio in options.ratios if ratio > 0)
 
 
 def laws_of(settings: Sequence[Setting]) -> list[RelevanceLaw]:
     """The kinds of attention that the settings need, each once."""
-    laws = [find_strategy(setting.strategy).relevance for setting in settings]
+    laws = [STRATEGIES[setting.strategy].relevance for setting in settings]
     return list(dict.fromkeys(law for law in laws if law is not None))
 
 
@@ -129,7 +129,7 @@ def judged(
 
 def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> Tensor:
     """Rows of the draft's whole prompt that the setting keeps; relevance counts where both see the same cells."""
-    strategy = find_strategy(setting.strategy)
+    strategy = STRATEGIES[setting.strategy]
     is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
     return kept_of_prompt(strategy, setting.prune_ratio, whole, relevance, seed)

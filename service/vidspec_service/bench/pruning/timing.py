@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import kept_of_prompt
-from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
@@ -46,7 +46,7 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
     and hippo's choice on the draft; `draft_prefill_ratio` is at the largest ratio up to 0.9, over unpruned.
     """
     inputs = about_video(CAPTION_PROMPT), (scene_video(TEST_SEEDS[0], options.long_frames),)
-    target, law = models.run_as("target"), find_strategy(_SHOWN).relevance
+    target, law = models.run_as("target"), STRATEGIES[_SHOWN].relevance
     assert law is not None
     target_prepare_s, prompt = _timed(lambda: target.prepare(*inputs), 2)
     runs = [prefilled(target, prompt, models.chunk, 0, [law]) for _ in range(_REPEATS)]
@@ -56,13 +56,13 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
     draft = models.run_as("draft")
     draft_prepare_s, whole = _timed(lambda: draft.prepare(*inputs), 2)
     selection_s = {
-        strategy.value: _timed(partial(kept_of_prompt, find_strategy(strategy), 0.9, whole, relevance))[0]
+        strategy.value: _timed(partial(kept_of_prompt, STRATEGIES[strategy], 0.9, whole, relevance))[0]
         for strategy in options.strategies
     }
     ratios = sorted({0.0, *options.ratios})
     prefills = {}
     for ratio in ratios:
-        seen = pruned(whole, kept_of_prompt(find_strategy(_SHOWN), ratio, whole))
+        seen = pruned(whole, kept_of_prompt(STRATEGIES[_SHOWN], ratio, whole))
         prefills[ratio] = median(prefilled(draft, seen, models.chunk, 0).seconds for _ in range(_REPEATS))
     shown = max(ratio for ratio in ratios if ratio <= 0.9)
     choice_s = selection_s.get(_SHOWN.value, 0.0)

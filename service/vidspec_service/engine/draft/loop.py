@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from vidspec_models.inputs import Prompt
-from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import Include
 from vidspec_models.sampling import Guess
 from vidspec_models.video_lm import VideoLM
@@ -163,7 +163,7 @@ class DraftLoop(WorkerLoop):
             request_id=item.request_id,
             view=PrunedView(
                 prompt,
-                find_strategy(request.preservation or self._config.preservation),
+                STRATEGIES[request.preservation or self._config.preservation],
                 self._config.prune_ratio if request.prune_ratio is None else request.prune_ratio,
                 request.sampling.seed,
             ),

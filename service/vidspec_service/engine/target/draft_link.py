@@ -17,7 +17,7 @@ import numpy as np
 
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.inputs import cell_rows, grid_checksum
-from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, using_threads
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
@@ -157,7 +157,7 @@ class RelevanceSource:
     def law_of(self, request: GenerationRequest) -> RelevanceLaw | None:
         """Which attention the request's draft chooses by, if it does."""
         ratio = self._prune_ratio if request.prune_ratio is None else request.prune_ratio
-        return find_strategy(request.preservation or self._preservation).relevance if ratio > 0 else None
+        return STRATEGIES[request.preservation or self._preservation].relevance if ratio > 0 else None
 
     def observer(self, request: TargetRequest, num_rows: int) -> QueryObserver | None:
         """For the request's next `num_rows` prompt rows; None where nobody would read the result."""

@@ -10,7 +10,7 @@ import torch
 
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import NO_CELL, Prompt, grid_checksum
-from vidspec_models.preservation.strategies import find_strategy
+from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
@@ -44,7 +44,7 @@ def drafting_of(prompt: Prompt, strategy: str = "hippo") -> DraftRequest:
     )
     return DraftRequest(
         request_id="r",
-        view=PrunedView(prompt, find_strategy(strategy), 0.9, seed=1),
+        view=PrunedView(prompt, STRATEGIES[strategy], 0.9, seed=1),
         cache=KVCache(geometry, 256),
         sampler=CoupledSampler(SamplingParams()),
         max_tokens=50,
@@ -140,7 +140,7 @@ def test_a_prompt_without_video_is_seen_whole(prompt: Prompt) -> None:
         is_video=torch.zeros(5, dtype=torch.bool),
         next_position=5,
     )
-    assert PrunedView(text, find_strategy("hippo"), 0.9, 0).prompt is text
+    assert PrunedView(text, STRATEGIES["hippo"], 0.9, 0).prompt is text
 
 
 def test_scores_travel_in_shared_memory_and_leave_no_descriptor(prompt: Prompt) -> None:

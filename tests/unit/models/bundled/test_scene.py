@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from vidspec_models.bundled.render import slot_times
-from vidspec_models.bundled.scene import TEST_SEEDS, TRAIN_SEEDS, VALIDATION_SEEDS, sample_scene
+from vidspec_models.bundled.scene import TEST_SEEDS, TRAIN_SEEDS, sample_scene
 
 
 def test_different_seeds_give_different_scenes() -> None:
@@ -17,8 +17,7 @@ def test_different_seeds_give_different_scenes() -> None:
 
 
 def test_splits_share_no_seed() -> None:
-    assert TEST_SEEDS.stop <= VALIDATION_SEEDS.start
-    assert VALIDATION_SEEDS.stop <= TRAIN_SEEDS.start
+    assert TEST_SEEDS.stop <= TRAIN_SEEDS.start
     assert TEST_SEEDS.start == 0
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.preservation.selection import LEAST_KEPT, Strategy, kept_of_prompt, num_kept, with_even
-from vidspec_models.preservation.strategies import STRATEGIES, find_strategy
-from vidspec_service.engine.config import Preservation
+from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.request import Preservation
 
 PRUNING = [name for name, strategy in STRATEGIES.items() if not strategy.ignores_ratio]
 NAMES = st.sampled_from(list(STRATEGIES))
@@ -80,7 +80,7 @@ def test_every_strategy_keeps_its_budget_sorted_and_with_the_rows_that_are_no_ce
     name: str, ratio: float, clip: tuple[Tensor, Tensor, Tensor | None], seed: int
 ) -> None:
     features, grid, relevance = clip
-    kept = kept_rows(find_strategy(name), ratio, features, grid, relevance, seed)
+    kept = kept_rows(STRATEGIES[name], ratio, features, grid, relevance, seed)
     is_cell = (grid != NO_CELL).all(1)
     assert kept.dtype == torch.int64
     assert torch.equal(kept, kept.unique()), "sorted, no row twice"
@@ -88,7 +88,7 @@ def test_every_strategy_keeps_its_budget_sorted_and_with_the_rows_that_are_no_ce
     assert set((~is_cell).nonzero()[:, 0].tolist()) <= set(kept.tolist())
     budget = {"none": int(is_cell.sum()), "blind": 0}.get(name, num_kept(int(is_cell.sum()), ratio))
     assert int(is_cell[kept].sum()) == budget
-    assert torch.equal(kept, kept_rows(find_strategy(name), ratio, features, grid, relevance, seed))
+    assert torch.equal(kept, kept_rows(STRATEGIES[name], ratio, features, grid, relevance, seed))
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,19 +118,19 @@ def test_every_frame_keeps_its_floor(num_frames: int, size: int, share: float, p
 def test_a_clip_too_short_to_prune_is_kept_whole(name: str, shape: tuple[int, int, int]) -> None:
     grid = grid_of(*shape)
     assert len(grid) - 1 <= LEAST_KEPT
-    kept = kept_rows(find_strategy(name), 0.99, features_of(len(grid)), grid, relevance_of(len(grid)))
+    kept = kept_rows(STRATEGIES[name], 0.99, features_of(len(grid)), grid, relevance_of(len(grid)))
     assert kept.tolist() == list(range(len(grid)))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_video_is_nothing_to_keep(name: str) -> None:
     nothing = torch.zeros(0, 3, dtype=torch.long)
-    assert kept_rows(find_strategy(name), 0.9, torch.zeros(0, 12), nothing).tolist() == []
+    assert kept_rows(STRATEGIES[name], 0.9, torch.zeros(0, 12), nothing).tolist() == []
 
 
 @pytest.mark.parametrize("name", PRUNING)
 def test_a_frame_that_is_one_line_is_pruned_as_any_other(name: str) -> None:
-    kept = kept_rows(find_strategy(name), 0.9, features_of(400), line_of(400), relevance_of(400))
+    kept = kept_rows(STRATEGIES[name], 0.9, features_of(400), line_of(400), relevance_of(400))
     assert len(kept) == 40
 
 
@@ -139,7 +139,7 @@ def test_a_high_picture_beside_a_wide_one_is_pruned_without_a_place_for_all_that
     """Which would be more places than there are addresses."""
     wide = torch.tensor([(0, 0, column) for column in [*range(199), 10**8]])
     high = wide[:, [0, 2, 1]] + torch.tensor([1 + CLIP_GAP, 0, 0])
-    assert len(kept_rows(find_strategy(name), 0.9, features_of(400), torch.cat((wide, high)))) == 40
+    assert len(kept_rows(STRATEGIES[name], 0.9, features_of(400), torch.cat((wide, high)))) == 40
 
 
 @pytest.mark.parametrize("name", PRUNING)
@@ -147,11 +147,11 @@ def test_identical_frames_and_one_frame_are_pruned_to_the_budget(name: str) -> N
     one = features_of(64)
     for num_frames in (1, 8):
         grid = grid_of(num_frames, 8, 8, newline=False)
-        assert len(kept_rows(find_strategy(name), 0.75, one.repeat(num_frames, 1), grid)) == 16 * num_frames
+        assert len(kept_rows(STRATEGIES[name], 0.75, one.repeat(num_frames, 1), grid)) == 16 * num_frames
 
 
 def test_random_depends_on_its_seed_alone() -> None:
-    grid, strategy = grid_of(8, 8, 8), find_strategy("random")
+    grid, strategy = grid_of(8, 8, 8), STRATEGIES["random"]
     first, again, other = (
         kept_rows(strategy, 0.9, features_of(513, number), grid, seed=seed) for number, seed in [(0, 1), (1, 1), (0, 2)]
     )
@@ -162,12 +162,7 @@ def test_random_depends_on_its_seed_alone() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 0.995, 1.0, 5.0, float("nan"), float("inf")])
 def test_a_ratio_outside_its_range_is_refused(ratio: float) -> None:
     with pytest.raises(ValueError, match=r"must be in \[0, 0.99\]"):
-        kept_rows(find_strategy("hippo"), ratio, features_of(65), grid_of(1, 8, 8))
-
-
-def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'hipo'; there are hippo, specvlm"):
-        find_strategy("hipo")
+        kept_rows(STRATEGIES["hippo"], ratio, features_of(65), grid_of(1, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -175,17 +170,17 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
 )
 def test_arrays_that_do_not_fit_are_refused(what: str, arguments: tuple[Tensor, Tensor | None]) -> None:
     with pytest.raises(ValueError, match=f"{what} is for"):
-        kept_rows(find_strategy("hippo"), 0.5, features_of(65), *arguments)
+        kept_rows(STRATEGIES["hippo"], 0.5, features_of(65), *arguments)
 
 
-def test_the_settings_offer_every_strategy() -> None:
+def test_every_strategy_can_be_asked_for() -> None:
     assert [choice.value for choice in Preservation] == list(STRATEGIES)
 
 
 def test_specvlm_takes_the_fewest_rows_that_hold_its_share_and_spreads_the_rest() -> None:
     relevance = torch.full((100,), 0.001)
     relevance[[17, 40]] = 10.0
-    kept = kept_rows(find_strategy("specvlm"), 0.8, features_of(100), line_of(100), relevance).tolist()
+    kept = kept_rows(STRATEGIES["specvlm"], 0.8, features_of(100), line_of(100), relevance).tolist()
     # One of the two holds half of the attention, more than 0.4: the other 19 are evenly spaced, ends included.
     assert {0, 17, 99} <= set(kept)
     assert max(b - a for a, b in pairwise(kept)) <= 6
@@ -193,7 +188,7 @@ def test_specvlm_takes_the_fewest_rows_that_hold_its_share_and_spreads_the_rest(
 
 def test_attention_takes_the_largest_as_they_are() -> None:
     relevance = relevance_of(100)
-    kept = kept_rows(find_strategy("attention"), 0.8, features_of(100), line_of(100), relevance)
+    kept = kept_rows(STRATEGIES["attention"], 0.8, features_of(100), line_of(100), relevance)
     assert set(kept.tolist()) == set(relevance.topk(20).indices.tolist())
 
 
@@ -202,7 +197,7 @@ def test_merging_in_time_keeps_window_starts_and_what_changes() -> None:
     features = features_of(16).repeat(8, 1)
     changed = [16 * 3 + 5, 16 * 7 + 2]  # frame 3, place 5; frame 7, place 2
     features[changed] += 10 * features_of(2, seed=1)
-    kept = kept_rows(find_strategy("ttm"), 1 - 34 / 128, features, grid)
+    kept = kept_rows(STRATEGIES["ttm"], 1 - 34 / 128, features, grid)
     assert kept.tolist() == sorted([*range(16), *range(64, 80), *changed])
 
 
@@ -211,7 +206,7 @@ def test_hippo_keeps_what_stands_out_and_what_is_asked_for() -> None:
     features = features_of(1).repeat(256, 1)
     thing = [64 * 2 + 27, 64 * 2 + 28]  # two cells that appear in the third frame
     features[thing] += 5 * features_of(2, seed=3)
-    hippo = find_strategy("hippo")
+    hippo = STRATEGIES["hippo"]
     assert set(thing) <= set(kept_rows(hippo, 0.9, features, grid).tolist())
     relevance = torch.full((256,), 0.01)
     relevance[[64 * 1 + 9, 64 * 3 + 50]] = 1.0
@@ -225,7 +220,7 @@ def test_hippo_does_not_spend_its_budget_on_what_repeats_itself() -> None:
     features = features_of(64).repeat(8, 1)
     relevance = relevance_of(64).repeat(8)
     times = {
-        name: (kept_rows(find_strategy(name), 0.9, features, grid, relevance) % 64).unique(return_counts=True)[1]
+        name: (kept_rows(STRATEGIES[name], 0.9, features, grid, relevance) % 64).unique(return_counts=True)[1]
         for name in ("hippo", "attention")
     }
     assert len(times["attention"]) == 7
@@ -238,7 +233,7 @@ def test_hippo_leaves_no_half_of_a_clip_without_a_cell_however_the_attention_lie
     grid = grid_of(8, 8, 8, newline=False)
     relevance = torch.zeros(512)
     relevance[:64] = 1.0  # all attention on the first frame
-    kept = kept_rows(find_strategy("hippo"), 0.9, features_of(512), grid, relevance)
+    kept = kept_rows(STRATEGIES["hippo"], 0.9, features_of(512), grid, relevance)
     frames = grid[kept][:, 0]
     assert int((frames == 0).sum()) > 30
     assert {0, 7} <= set(frames.tolist())
