@@ -19,13 +19,14 @@ from av.video.stream import VideoStream
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader.timeline import EntryPoint, Timeline
 from vidspec_service.decoding.selection import FramePicker
-from vidspec_service.errors import VideoUnreadable
+from vidspec_service.errors import VideoTooLarge, VideoUnreadable
 
 # PyAV reads all of a frame's side data to give any of it, and knows fewer kinds than its FFmpeg: the EXIF data that
 # cameras write into JPEG made every such frame unreadable. An unknown kind is taken for one that nobody asks for.
 SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  # type: ignore[assignment]
 
 _CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet to packet
+_MOST_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 
 Allocate = Callable[[int], memoryview]  # bytes wanted -> writable memory of that size
@@ -198,9 +199,16 @@ class FrameConverter:
             if orientation is None:
                 self.warnings.append("The video asks to be turned by an odd angle; frames are used as stored.")
             self.orientation = orientation or UPRIGHT
-        if self._size != self._source_size:
-            before, after = ("{}x{}".format(*self.orientation.size(*s)) for s in (self._source_size, self._size))
+        before, after = ("{}x{}".format(*self.orientation.size(*s)) for s in (self._source_size, self._size))
+        is_scaled = self._size != self._source_size
+        if is_scaled:
             self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
+        if max(self._size) > _MOST_OBLONG * min(self._size):
+            size = f"{before} pixels, scaled down to {after}," if is_scaled else f"{before} pixels"
+            raise VideoTooLarge(
+                f"Frames of {size} are too oblong: the limit is {_MOST_OBLONG} times as long as wide. Crop them.",
+                param="video",
+            )
         return self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))
 
 

@@ -124,6 +124,27 @@ def test_too_much_names_the_fact_the_limit_and_the_setting(tmp_path: Path, limit
         read(path, FrameRequest(num_frames=8), limits)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("width", "height", "max_frame_pixels", "words"),
+    [
+        (1000, 4, 4000, r"Frames of 1000x4 pixels are too oblong: the limit is 200 times as long as wide\. Crop them"),
+        (4, 804, 4000, "Frames of 4x804 pixels are too oblong"),
+        (800, 4, 1000, "Frames of 800x4 pixels, scaled down to 447x2, are too oblong"),
+    ],
+)
+def test_frames_that_a_model_would_refuse_for_their_shape_are_refused(
+    tmp_path: Path, width: int, height: int, max_frame_pixels: int, words: str
+) -> None:
+    path = write_video(tmp_path / "a.mkv", [np.zeros((height, width, 3), np.uint8)] * 2, codec="ffv1", pix_fmt="bgr0")
+    with pytest.raises(VideoTooLarge, match=words):
+        read(path, limits=replace(LIMITS, max_frame_pixels=max_frame_pixels))
+
+
+def test_frames_of_the_most_oblong_shape_pass(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mkv", [np.zeros((4, 800, 3), np.uint8)] * 2, codec="ffv1", pix_fmt="bgr0")
+    assert read(path).video.frames.shape[1:] == (4, 800, 3)
+
+
 def test_exactly_the_limits_pass(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", bar_codes(60))
     limits = replace(
