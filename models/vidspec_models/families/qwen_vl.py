@@ -200,6 +200,6 @@ def sampled_fps(video: Video) -> float:
     indices = video.source_indices
     whole = video.source_num_frames / len(indices)
     spacing = (indices[-1] - indices[0]) / (len(indices) - 1) if len(indices) > 1 else whole
-    if abs(spacing - whole) <= 1.0:  # indices are rounded to frames
+    if abs(spacing - whole) * (len(indices) - 1) <= 1.0:  # first and last are rounded to frames
         return len(indices) / video.source_num_frames * video.source_fps
     return video.source_fps / max(spacing, 1.0)

@@ -32,6 +32,8 @@ def test_the_sampled_rate_is_the_processors_for_a_whole_source_and_the_windows_f
     part = replace(whole, source_num_frames=100_000, source_indices=(5000, 5010, 5020, 5030))
     # 40 frames are in the part. qwen-vl-utils, with `video_start` and `video_end`: nframes / total_frames * video_fps.
     assert sampled_fps(part) == pytest.approx(4 / 40 * 10.0)
+    densely = replace(clip(1, 40), source_fps=4.0, source_num_frames=80, source_indices=tuple(range(40)))
+    assert sampled_fps(densely) == 4.0, "every frame of the first half"
     assert sampled_fps(clip(1, 1)) == pytest.approx(1 / 30 * 10.0)
     assert sampled_fps(replace(clip(1, 2), source_num_frames=9000, source_indices=(70, 70))) == 10.0
 
