@@ -39,11 +39,12 @@ class TokenChoice:
 
     def in_stretches(self, parts: Iterator[EncodedVideo], most: int) -> EncodedVideo:
         """The same of a video that is never there as a whole: as many of its parts as have `most` rows are chosen from
-        at a time, and of each of these stretches the chosen rows are kept.
+        at a time, and of each of these stretches the chosen rows are kept. A last part of one frame, which would stay
+        whole, belongs to the stretch before it.
         """
         chosen, stretch = list[EncodedVideo](), list[EncodedVideo]()
         for part in parts:
-            if stretch and sum(len(each.features) for each in (*stretch, part)) > most:
+            if stretch and part.num_frames > 1 and sum(len(each.features) for each in (*stretch, part)) > most:
                 chosen.append(self._of_all(stretch))
             stretch.append(part)
         chosen.append(self._of_all(stretch))
