@@ -120,9 +120,10 @@ class Qwen2VL(Family):
             **({"second_per_grid_ts": seconds} if seconds else {}),
         )
         if (furthest := int(positions.max())) >= decoder.context_length - 1:
+            reason, remedy = ("video's time", "a shorter part of it") if seconds else ("prompt", "fewer frames")
             raise ContextOverflow(
-                f"the video's time reaches position {furthest}, the model's context is {decoder.context_length}; "
-                "ask for a shorter part of it"
+                f"the {reason} reaches position {furthest}, the model's context is {decoder.context_length}; "
+                f"ask for {remedy}"
             )
         embedding, next_position = decoder.embedding, int(positions[..., -1].max()) + 1
         there = positions[..., stays].to(embedding.device)

@@ -131,6 +131,14 @@ def test_more_video_than_fits_fits_where_few_of_its_rows_stay(qwen: VideoLM) -> 
 
 
 @pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("qwen", ["qwen3_vl"], indirect=True)
+def test_where_words_and_cells_reach_beyond_the_context_fewer_frames_are_the_remedy(qwen: VideoLM) -> None:
+    """A shorter part with as many frames reaches as far."""
+    with pytest.raises(ContextOverflow, match=r"the prompt reaches position \d+, .* ask for fewer frames"):
+        qwen.prepare(TURNS, [clip(4, 36, (280, 280))], handling=chosen(0.02))
+
+
+@pytest.mark.usefixtures("in_parts")
 def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: VideoLM) -> None:
     video, cache = replace(clip(4, 30, (320, 320)), key="k"), EncoderCache(2**24)
     first, other = (qwen.prepare(TURNS, [video], cache, handling=chosen(ratio)) for ratio in (0.05, 0.1))
