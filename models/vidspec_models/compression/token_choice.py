@@ -61,9 +61,9 @@ class TokenChoice:
 def token_choice(compression: Compression, ratio: float | None, dycoke: DyCoke) -> TokenChoice | None:
     """The method that was asked for and its `ratio` of tokens that stay; None where all of a prompt's do.
 
-    Without a ratio DyCoke merges by its own K.
+    Without a ratio DyCoke merges by its own K. EarlyTom merges whatever the ratio.
     """
-    if compression is Compression.NONE:
+    if compression is Compression.NONE or (ratio == 1 and compression is not Compression.EARLYTOM):
         return None
     share, choose = ratio or DEFAULT_RATIO, None
     if compression is Compression.V_CAST:

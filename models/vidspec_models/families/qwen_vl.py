@@ -20,6 +20,7 @@ from vidspec_models.request import Video
 
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the cap would be the far larger one of images
 _FRAMES_AT_ONCE = 32  # through the processor and the tower; whole pairs, and whole windows of DyCoke's
+_ROUNDED_AWAY = 3 / 4  # cells of each pair at most: of four pairs DyCoke rounds three down, others to the nearest
 _SHORTEST_TIME = "<0.0 seconds>"  # Qwen3 says when a pair is shown
 
 
@@ -47,9 +48,9 @@ class Qwen2VL(Family):
 
     def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
         num_pairs, num_cells = self._num_pairs(processor, video), self._num_cells(processor, video)
-        if num_pairs < 2:  # it stays whole
+        if num_pairs < 2 or ratio == 1:
             return num_pairs * num_cells
-        return max(num_pairs, round(ratio * num_pairs * num_cells))  # something of every pair
+        return max(num_pairs, int(num_pairs * (ratio * num_cells - _ROUNDED_AWAY)))  # something of every pair
 
     def _num_pairs(self, processor: Any, video: Video) -> int:
         return -(-len(video.frames) // int(processor.video_processor.temporal_patch_size))

@@ -162,6 +162,11 @@ def test_a_ratio_is_the_share_of_a_video_that_stays(compression: Compression, ra
     assert counts == pytest.approx([ratio * size for size in (800, 100)], rel=0.06)
 
 
+@pytest.mark.parametrize("compression", LOSSY)
+def test_a_share_of_one_leaves_every_video_as_it_is(compression: Compression) -> None:
+    assert token_choice(compression, 1.0, DyCoke()) is None
+
+
 def test_without_a_ratio_each_method_has_its_own() -> None:
     video, dycoke = encoded(8, 10, 10), DyCoke(merge_ratio=0.4)
     choices = [chosen_by(compression, None, dycoke) for compression in LOSSY]
@@ -175,3 +180,4 @@ def test_where_the_tower_chooses_nothing_is_chosen_afterwards() -> None:
     choice, video = chosen_by(Compression.EARLYTOM, 0.4, DyCoke()), encoded(8, 2, 2)
     assert (choice.ratio, choice.choose) == (0.4, None)
     assert choice.of(video) is video
+    assert token_choice(Compression.EARLYTOM, 1.0, DyCoke()) is not None, "merging frames is its own"

@@ -15,15 +15,16 @@ import torch
 from tests.unit.models.families import tiny_checkpoints
 from tests.unit.models.families.test_exactness import SIZES, clip
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
-from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.compression.token_choice import TokenChoice, token_choice
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.families import qwen_vl
 from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import VIDEO, Turn
+from vidspec_models.request import VIDEO, Compression, Turn
 from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
@@ -150,6 +151,25 @@ def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: Vid
     assert first.identity is None
     with pytest.raises(ContextOverflow):
         qwen.prepare(TURNS, [video], cache)
+
+
+@pytest.mark.parametrize("compression", [Compression.V_CAST, Compression.VIDCOM2, Compression.DYCOKE])
+@pytest.mark.parametrize("size", [(56, 84), (140, 112), (280, 280)])
+def test_a_method_leaves_at_least_what_a_video_is_refused_for(
+    qwen: VideoLM, compression: Compression, size: tuple[int, int]
+) -> None:
+    """Also where it rounds down in every pair of frames, or in all but one that is unlike the others."""
+    video = clip(4, 24, size)
+    num_pairs, num_rows, num_columns = qwen.encode(video).shape
+    features = torch.randn(num_pairs, num_rows * num_columns, 8, generator=torch.Generator().manual_seed(0))
+    features[1:] = features[1] + 0.05 * features[1:]
+    num_cells = num_pairs * num_rows * num_columns
+    for percent in range(1, 51):
+        choice = token_choice(compression, percent / 100, DyCoke())
+        assert choice is not None
+        assert choice.choose is not None
+        left_out = qwen.num_video_tokens(video) - qwen._num_rows_left([video], choice.ratio)
+        assert int(choice.choose(features).sum()) >= num_cells - left_out, percent
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.01])
