@@ -150,8 +150,9 @@ class InputProcessor:
         choice = token_choice(request.compression, request.compression_ratio, self._dycoke)
         if item.tower is not None:
             seen = [replace(video, tower=rows) for video, rows in zip(videos, item.tower.read(), strict=True)]
-            if choice is not None and choice.choose is None:  # rows of merged frames are for no other request
-                seen = [replace(video, key=None) for video in seen]
+            if choice is not None and choice.choose is None:
+                # Rows of merged frames are for no other request, and none can be chosen from them again.
+                seen, choice = [replace(video, key=None) for video in seen], None
             videos, item.tower = tuple(seen), None
         if choice is not None and self._sees_whole_videos and self._model.has_room_for(videos, _num_others(request)):
             choice = None

@@ -154,6 +154,14 @@ def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None
     assert model.seen == [("k", "v-cast", 0.1)]
 
 
+def test_of_frames_that_the_targets_tower_has_merged_a_draft_chooses_nothing_though_it_has_little_room() -> None:
+    rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
+    asked = replace(request_of("good"), videos=(VIDEO,), compression=Compression.EARLYTOM, max_tokens=8)
+    model = Keys(has_room=False)
+    prepared(input_processor(model, sees_whole_videos=True), Input(asked, tower=TowerMemory.of((rows,))))
+    assert model.seen == [(None, None, None)]
+
+
 @pytest.mark.parametrize("compression", Compression)
 def test_a_cache_whose_rows_are_hidden_while_it_decodes_serves_nobody_else(compression: Compression) -> None:
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
