@@ -68,11 +68,11 @@ class Candidates:
         return begins_video(self.times)
 
     def beside(self, frames: Tensor, steps: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """The cells D steps (down, right) of one place at most from every cell's, in these frames, int64 [C].
+        """What lies D steps (down, right), each of one place at most, from every cell's place, in `frames`, int64 [C].
 
-        Their numbers, int64 [D, C], and whether they are there, bool [D, C]; where none is, the number is another's.
-        They are looked up, since a place for each would be as many as if every frame were as high as the highest and
-        as wide as the widest.
+        The cells' numbers, int64 [D, C], and whether there is one, bool [D, C]; where there is none, the number says
+        nothing. They are searched for, since with a table of all places every frame would be as high as the highest
+        and as wide as the widest.
         """
         rows, columns = self.shape
         numbers = self.frames * (rows * columns) + self.slots

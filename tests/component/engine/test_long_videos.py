@@ -53,5 +53,5 @@ def test_every_mode_gives_the_ids_of_a_target_with_a_tenth_of_its_tokens(
 
 
 def test_without_compression_it_is_refused_with_what_would_fit(engine: TracedHarness) -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"compression_ratio of at most 0\.21"):
+    with pytest.raises(ContextLengthExceeded, match=r"compression_ratio of at most 0\.22"):
         engine.answer(asked(SpeculationMode.AUTO, "whole", Compression.NONE))
