@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache, KVPool
 
 GEOMETRY = CacheGeometry(
     num_layers=2, num_kv_heads=1, head_dim=4, dtype=torch.float32, device=torch.device("cpu"), context_block=64
@@ -13,6 +13,7 @@ GEOMETRY = CacheGeometry(
 def test_capacity_is_a_multiple_of_the_context_block() -> None:
     assert KVCache(GEOMETRY, 65).capacity == 128
     assert KVCache(GEOMETRY, 64).capacity == 64
+    assert KVPool(GEOMETRY, 127).num_tokens == 64, "half a block is of no use"
 
 
 def test_truncation_only_moves_the_length_back() -> None:

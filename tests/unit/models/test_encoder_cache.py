@@ -1,0 +1,43 @@
+"""Features are kept within a budget of bytes, all of them counted, and those asked for the longest ago go first."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
+from vidspec_models.request import Video
+
+VIDEO_BYTES = 2 * 4 * 4 * 4  # features and one addition
+
+
+def video(key: str | None) -> Video:
+    frames = np.zeros((1, 2, 2, 3), np.uint8)
+    return Video(frames=frames, source_indices=(0,), source_fps=1.0, source_num_frames=1, duration_s=1.0, key=key)
+
+
+class Tower:
+    """Notes which videos it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+
+    def __call__(self, video: Video) -> EncodedVideo:
+        self.asked.append(video.key)
+        rows = torch.zeros(4, 4)
+        return EncodedVideo(words="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), additions=(rows,))
+
+
+def test_where_there_is_room_for_two_the_one_not_asked_for_the_longest_goes() -> None:
+    cache, tower = EncoderCache(2 * VIDEO_BYTES), Tower()
+    for key in "abacabb":
+        cache.get(video(key), tower)
+    assert tower.asked == ["a", "b", "c", "b"]
+
+
+def test_what_has_no_key_or_is_larger_than_all_the_room_is_not_kept() -> None:
+    tower = Tower()
+    for cache, key in ((EncoderCache(2 * VIDEO_BYTES), None), (EncoderCache(VIDEO_BYTES - 1), "a")):
+        for _ in range(2):
+            assert cache.get(video(key), tower).num_bytes == VIDEO_BYTES
+    assert tower.asked == [None, None, "a", "a"]
