@@ -8,7 +8,7 @@ import torch
 from tests.unit.engine.requests import request_of, target_request
 from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.compression import REFRESH_TOKENS, DyCoke
-from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
+from vidspec_models.decoder.kv_cache import CacheGeometry, HiddenRows, KVCache
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.engine.speculation.plan import Plan
 from vidspec_service.engine.target.request import TargetRequest, pruner_of
@@ -61,6 +61,19 @@ def test_a_forward_ends_where_a_selection_ends_and_nobody_waits_for_more(num_com
     assert (last + 1) % REFRESH_TOKENS == 0
     assert found.has_enough
     assert found.rows(found.pending()).pruner is found.pruner
+
+
+def test_rows_that_are_out_of_order_are_not_lent() -> None:
+    found = running(5, is_compressed=True)
+    found.first_logits = torch.zeros(1)
+    assert found.can_lend
+    found.cache.hidden = HiddenRows(first_layer=0, count=1, order=torch.arange(32), attention=torch.zeros(32))
+    assert not found.can_lend
+
+
+@pytest.mark.parametrize("is_compressed", [True, False])
+def test_tokens_are_decoded_in_one_go_only_where_no_rows_are_chosen_between_them(is_compressed: bool) -> None:
+    assert running(5, is_compressed=is_compressed).is_free is not is_compressed
 
 
 def test_without_compression_the_plan_alone_decides() -> None:

@@ -114,6 +114,18 @@ def test_the_same_beginning_is_kept_once() -> None:
     assert pool.num_used == CHUNK
 
 
+def test_the_prefix_that_was_not_used_for_the_longest_time_gives_way_first() -> None:
+    pool = KVPool(GEOMETRY, 64)
+    prefixes = PrefixCache(pool, CHUNK)
+    of_video = {name: prompt([1, -1, -2, 2, 5], name) for name in "abc"}
+    for name in "abca":
+        prefixes.keep(of_video[name], filled(pool, of_video[name]))
+    begun(prefixes, pool, of_video["b"])
+    for name in "cab":
+        assert prefixes.evict()
+        assert begun(prefixes, pool, of_video[name])[0] == 0, name
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 14)), max_size=30))
 def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[tuple[int, int, int]]) -> None:
     pool = KVPool(GEOMETRY, 48)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVPool
-from vidspec_models.inputs import Prompt
+from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_service.engine.target.request import TargetRequest
@@ -77,6 +80,38 @@ def test_nobody_new_enters_while_somebody_is_preempted() -> None:
     scheduler.add(young)
     prefill(scheduler, young)
     assert scheduler.begin_preparing() is None
+
+
+def test_what_is_kept_of_those_who_left_goes_before_anybody_who_is_here() -> None:
+    pool = KVPool(GEOMETRY, 24)
+    scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
+    ended, old, young = (running(name, pool, tokens) for name, tokens in (("ended", 8), ("old", 4), ("young", 4)))
+    ended.prompt = replace(ended.prompt, identity=PromptIdentity(video_keys=("v",), rows=-1 - np.arange(8)))
+    for item in (ended, old, young):
+        scheduler.add(item)
+        assert prefill(scheduler, item)
+        if item is ended:
+            scheduler.finish("ended")
+            assert pool.num_lent == 8
+    assert scheduler.allocate(old, 8)
+    assert pool.num_lent == 0
+    assert not scheduler.preempted
+
+
+def test_rows_are_lent_as_long_as_another_answer_to_the_same_prompt_is_to_come() -> None:
+    pool = KVPool(GEOMETRY, 16)
+    scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
+    first, second = running("first", pool, 4), running("second", pool, 4)
+    for item in (first, second):
+        item.prompt_of, item.first_logits = "first", torch.zeros(1)
+        scheduler.add(item)
+        assert prefill(scheduler, item)
+    assert scheduler.allocate(first, 8)
+    assert list(scheduler.preempted) == [second]
+    scheduler.finish("first")
+    assert scheduler.lender(second) is first
+    scheduler.cancel("second")
+    assert pool.num_used == 0
 
 
 @given(prompts=st.lists(st.integers(1, 12), min_size=1, max_size=6), budget=st.integers(40, 80))
