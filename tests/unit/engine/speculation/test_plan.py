@@ -96,6 +96,14 @@ def test_a_stride_that_was_slow_once_is_reckoned_to_take_no_longer_than_a_step()
     assert costs.costs(1, in_strides=True).alone_s == 0.2
 
 
+def test_no_forward_is_reckoned_to_take_longer_than_any_did() -> None:
+    costs = CostMeter(base_s=1.0, row_s=0.0)
+    costs.observe(1, 1.0)
+    assert (costs.base_s, costs.row_s) == (1.0, 0.0), "of one forward nobody can tell what a row takes"
+    costs.observe(11, 100.0)
+    assert 50 < costs.costs(1).verification_s(11) <= 100
+
+
 def test_what_a_draft_took_is_believed_less_with_each_answer_that_shows_nothing_of_it() -> None:
     costs = CostMeter(base_s=0.8, row_s=0.1, draft_s=5.0)
     for _ in range(100):

@@ -87,9 +87,18 @@ def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft:
     long = running(SpeculationMode.AUTO, num_committed=2000)
     assert not gate.replan(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
     assert not gate.replan(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), COSTS, num_sharing=8)
+    middling = running(SpeculationMode.AUTO, num_committed=370)  # whose rest takes longer than the draft's work
+    assert not gate.replan(middling, COSTS, num_sharing=8), "a draft does not save all of it"
     assert gate.replan(long, COSTS, num_sharing=8)
     assert gate.replan(long, COSTS, num_sharing=8)
     assert draft.asked() == ["r"], "asked once"
+
+
+def test_where_answers_have_been_long_of_late_the_next_is_expected_to_be(draft: Draft) -> None:
+    gate = DraftGate(draft.link, shares_cores=True)
+    for _ in range(20):
+        gate.end(running(SpeculationMode.AUTO, num_committed=2000))
+    assert gate.replan(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
 
 
 def test_a_draft_that_is_never_right_is_not_asked_and_one_that_nobody_asks_is_not_planned_for(draft: Draft) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from threading import Event
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerRows
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerRows, Turn
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
@@ -154,9 +155,10 @@ def test_proposals_are_verified_in_one_forward_and_committed_with_one_token_more
     draft = target.draft()
     text = begin(target, draft)
     propose(draft, "a", 1, text[1:4])
-    propose(draft, "a", 4, text[4:7])
+    propose(draft, "a", 4, text[4:7], step_s=0.0)  # forced, without a forward
     assert target.forward() == [tuple(text[:1])]
     assert target.forward() == [tuple(text[1:7])]
+    assert target.loop._costs.draft_s == 1e-4
     target.go_on()
     target.end_of("a")
     assert target.said_of("a") == text
@@ -299,8 +301,52 @@ def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -
     assert any(not plan().is_off for _ in range(40))
 
 
-def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: ExitStack) -> None:
+def test_a_draft_that_falls_silent_is_not_waited_for_until_it_proposes_again(stack: ExitStack) -> None:
     target = Target(stack)
+    draft = target.draft()
+    text = begin(target, draft, max_tokens=100)
+    (speculation,) = (each.speculation for each in target.loop._scheduler.decoding.values())
+    enough = speculation.plan.min_draft_tokens
+    propose(draft, "a", 1, text[1 : 2 + enough])  # one of them is committed before it comes
+    target.forward()
+    assert speculation.is_followed
+    target.forward()
+    assert not speculation.is_followed
+    propose(draft, "a", 3 + enough, text[3 + enough : 4 + 2 * enough], epoch=2)
+    target.forward()
+    assert speculation.is_followed
+    target.go_on()
+    target.end_of("a")
+
+
+def test_whoever_arrives_while_proposals_are_waited_for_is_served_meanwhile(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_waiting = Event()
+
+    def noted(*given: Any) -> None:
+        is_waiting.set()
+        wait_readable(*given)
+
+    monkeypatch.setattr("vidspec_service.engine.target.loop._PATIENCE", 1e7)
+    monkeypatch.setattr("vidspec_service.engine.target.loop.wait_readable", noted)
+    target = Target(stack, prefill_chunk=40)
+    draft = target.draft()
+    text = begin(target, draft)
+    propose(draft, "a", 1, text[1:3])
+    target.go_on()
+    assert is_waiting.wait(20)
+    is_waiting.clear()
+    target.model.gates["prepare"].shut()
+    target.submit(request("b"))
+    target.model.gates["prepare"].wait_reached()
+    assert is_waiting.wait(20)
+    target.model.gates["prepare"].open()
+    target.api.next(Tokens, lambda tokens: tokens.request_id == "b")
+
+
+def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: ExitStack) -> None:
+    target = Target(stack, Seeing(), preservation=Preservation.HIPPO)
     first = target.draft()
     text = begin(target, first)
     propose(first, "a", 1, text[1:7], epoch=9)
@@ -312,6 +358,7 @@ def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: Ex
     assert second.next(Follow).request_id == "a"
     verdict = second.next(Verdict)
     assert (verdict.start, verdict.ids) == (0, tuple(text[:known]))
+    assert second.next(Relevance).request_id == "a"
     assert target.forward() == [(text[known - 1],)]
     propose(second, "a", known, text[known : known + 5], epoch=1)
     target.forward()
@@ -459,6 +506,29 @@ def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitSta
     assert not [ended for ended in target.api.of(Ended) if ended.request_id == "gone"]
     assert not target.api.of(Rejected)
     assert len(target.said_of("gone")) < 24
+
+
+def test_a_request_that_is_cancelled_before_its_turn_is_not_prepared(stack: ExitStack) -> None:
+    prepared: list[str] = []
+
+    class Noting(RecordingModel):
+        def prepare(self, turns: Sequence[Turn], *rest: Any) -> Prompt:
+            prepared.append(turns[-1].text)
+            return super().prepare(turns, *rest)
+
+    target = Target(stack, Noting())
+    draft = target.draft()
+    target.model.gates["prepare"].shut()
+    for name in ("first", "gone"):
+        target.submit(request(name))
+    target.model.gates["prepare"].wait_reached()
+    draft.next(Follow, lambda asked: asked.request_id == "gone")
+    target.api.channel.send(Cancel(request_id="gone"))
+    target.submit(request("last"))
+    draft.next(Follow, lambda asked: asked.request_id == "last")
+    target.model.gates["prepare"].open()
+    target.end_of("last")
+    assert prepared == ["first", "last"]
 
 
 @pytest.mark.parametrize("num_known", [0, 1, 2, 17, 18, 40, 60])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import pytest
 import torch
 
 from tests.unit.engine.counting_model import CountingModel
 from tests.unit.engine.requests import target_request
+from tests.unit.engine.target.test_request import Forcing
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_service.engine.target.ngram_draft import NgramDraft
 from vidspec_service.engine.target.request import TargetRequest
@@ -24,7 +29,7 @@ PROMPT = Prompt(
 def request_of(caller: str, name: str) -> TargetRequest:
     cache = KVCache(CountingModel.decoder.geometry, 64)
     cache.length = 40
-    return target_request(PROMPT, cache, stop_ids=frozenset({0}), max_tokens=20, caller=caller, name=name)
+    return target_request(PROMPT, cache, stop_ids=frozenset({0}), max_tokens=2000, caller=caller, name=name)
 
 
 def begun(draft: NgramDraft, caller: str, name: str = "next") -> TargetRequest:
@@ -35,22 +40,24 @@ def begun(draft: NgramDraft, caller: str, name: str = "next") -> TargetRequest:
     return request
 
 
-def with_one_answer() -> NgramDraft:
+def with_answers(*answers: list[int]) -> NgramDraft:
+    """A draft that has heard these, each to its end, of one caller."""
     draft = NgramDraft()
-    first = request_of("ann", "first")
-    first.commit(SAID)
-    draft.end(first)
+    for said in answers:
+        ended = request_of("ann", "ended")
+        ended.commit(said)
+        draft.end(ended)
     return draft
 
 
 def test_an_earlier_answer_is_proposed_to_its_caller_alone() -> None:
-    draft = with_one_answer()
+    draft = with_answers(SAID)
     assert begun(draft, "ann").speculation.chain.pending(2) == SAID[2:]
     assert begun(draft, "bob", "another").speculation.chain.pending(2) == []
 
 
 def test_a_proposal_that_failed_gives_way_to_another() -> None:
-    draft = with_one_answer()
+    draft = with_answers(SAID)
     request = begun(draft, "ann")
     assert request.judge([], [3]).num_rollbacks == 1  # not 7, though nothing was verified
     request.commit([5, 6])
@@ -59,7 +66,7 @@ def test_a_proposal_that_failed_gives_way_to_another() -> None:
 
 
 def test_what_still_holds_is_left_as_it_is() -> None:
-    draft = with_one_answer()
+    draft = with_answers(SAID)
     request = begun(draft, "ann")
     request.judge([7], [7, 8])
     draft.propose(request)
@@ -68,9 +75,34 @@ def test_what_still_holds_is_left_as_it_is() -> None:
 
 
 def test_a_guess_is_never_certain_however_well_the_last_ones_went() -> None:
-    draft = with_one_answer()
+    draft = with_answers(SAID)
     request = request_of("ann", "next")
     request.speculation.acceptance = 1.0
     request.commit(SAID[:2])
     draft.propose(request)
     assert request.speculation.chain.num_uncertain(3) == 3
+
+
+def test_what_the_grammar_forces_is_certain_and_goes_before_any_guess() -> None:
+    draft = with_answers(SAID)
+    request = request_of("ann", "next")
+    request.grammar = cast("GrammarMask", Forcing())
+    request.commit(SAID[:2])
+    draft.propose(request)
+    assert request.speculation.chain.pending(2)[:3] == [2, 3, 4]
+    assert request.speculation.chain.num_uncertain(3) == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_proposed"),
+    [
+        ([SAID, *[[3, 0]] * 7], True),
+        ([SAID, *[[3, 0]] * 8], False),
+        ([[9] * 1018 + SAID], True),
+        ([[9] * 1022 + SAID], False),
+    ],
+)
+def test_eight_answers_are_remembered_and_of_each_no_more_than_its_beginning(
+    answers: list[list[int]], is_proposed: bool
+) -> None:
+    assert begun(with_answers(*answers), "ann").speculation.chain.pending(2) == (SAID[2:] if is_proposed else [])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +16,7 @@ from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.ipc.channel import Channel
@@ -102,16 +105,20 @@ def test_scores_are_told_once_the_prompt_is_read(ends: tuple[DraftLink, Channel]
     assert float(scores.values.max()) == 1.0
     source.measure(running)
     assert told(theirs) == [], "measured once"
+    running.cache.length = 0
+    assert source.observer(running, CELLS + TEXT) is None, "nor when it has lost its room"
 
 
 def test_a_later_draft_is_told_the_same(ends: tuple[DraftLink, Channel]) -> None:
     link, theirs = ends
+    open_before = len(os.listdir("/proc/self/fd"))
     source, running = source_of(link), running_of()
     prefill(source, running)
     source.measure(running)
     source.tell(running)
     first, second = told(theirs)
     assert np.array_equal(first.values, second.values)
+    assert len(os.listdir("/proc/self/fd")) == open_before
     source.tell(running_of())
     assert told(theirs) == [], "nothing is known of that one"
 
@@ -136,6 +143,26 @@ def test_nothing_is_noted_where_nobody_would_read_it(
     running.cache.length = CELLS + TEXT
     source.measure(running)
     assert told(theirs) == []
+
+
+def test_a_request_may_have_a_draft_that_looks_at_attention_where_others_do_not() -> None:
+    asked = replace(request_of(), preservation=Preservation.HIPPO, prune_ratio=0.5)
+    for preservation, ratio in (("uniform", 0.9), ("hippo", 0.0)):
+        source = source_of(DraftLink(), preservation, ratio)
+        assert source.law_of(request_of()) is None
+        assert source.law_of(asked) == STRATEGIES["hippo"].relevance
+
+
+def test_where_no_cell_is_looked_at_all_are_as_good(
+    ends: tuple[DraftLink, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, theirs = ends
+    source, running = source_of(link), running_of()
+    prefill(source, running)
+    monkeypatch.setattr(TextQueries, "relevance", lambda *_: torch.zeros(CELLS))
+    source.measure(running)
+    (scores,) = told(theirs)
+    assert scores.values.tolist() == [0.0] * CELLS
 
 
 def test_a_request_that_lost_its_room_again_is_measured_when_it_comes_back(ends: tuple[DraftLink, Channel]) -> None:

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.requests import target_request
-from vidspec_models.grammar import GrammarMask
+from tests.unit.engine.far_ends import prompt_of
+from tests.unit.engine.requests import request_of, target_request
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS
+from vidspec_service.engine.target.request import answer_limit
 from vidspec_service.engine.types import FinishReason
 
 
@@ -36,6 +39,32 @@ def test_nothing_is_committed_after_the_end() -> None:
     request.commit([3, 0])
     with pytest.raises(ValueError, match="has ended"):
         request.commit([1])
+
+
+class Broken:
+    """A grammar that could not be followed in what was chosen last."""
+
+    def check(self) -> None:
+        raise GrammarError("the grammar cannot be followed any further")
+
+
+def test_what_may_not_be_of_the_grammar_is_not_committed() -> None:
+    request = target_request(max_tokens=5)
+    request.grammar = cast("GrammarMask", Broken())
+    with pytest.raises(GrammarError):
+        request.commit([1])
+    assert request.committed == []
+
+
+@pytest.mark.parametrize(("asked", "room", "limit"), [(None, 100, 50), (None, 30, 30), (60, 100, 60), (30, 30, 30)])
+def test_an_answer_is_as_long_as_was_asked_or_is_usual_and_the_context_has_room_for(
+    asked: int | None, room: int, limit: int
+) -> None:
+    prompt = prompt_of("r")
+    request = request_of(max_tokens=asked)
+    assert answer_limit(request, prompt, prompt.context_used + room, default=50) == limit
+    with pytest.raises(ContextOverflow):
+        answer_limit(request, prompt, prompt.context_used + (asked or 1) - 1, default=50)
 
 
 class Forcing:
