@@ -127,12 +127,16 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     assert draft.is_silent("a"), "it is farther ahead than it may be now"
 
 
-def test_it_proposes_nothing_beyond_the_answers_limit(stack: ExitStack) -> None:
-    draft, text = Draft(stack), text_of("a")
-    draft.follow("a", max_tokens=6)
-    draft.tell("a", 0, text[:1], max_lead=40)
-    assert joined(draft.chain("a", 5)) == text[1:6]
-    assert draft.is_silent("a")
+@pytest.mark.parametrize(("max_tokens", "room"), [(6, 100), (None, 6), (100, 6)])
+def test_it_proposes_nothing_beyond_the_answers_limit_or_its_own_context(
+    stack: ExitStack, max_tokens: int | None, room: int
+) -> None:
+    draft, text = Draft(stack), text_of("other 0")
+    draft.model.context_length = prompt_of("other 0").context_used + room
+    draft.follow("other 0", max_tokens=max_tokens)
+    draft.tell("other 0", 0, text[:1], max_lead=40)
+    assert joined(draft.chain("other 0", 5)) == text[1:6]
+    assert draft.is_silent("other 0")
 
 
 def test_a_correction_opens_an_epoch_that_goes_on_after_what_is_committed(stack: ExitStack) -> None:
@@ -210,6 +214,19 @@ def test_a_new_target_tells_everything_and_is_told_a_chain_of_its_own(stack: Exi
     assert joined(draft.chain("a", 4)) == text[3:7]
     assert draft.of("a")[0].start == 3
     assert draft.is_silent("a")
+
+
+def test_what_a_former_target_said_before_the_prompt_was_there_is_void(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.model.gates["prepare"].shut()
+    draft.follow("a")
+    draft.tell("a", 0, text[:5], max_lead=4)
+    draft.model.gates["prepare"].wait_reached()
+    old, draft.target = draft.target, draft.new_target()
+    old.wait_closed()
+    draft.tell("a", 0, text[:2], max_lead=4)
+    draft.model.gates["prepare"].open()
+    assert draft.chain("a", 1)[0].start == 2
 
 
 @pytest.mark.parametrize("how", ["it ends", "it does not read"])

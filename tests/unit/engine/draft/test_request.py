@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,7 @@ def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) ->
     assert drafting.prompt is before  # proposals come first
     assert drafting.missing == [9]
     assert drafting.look_again()
+    assert drafting.scores is None, "they are looked at once"
     assert drafting.prompt is not before
     assert drafting.view.num_video_tokens == KEPT
     assert drafting.cache.length == 0
@@ -92,6 +94,16 @@ def test_the_same_relevance_again_costs_nothing(prompt: Prompt) -> None:
     drafting.hear(scores_for(prompt))
     assert not drafting.look_again()
     assert drafting.is_prefilled
+
+
+def test_a_view_is_like_another_while_both_show_the_same_rows_of_one_prompt(prompt: Prompt) -> None:
+    one, other = drafting_of(prompt), drafting_of(prompt)
+    assert one.view.is_like(other.view)
+    assert not one.view.is_like(drafting_of(replace(prompt)).view)
+    one.hear(scores_for(prompt))
+    assert not one.view.is_like(other.view)
+    other.hear(scores_for(prompt))
+    assert one.view.is_like(other.view)
 
 
 def test_strategies_that_look_at_no_attention_are_not_disturbed_by_it(prompt: Prompt) -> None:
