@@ -16,9 +16,10 @@ from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import middleware
+from vidspec_service.api.errors import TooManyRequests
 from vidspec_service.api.uploads import upload as upload_module
 from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.errors import CapacityError, Draining
+from vidspec_service.errors import CapacityError, Draining, QueueFull
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -45,6 +46,18 @@ async def test_a_full_server_says_so_before_it_reads_or_decodes(tmp_path: Path) 
     assert [(await task).status_code for task in inside] == [200, 200]
     assert len(world.decoder.requests) <= len(inside)  # the same file: one may have been spared
     assert (await world.ask()).status_code == 200
+
+
+def test_a_request_that_finds_no_place_is_none_of_those_of_its_minute(tmp_path: Path) -> None:
+    admission = World(
+        tmp_path, max_running_requests=1, max_queued_requests=0, requests_per_minute_per_key=2
+    ).admission  # fmt: skip
+    with admission.permit("a"), pytest.raises(QueueFull), admission.permit("a"):
+        pass
+    with admission.permit("a"):
+        pass
+    with pytest.raises(TooManyRequests), admission.permit("a"):
+        pass
 
 
 async def test_every_way_out_gives_the_place_back(tmp_path: Path) -> None:

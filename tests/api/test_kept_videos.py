@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
+from cachetools import TTLCache
 
 from tests.api.test_admission import until_admitted
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
@@ -120,6 +122,17 @@ async def test_frames_in_memory_have_a_budget(tmp_path: Path) -> None:
     await world.ask()
     await world.ask()
     assert len(world.decoder.requests) == 2
+
+
+async def test_frames_in_memory_stay_as_long_as_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0
+    monkeypatch.setattr(clips, "TTLCache", partial(TTLCache, timer=lambda: now))
+    world = World(tmp_path, video_ttl_s=60)
+    for now in (0, 50, 100):  # noqa: B007  the cache's clock
+        await world.ask()
+    assert len(world.decoder.requests) == 1
 
 
 async def test_small_clips_are_counted_so_that_their_number_is_bounded_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from starlette.types import Message
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
 from tests.fakes import FakeDecodePool
 from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
-from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES
+from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES, MultipartReader
 from vidspec_service.decoding.clip import Clip, FrameRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -136,6 +136,15 @@ async def test_a_broken_form_is_a_400(tmp_path: Path, body: bytes, size: int) ->
     response = await world.client.post(URL, content=in_pieces(body, size), headers=FORM)
     assert response.status_code == 400, response.text
     assert world.leftovers == []
+
+
+async def test_a_form_may_have_as_many_parts_as_are_allowed() -> None:
+    body = part("stop", b"x") * MAX_PARTS + b"--XX--"
+    reader, num_parts = MultipartReader(in_pieces(body, 1000), FORM["content-type"]), 0
+    while await reader.next_part() is not None:
+        assert await reader.text("stop") == "x"
+        num_parts += 1
+    assert num_parts == MAX_PARTS
 
 
 @pytest.mark.parametrize("boundary", ["", "; boundary=", "; boundary=" + "b" * 1000])

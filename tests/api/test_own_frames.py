@@ -110,6 +110,21 @@ async def test_frames_over_a_limit_are_a_413_that_names_it(
     assert (world.decoder.requests, world.leftovers) == ([], [])
 
 
+async def test_frames_at_every_limit_are_taken(tmp_path: Path) -> None:
+    world = World(tmp_path, max_frames=3, max_upload_bytes=19, max_duration_s=60)  # 26 characters of base64 and commas
+    response = await world.client.post(
+        URL, json={"messages": [user(frames_part(*FRAMES, timestamps_s=[0, 1, 60]), ASK)]}
+    )
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("settings", [{"max_frames": 3}, {"max_upload_bytes": 20}])
+async def test_their_number_and_size_are_looked_at_before_any_of_them_is(tmp_path: Path, settings: Any) -> None:
+    part = {"type": "video_url", "video_url": {"url": frames_url(*FRAMES) + ",@@@@"}}
+    response = await World(tmp_path, **settings).client.post(URL, json={"messages": [user(part, ASK)]})
+    assert response.status_code == 413, response.text
+
+
 async def test_what_is_wrong_with_the_second_clip_of_frames_is_told_of_it(tmp_path: Path) -> None:
     world = World(tmp_path)
     response = await world.client.post(URL, json={"messages": [user(VIDEO, frames_part(b"no image"), ASK)]})

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from tests.api.chat import ask
-from tests.api.test_admission import until_admitted
+from tests.api.test_admission import ALICE, BOB, until_admitted
 from tests.api.test_stream import events_of
 from tests.api.world import World
 from tests.fakes import ACCEPTED, FINISHED, FakeEngine, Step
+from vidspec_service.api.errors import TooManyRequests
 from vidspec_service.engine.types import FinishReason, TextDelta
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -107,3 +108,13 @@ async def test_each_answer_takes_a_place(tmp_path: Path) -> None:
     gate.set()
     assert (await running).status_code == 200
     assert world.admission.num_admitted == 0
+
+
+@pytest.mark.parametrize("limits", [{"max_requests_per_key": 6}, {"keys": [ALICE, BOB]}])
+async def test_each_answer_counts_against_what_one_caller_may_have(tmp_path: Path, limits: dict[str, Any]) -> None:
+    admission = World(tmp_path, max_running_requests=4, max_queued_requests=4, **limits).admission
+    with admission.permit("a") as first, admission.permit("a") as second:
+        first.hold_places(3)
+        with pytest.raises(TooManyRequests):
+            second.hold_places(4)
+        second.hold_places(3)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,17 @@ class Servers:
         folder.mkdir()
         store = SharedStore(self._url, self._ttl_s)
         return World(folder, store=store, video_ttl_s=self._ttl_s, **options)  # type: ignore[arg-type]
+
+
+def facts_of(tmp_path: Path, video_id: str) -> Path:
+    return tmp_path / "shared" / "anyone" / f"{video_id}.json"
+
+
+def aged(tmp_path: Path, video_id: str, seconds: float) -> float:
+    """As if its facts had been written so long ago; returns when that was."""
+    written = time.time() - seconds
+    os.utime(facts_of(tmp_path, video_id), (written, written))
+    return written
 
 
 async def test_any_server_answers_about_what_another_was_sent_and_after_that_is_gone(tmp_path: Path, url: str) -> None:
@@ -206,6 +218,25 @@ async def test_what_nobody_uses_expires_and_is_swept_a_use_begins_its_time_anew(
     assert [each["id"] for each in (await first.client.get(VIDEOS)).json()["data"]] == [used]
     await second.services.videos.sweep()
     assert sorted(path.name for path in (tmp_path / "shared" / "anyone").iterdir()) == [f"{used}.json", f"{used}.video"]
+
+
+@pytest.mark.parametrize(("age", "is_renewed"), [(0.05, False), (0.2, True)])
+async def test_not_every_use_is_written_down_but_the_first_after_a_tenth_of_the_time(
+    tmp_path: Path, age: float, is_renewed: bool
+) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared", ttl_s=10_000).another()
+    kept = await upload(world)
+    before = aged(tmp_path, kept["id"], age * 10_000)
+    assert (await world.ask(video=None, video_id=kept["id"])).status_code == 200
+    assert (facts_of(tmp_path, kept["id"]).stat().st_mtime > before + 1) is is_renewed
+
+
+async def test_after_the_last_that_has_not_expired_there_are_no_more(tmp_path: Path) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    kept, expired = await upload(world, other_clip(1)), await upload(world, other_clip(2))
+    aged(tmp_path, expired["id"], TTL_S + 1)
+    page = (await world.client.get(VIDEOS, params={"limit": 1})).json()
+    assert ([each["id"] for each in page["data"]], page["has_more"]) == ([kept["id"]], False)
 
 
 async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tmp_path: Path) -> None:
@@ -343,7 +374,7 @@ async def test_a_question_that_is_given_up_while_the_video_comes_leaves_nothing(
     world = servers.another(decoder=FakeDecodePool())
 
     async def forever(caller: str, video_id: str) -> object:
-        yield CLIP_BYTES
+        yield CLIP_BYTES.ljust(10_000)
         await asyncio.Event().wait()
 
     shared = world.services.videos._shared
@@ -351,6 +382,7 @@ async def test_a_question_that_is_given_up_while_the_video_comes_leaves_nothing(
     shared.chunks = forever  # type: ignore[method-assign,assignment]
     asking = asyncio.create_task(world.ask(video=None, video_id=kept["id"]))
     await asyncio.sleep(0.3)
+    assert world.admission.num_bytes > 10_000, "they count as if they had been sent"
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert world.leftovers == []

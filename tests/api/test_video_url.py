@@ -163,6 +163,13 @@ async def test_a_video_that_trickles_is_given_up_in_time(tmp_path: Path) -> None
     assert "VIDSPEC_VIDEO_URL_TIMEOUT_S" in error["message"]
 
 
+async def test_no_proxy_is_asked_for_what_was_looked_up_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"https_proxy": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}.items():
+        monkeypatch.setenv(name, value)
+    async with Site(answer(200, CLIP_BYTES)).open() as site:
+        assert (await ask(world_of(tmp_path, site), f"https://{HOST}:{site.port}/")).status_code == 200
+
+
 async def test_by_default_nothing_is_fetched(tmp_path: Path) -> None:
     response = await World(tmp_path).ask(video=None, video_url=f"https://{HOST}/")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "video_url")
