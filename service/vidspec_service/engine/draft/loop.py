@@ -192,8 +192,9 @@ class DraftLoop(WorkerLoop):
         return True
 
     def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
+        """A lender that is younger, and would be given up first, was read when this one had all of its room."""
         num_rows = request.prompt.num_tokens
-        if self._allocate(request, num_rows - request.cache.length) and lender.is_prefilled:
+        if self._allocate(request, num_rows - request.cache.length):
             request.cache.truncate(0)
             self._tell_view(request)
             request.cache.copy_rows(lender.cache, num_rows)
