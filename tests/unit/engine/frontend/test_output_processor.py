@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from vidspec_service.engine.frontend.output_processor import Detokenizer
+from tests.fakes import ACCEPTED
+from tests.unit.engine.requests import request_of
+from vidspec_models.request import Preservation
+from vidspec_service.engine.frontend.output_processor import Detokenizer, OutputProcessor
+from vidspec_service.engine.ipc.messages import Ended, Tokens
+from vidspec_service.engine.types import DraftView, Finished
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -79,3 +84,21 @@ def test_a_stop_token_is_counted_and_says_nothing() -> None:
     detokenizer = Detokenizer(TOKENIZER, (), stop_token_ids=ids[1:])
     assert detokenizer.push(ids) + detokenizer.finish() == "a"
     assert detokenizer.num_tokens == 2
+
+
+def test_what_is_told_before_a_request_is_accepted_comes_right_after_that() -> None:
+    answer = OutputProcessor(TOKENIZER, request_of())
+    view = DraftView(request_id="r", preservation=Preservation.HIPPO, prune_ratio=0.9, videos=())
+    assert answer.process([view]) == []
+    assert answer.process([ACCEPTED]) == [ACCEPTED, view]
+    assert answer.process([view]) == [view]
+
+
+def test_the_draft_saw_what_it_saw_last() -> None:
+    answer = OutputProcessor(TOKENIZER, request_of())
+    answer.process([ACCEPTED])
+    for seen in (60, 40):
+        answer.process([Tokens(request_id="r", ids=(64,), num_judged=1, draft_video_tokens=seen)])
+    (finished,) = answer.process([Ended(request_id="r", finish_reason="stop")])
+    assert isinstance(finished, Finished)
+    assert finished.speculation.draft_video_tokens == 40
