@@ -47,6 +47,7 @@ def test_containers_pass(head: bytes) -> None:
         (b"\xff\xd8\xff\xe0", "a JPEG image"),
         (b"RIFF\x00\x00\x00\x00WEBP", "a WebP image"),
         (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x12", "an animated WebP image"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x10", "a WebP image"),  # with transparency
         (b"\x00\x00\x00\x01\x87\x64", "of an unknown kind"),
         (b"\x00\x00\x01\xb3", "of an unknown kind"),
         (b"RIFF\x00\x00\x00\x00WAVE", "a WAV audio file"),

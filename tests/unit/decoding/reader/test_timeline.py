@@ -92,6 +92,13 @@ def test_without_any_times_the_stated_rate_serves() -> None:
     timeline = timeline_of(*(packet(None) for _ in range(4)), rate=Fraction(2))
     assert timeline.timestamps_s() == [0.0, 0.5, 1.0, 1.5]
     assert timeline.duration_s == 2.0
+    assert timeline_of(packet(None, dts=0), packet(None), rate=Fraction(2)).timestamps_s() == [0.0, 0.5]
+
+
+def test_display_times_are_used_unless_most_frames_have_none() -> None:
+    known, unknown = packet(0, key=True, dts=0), [packet(None, dts=20), packet(None, dts=40)]
+    assert timeline_of(known, *unknown[:1]).timestamps_s() == [0.0]
+    assert timeline_of(known, *unknown).timestamps_s() == [0.0, 0.02, 0.04]
 
 
 def test_untrusted_display_times_are_not_used() -> None:
