@@ -164,6 +164,23 @@ def test_a_sampler_runs_its_processors_on_a_copy_in_their_order() -> None:
     assert not sampler.is_plain
 
 
+class Only:
+    """A constraint that leaves one token."""
+
+    def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
+        return logits.index_fill(-1, torch.tensor([at for at in range(VOCABULARY) if at != 9]), -math.inf)
+
+    def num_allowed(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("law", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
+def test_where_a_grammar_leaves_only_what_is_excluded_that_is_chosen(law: dict[str, Any]) -> None:
+    excluding = processors(bad_word_ids=((9,),), min_tokens=20, ends=frozenset({9}))
+    sampler = CoupledSampler(SamplingParams(**law), excluding, constraint=Only())
+    assert sampler.choose(logits(5), PREFIX, PENDING) == [9] * 5
+
+
 def test_min_p_leaves_what_transformers_leaves() -> None:
     from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 

@@ -81,6 +81,14 @@ def test_v_cast_gives_a_frame_more_where_the_video_turns() -> None:
     assert counts[4] > counts[2]
 
 
+def test_v_cast_keeps_the_longest_of_what_points_the_same_way() -> None:
+    length = 1 + torch.rand(4, 20, 1, generator=torch.Generator().manual_seed(2))
+    kept = v_cast(length * features(1, 1, seed=5), 0.25)
+    for frame in range(4):
+        count = int(kept[frame].sum())
+        assert set(kept[frame].nonzero()[:, 0].tolist()) == set(length[frame, :, 0].topk(count).indices.tolist())
+
+
 def test_vidcom2_gives_a_frame_more_that_is_unlike_the_others() -> None:
     found = features(1, 50, seed=5).repeat(9, 1, 1) + 0.01 * features(9, 50, seed=7)
     found[6] = features(1, 50, seed=8)[0]

@@ -167,6 +167,12 @@ def test_a_share_of_one_leaves_every_video_as_it_is(compression: Compression) ->
     assert token_choice(compression, 1.0, DyCoke()) is None
 
 
+def test_by_dycoke_little_less_than_a_quarter_of_a_video_can_be_chosen() -> None:
+    choice, video = chosen_by(Compression.DYCOKE, 0.05, DyCoke()), encoded(8, 10, 10)
+    assert choice.ratio == pytest.approx(0.2575)
+    assert len(choice.of(video).features) == 2 * 100 + 6 * 1
+
+
 def test_without_a_ratio_each_method_has_its_own() -> None:
     video, dycoke = encoded(8, 10, 10), DyCoke(merge_ratio=0.4)
     choices = [chosen_by(compression, None, dycoke) for compression in LOSSY]

@@ -192,6 +192,22 @@ def test_attention_takes_the_largest_as_they_are() -> None:
     assert set(kept.tolist()) == set(relevance.topk(20).indices.tolist())
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_attention_that_is_no_amount_is_none(broken: float) -> None:
+    relevance = relevance_of(100)
+    relevance[[3, 60]] = broken
+    kept = kept_rows(STRATEGIES["attention"], 0.8, features_of(100), line_of(100), relevance)
+    relevance[[3, 60]] = 0.0
+    assert set(kept.tolist()) == set(relevance.topk(20).indices.tolist())
+
+
+def test_merging_in_time_begins_anew_with_each_video() -> None:
+    first, second = grid_of(3, 4, 4, newline=False), grid_of(5, 4, 4, newline=False)
+    second[:, 0] += 3 + CLIP_GAP
+    kept = kept_rows(STRATEGIES["ttm"], 1 - 48 / 128, features_of(16).repeat(8, 1), torch.cat((first, second)))
+    assert kept.tolist() == [*range(16), *range(48, 64), *range(112, 128)]
+
+
 def test_merging_in_time_keeps_window_starts_and_what_changes() -> None:
     grid = grid_of(8, 4, 4, newline=False)
     features = features_of(16).repeat(8, 1)
