@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_every_stage_of_new_files_is_told(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     json_file, picture = tmp_path / "times.json", tmp_path / "lanes.png"
     flags = ["--seconds", "1", "--repeats", "1", "--concurrency", "2", "--json", str(json_file), "--plot", str(picture)]
     command, args = parse(["bench", "first-token", *flags])

@@ -20,7 +20,6 @@ PAIR = EngineConfig(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_measures_everything_that_it_reports(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     options = PruningOptions(
         num_clips=2,
         strategies=(Preservation.HIPPO, Preservation.NONE, Preservation.BLIND),

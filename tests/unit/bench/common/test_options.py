@@ -49,7 +49,6 @@ def test_there_are_no_seeds_below_zero(command: str) -> None:
     ],
 )
 def test_what_cannot_be_written_is_refused_before_measuring(argv: str, why: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=why):
         parse(argv.replace("FOLDER", str(tmp_path)).split())
@@ -57,7 +56,6 @@ def test_what_cannot_be_written_is_refused_before_measuring(argv: str, why: str,
 
 @pytest.mark.parametrize("name", ["plot", "plot.PNG", "plot.svg"])
 def test_every_kind_of_picture_may_be_written(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     assert parse(["bench", "decode", "--plot", str(tmp_path / name)])[1].plot == tmp_path / name
 
 

@@ -59,7 +59,6 @@ def test_a_busy_machine_is_warned_about() -> None:
 
 
 def test_files_are_written_where_there_is_a_path(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     REPORT.write({"json": tmp_path / "r.json", "plot": tmp_path / "p.png", "timeline": tmp_path / "t.png"})
     assert json.loads((tmp_path / "r.json").read_text()) == json.loads(REPORT.to_json())
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

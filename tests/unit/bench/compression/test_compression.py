@@ -207,6 +207,5 @@ def test_the_table_names_hardware_versions_command_and_baseline() -> None:
 
 
 def test_a_plot_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     report().write({"plot": tmp_path / "plot.png"})
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -88,7 +88,6 @@ def test_clips_of_one_name_are_compared_each_with_itself() -> None:
 
 
 def test_both_workers_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     times = [ClipTimes(clip="a", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)]
     provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
     first_token_report(times, "models", provenance).write({"plot": tmp_path / "lanes.png"})

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from vidspec_service.bench.common.facts import Provenance
@@ -100,8 +101,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
 
 
 def test_the_plot_has_a_bar_for_each() -> None:
-    figure_of = pytest.importorskip("matplotlib.figure")
-    figure = figure_of.Figure()
+    figure = Figure()
     peers_report(PeersOptions(num_prompts=3), FOUND, PROVENANCE).pictures["plot"].draw(figure)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
         each.contender.name for each in reversed(FOUND)
@@ -207,8 +207,7 @@ def test_one_prompt_has_no_intervals() -> None:
     report = peers_report(PeersOptions(num_prompts=1), one, PROVENANCE)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio_interval"] for row in report.figures["comparisons"]} == {None}
-    figure_of = pytest.importorskip("matplotlib.figure")
-    report.pictures["plot"].draw(figure_of.Figure())
+    report.pictures["plot"].draw(Figure())
 
 
 def test_what_a_streamer_saw_is_an_answer() -> None:

@@ -205,7 +205,6 @@ def test_the_engine_is_not_run_for_what_is_not_asked() -> None:
 
 @pytest.mark.parametrize("num_clips", [1, 4])
 def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
-    pytest.importorskip("matplotlib")
     report_of([each for each in everything_judged() if each.clip < num_clips]).write({"plot": tmp_path / "plot.png"})
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 

@@ -61,7 +61,6 @@ def test_tables_and_file_say_the_same(tmp_path: Path) -> None:
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     report(held(1000)).write({"plot": tmp_path / "p.png"})
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 

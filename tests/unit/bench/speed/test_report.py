@@ -106,7 +106,6 @@ def test_the_table_names_hardware_models_versions_command_and_baseline() -> None
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     report(SpeedOptions()).write({"plot": tmp_path / "bars.png", "timeline": tmp_path / "lanes.png"})
     for name in ("bars.png", "lanes.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
