@@ -21,8 +21,8 @@ def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits
     memory = bytearray()
 
     def allocate(num_bytes: int) -> memoryview:
-        nonlocal memory
-        memory = bytearray(num_bytes)
+        memory.clear()  # fails while it is still held: a child has no room for two
+        memory.extend(bytes(num_bytes))
         return memoryview(memory)
 
     with open(path, "rb", buffering=0) as file:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -89,7 +89,9 @@ def read_clip(
     default_num_frames: int,
     part: Part = WHOLE,
 ) -> Decoded:
-    """Choose and decode frames of an open file; pixels [T, H, W, 3] go into memory got from `allocate`, once.
+    """Choose and decode frames of an open file; pixels [T, H, W, 3] go into memory got from `allocate`.
+
+    It is asked again, when the first memory is let go of, for a video that must be decoded from its start.
 
     A part decodes its share of the frames to their places in that memory, if there is one for it.
 
@@ -122,12 +124,12 @@ def read_clip(
             converter.finish(picker)
             return indices, converter
 
-        try:
-            indices, converter = decoded(timeline)
-        except NoEntryPoint:
-            if part != WHOLE:  # the pool has the whole decoded, then
-                raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
-            indices, converter = decoded(replace(timeline, keyframes=()))
+        found = None
+        with suppress(NoEntryPoint):
+            found = decoded(timeline)
+        if found is None and part != WHOLE:  # the pool has the whole decoded, then
+            raise VideoUnreadable("The video cannot be decoded in parts.", param="video")
+        indices, converter = found or decoded(replace(timeline, keyframes=()))
         width, height = converter.upright_size
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in indices),

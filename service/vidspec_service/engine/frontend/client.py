@@ -63,7 +63,14 @@ class WorkerClient(ABC):
         self._alarm: asyncio.TimerHandle | None = None
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        """False if the worker cannot take it now: it is lost, which its owner hears of, or does not read at present."""
+        """False if the worker cannot take it now: it is lost, which its owner hears of, or does not read at present.
+
+        Whatever is sent comes after what was to be cancelled before.
+        """
+        self._send_cancels()
+        return not self._unsent and self._send(message, fds)
+
+    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         if self._channel is None or self.state is not WorkerState.READY:
             return False
         try:
@@ -76,10 +83,10 @@ class WorkerClient(ABC):
         """Have a request forgotten, as soon as the worker takes that; another one after it knows nothing of it."""
         if self.state is WorkerState.READY:
             self._unsent.append(Cancel(request_id=request_id))
-            self._send_again()
+            self._send_cancels()
 
-    def _send_again(self) -> None:
-        while self._unsent and self.send(self._unsent[0]):
+    def _send_cancels(self) -> None:
+        while self._unsent and self._send(self._unsent[0]):
             self._unsent.popleft()
 
     def _read(self) -> None:
@@ -95,7 +102,7 @@ class WorkerClient(ABC):
             return
         if isinstance(message, Heartbeat):
             self._set_alarm(self._silence_s, self._fall_silent)
-        self._send_again()
+        self._send_cancels()
         self._on_message(message)
 
     def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:

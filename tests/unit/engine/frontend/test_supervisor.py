@@ -48,6 +48,10 @@ class Launcher:
     def restart(self) -> None:
         self.num_restarts += 1
 
+    async def has_launched(self, count: int) -> None:
+        while len(self.channels) < count:  # noqa: ASYNC110  there is no event for this
+            await asyncio.sleep(0.001)
+
 
 class Owner:
     """Writes down what it is told."""
@@ -112,9 +116,11 @@ async def test_a_worker_that_does_not_read_for_a_while_loses_nothing() -> None:
             num_taken += 1
         for number in range(500):
             worker.cancel(str(number))
-        assert not worker.send(Generate(request_id="late"))
         assert worker.state is WorkerState.READY
         found: list[Message] = []
+        while len(found) < 3 and (received := far.receive()) is not None:
+            found.append(received[0])
+        assert not worker.send(Generate(request_id="late")), "it would overtake what was cancelled before it"
         while sum(isinstance(message, Cancel) for message in found) < 500:
             while (received := far.receive()) is not None:
                 found.append(received[0])
@@ -140,8 +146,7 @@ async def test_what_one_process_did_not_read_is_not_sent_to_the_next(monkeypatch
             worker.cancel(str(number))
         launcher.channels[0].close()
         assert await owner.told.get() == "lost"
-        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
-            await asyncio.sleep(0.001)
+        await launcher.has_launched(2)
         launcher.channels[1].send(READY)
         assert await owner.told.get() == "ready"
     worker.cancel("new")
@@ -161,8 +166,7 @@ async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker(m
     launcher.channels[0].close()
     async with asyncio.timeout(10):
         assert await owner.told.get() == "lost"
-        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
-            await asyncio.sleep(0.001)
+        await launcher.has_launched(2)
     assert launcher.num_restarts == 0  # all workers would end with what starts them
     await worker.stop()
     launcher.channels[1].close()
@@ -177,8 +181,7 @@ async def test_where_no_process_ever_came_what_starts_them_is_started_anew(monke
     worker.start()
     async with asyncio.timeout(10):
         assert await owner.told.get() == "lost"
-        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
-            await asyncio.sleep(0.001)
+        await launcher.has_launched(2)
     assert launcher.num_restarts == 1
     await worker.stop()
     for channel in launcher.channels:
@@ -222,8 +225,7 @@ async def test_a_target_that_comes_back_computing_otherwise_does_not_go_on_with_
         assert await owner.told.get() == "ready"
         launcher.channels[0].close()
         assert await owner.told.get() == "lost"
-        while len(launcher.channels) < 2:  # noqa: ASYNC110  the launcher has no event for this
-            await asyncio.sleep(0.001)
+        await launcher.has_launched(2)
         launcher.channels[1].send(structs.replace(READY, step_path=TORCH_OPERATORS))
         assert await owner.told.get() == told
     await worker.stop()
