@@ -73,8 +73,9 @@ class CountingModel:
 
 def configure(role: str, **engine: Any) -> Configure:
     """What the API would send, for a pair that is never loaded."""
-    engine = {"stream_interval_s": 0.0, **engine}  # what a forward gives is there when it has ended
-    pair = EngineConfig(target=WorkerConfig(model="of/none"), draft=WorkerConfig(model="of/none"), **engine)
+    nobody = WorkerConfig(model="of/none")
+    engine = {"stream_interval_s": 0.0, "draft": nobody, **engine}  # what a forward gives is there when it has ended
+    pair = EngineConfig(target=nobody, **engine)
     return next(each for each in configure_messages(pair) if each.role == role)
 
 

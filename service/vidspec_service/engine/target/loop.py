@@ -389,7 +389,8 @@ class TargetLoop(WorkerLoop):
             self._acceptance += _LAST_COUNTS * (speculation.acceptance - self._acceptance)
         elif speculation.mode is not SpeculationMode.OFF:
             self._acceptance += DOUBT * (_HOPE - self._acceptance)
-            self._costs.doubt_draft()
+            if self._ngrams is None:  # whose time is known
+                self._costs.doubt_draft()
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell it what is committed."""

@@ -23,7 +23,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerRows, Turn
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import Preservation
+from vidspec_service.engine.config import NGRAM, Preservation, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -299,6 +299,14 @@ def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -
         loop._remember(Speculation(mode=SpeculationMode.OFF, acceptance=0.95))
     assert plan().is_off
     assert any(not plan().is_off for _ in range(40))
+
+
+@pytest.mark.parametrize("draft", ["of/none", NGRAM])
+def test_only_the_pace_of_a_model_is_doubted(stack: ExitStack, draft: str) -> None:
+    loop = Target(stack, draft=WorkerConfig(model=draft)).loop
+    before_s = loop._costs.draft_s
+    loop._remember(Speculation(mode=SpeculationMode.AUTO, acceptance=0.9))
+    assert (loop._costs.draft_s == before_s) == (draft == NGRAM)
 
 
 def test_a_draft_that_falls_silent_is_not_waited_for_until_it_proposes_again(stack: ExitStack) -> None:
