@@ -30,7 +30,8 @@ def test_a_message_goes_there_and_back() -> None:
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_every_mode_is_timed_and_gives_the_same_ids(concurrency: int) -> None:
     law = SamplingParams(temperature=0.0 if concurrency == 1 else 0.8, seed=3)
-    options = SpeedOptions(num_prompts=3, max_tokens=12, concurrency=concurrency, sampling=law)
+    # Long enough that forwards of both workers begin while it is decoded.
+    options = SpeedOptions(num_prompts=3, max_tokens=48, concurrency=concurrency, sampling=law)
     told: list[str] = []
     measured = measure_speed(options, PAIR, Provenance.now("test"), lambda text, *_: told.append(text))
     report = build_report(options, PAIR, measured)
