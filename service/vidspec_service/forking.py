@@ -1,13 +1,28 @@
-"""ForkServer: owns a process that has imported what others need, and has it fork one of these for every request."""
+"""Fork servers: processes that have imported what others need, and fork one of these for every request.
+
+`ForkServer` is an owner's end of one; `obey` and `serve_forks` are what runs in it.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger(__name__)
 
 
 class ForkServer:
@@ -28,7 +43,12 @@ class ForkServer:
         self._requests: socket.socket | None = None
 
     def launch(self, *fds: int) -> None:
-        """Fork a process that gets these descriptors; what becomes of it is seen at their other ends."""
+        """Fork a process that gets the first of these descriptors; what becomes of it is seen at its other end.
+
+        The second, if any, is a socket for its life. To close the other end, or shut down its sending side, is to kill
+        the process. When it has ended, its exit code comes out there, negative for a signal's; nothing if it was not
+        forked, or its server has died.
+        """
         with self._lock:
             self._start()
             if self._requests is not None:
@@ -82,3 +102,90 @@ class ForkServer:
             self._server.kill()  # it keeps nothing; importing, it would not hear a milder word
             self._server.wait()
         self._requests = self._server = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Forked:
+    pid: int
+    pidfd: int
+    life: list[int]  # one descriptor, or none
+
+
+def serve_forks(requests_fd: int, become: Callable[[int], NoReturn]) -> None:
+    """Have a process `become` something with its channel for every request, until the owner closes the socket.
+
+    Forking is safe while there is one thread.
+    """
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, pages that all children share
+    server, forked = os.getpid(), dict[int, _Forked]()  # by each of their descriptors
+    with socket.socket(fileno=requests_fd) as requests, select.epoll() as events:
+        events.register(requests, select.EPOLLIN)
+        while True:
+            [(ready, _)] = events.poll(maxevents=1)  # another might be of a descriptor that the first one closes
+            if ready != requests_fd:
+                child = forked[ready]
+                if ready == child.pidfd:
+                    for fd in (child.pidfd, *child.life):
+                        events.unregister(fd)
+                        del forked[fd]
+                    _bury(child)
+                else:  # nobody wants it any more
+                    os.kill(child.pid, signal.SIGKILL)  # the pid is its own until it is buried
+                continue
+            fds = socket.recv_fds(requests, 1, 2)[1]
+            if not fds:
+                return
+            channel, *life = fds
+            pid = _fork()
+            if pid == 0:
+                requests.close()
+                events.close()
+                _close(*forked, *life)
+                dies_with(server)
+                become(channel)
+            _close(channel)
+            if pid < 0:  # who asked sees every end closed
+                _close(*life)
+                continue
+            child = _Forked(pid, os.pidfd_open(pid), life)
+            for fd in (child.pidfd, *life):
+                events.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+                forked[fd] = child
+
+
+def _fork() -> int:
+    try:
+        return os.fork()
+    except OSError as error:
+        _log.error("cannot fork: %s", error)
+        return -1
+
+
+def _bury(child: _Forked) -> None:
+    """Tell how it has ended. Nothing of its group outlives it."""
+    with suppress(ProcessLookupError):  # it has made no group
+        os.killpg(child.pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+    for life in child.life:
+        with suppress(OSError):  # nobody may ask any more
+            os.write(life, str(code).encode())
+    _close(child.pidfd, *child.life)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def obey(parent_pid: int) -> None:
+    """End when the parent ends, and not at Ctrl-C: the parent decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    dies_with(parent_pid)
+
+
+def dies_with(parent_pid: int) -> None:
+    """Ends this process when its parent ends, however that ends; not for what it forks."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it has ended before that
+        os._exit(0)

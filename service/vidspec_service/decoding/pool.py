@@ -10,9 +10,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from contextvars import copy_context
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,9 +49,6 @@ class DecodePool:
         self._limits = limits
         self._max_workers = max_workers
         self._slots = asyncio.Semaphore(max_workers)
-        # One thread per decode and one per start. They also keep the fork server alive: it dies with the thread
-        # that started it (PR_SET_PDEATHSIG), and these live as long as the pool.
-        self._threads = ThreadPoolExecutor(2 * max_workers, thread_name_prefix="decode")
         self._forks = ForkServer(fork_server.__name__, is_bare=True)
         self._spares: deque[asyncio.Task[DecodeChild]] = deque()
         self._children: set[DecodeChild] = set()
@@ -120,7 +115,6 @@ class DecodePool:
         await asyncio.gather(*map(self._end, tuple(self._children)))
         self._spares.clear()
         self._forks.close()
-        self._threads.shutdown(wait=False)  # idle by now
 
     async def _run(self, job: Job, frames: FileIO) -> Decoded | Failed:
         """By a child of its own, which decodes into `frames`; by another if the fork server dies, but only once."""
@@ -135,8 +129,7 @@ class DecodePool:
 
     async def _run_once(self, job: Job, frames: FileIO) -> Decoded | Failed:
         child = await self._take_spare()
-        named = copy_context()  # or a line in the log about this decode would not tell whose it was
-        work = asyncio.wrap_future(self._threads.submit(named.run, child.decode, job, frames))
+        work = asyncio.create_task(child.decode(job, frames))
         self._work.add(work)
         work.add_done_callback(self._work.discard)
         try:
@@ -147,8 +140,7 @@ class DecodePool:
             raise
         except asyncio.CancelledError:
             child.kill()
-            # The thread returns within milliseconds; the slot is not free before.
-            await asyncio.wait({work})
+            await asyncio.wait({work})  # milliseconds; the slot is not free before
             _ = work.cancelled() or work.exception()  # nobody else asks: asyncio would log what was never retrieved
             raise
         finally:
@@ -192,7 +184,7 @@ class DecodePool:
         child = DecodeChild(self._forks)
         self._children.add(child)
         try:
-            await asyncio.wrap_future(self._threads.submit(child.start, _START_TIMEOUT_S))
+            await child.start(_START_TIMEOUT_S)
         except ServiceError:
             self._children.discard(child)
             raise
@@ -203,7 +195,7 @@ class DecodePool:
             await self._end(await spare)
 
     async def _end(self, child: DecodeChild) -> None:
-        await asyncio.wrap_future(self._threads.submit(child.end))
+        await child.end()
         self._children.discard(child)
 
 

@@ -1,7 +1,7 @@
 """A worker process's shell: take the channel, become what Configure says, load, report, loop until the API is gone.
 
-Forked by `fork_server`, or started as `python -m vidspec_service.engine.worker_main FD`; torch is imported only here
-and below.
+Forked by `fork_server`, which it dies with, and may then have been started anew as
+`python -m vidspec_service.engine.worker_main FD`; torch is imported only here and below.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from msgspec import structs
 
@@ -24,7 +25,7 @@ from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_NAME = 15
 _OOM_SCORE = 500  # thousandths of the machine's memory, that count as used besides
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
 # Of a thread of torch's that waits for work: tens of microseconds. For the milliseconds that are usual it would take a
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
-    die_with_parent()
     os.nice(_NICENESS)
     go_before_the_api()
     channel = Channel.from_fd(fd)
@@ -66,11 +66,6 @@ def go_before_the_api() -> None:
     """Where memory runs out the kernel ends a worker, which comes back, and not the API, with which all ends."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies, however it dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _introduce(channel: Channel) -> None:
@@ -155,8 +150,11 @@ def _tell(channel: Channel, what: str, fraction: float | None) -> None:
         channel.send(Loading(what=what, fraction=fraction))
 
 
-if __name__ == "__main__":
-    code = main(int(sys.argv[1]))
-    # Unloading torch takes seconds and frees nothing that the kernel does not: sockets and memory are anonymous.
+def end_with(code: int) -> NoReturn:
+    """Unloading torch takes seconds and frees nothing that the kernel does not: sockets and memory are anonymous."""
     logging.shutdown()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    end_with(main(int(sys.argv[1])))

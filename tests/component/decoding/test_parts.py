@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -207,9 +206,9 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
     monkeypatch.setattr(pool_module, "_most_parts", lambda _: 3)
     is_first, wait = iter([True]), DecodeChild._wait
 
-    def wait_longer(child: DecodeChild) -> int | None:  # but for the first
-        threading.Event().wait(0 if next(is_first, False) else 0.3)
-        return wait(child)
+    async def wait_longer(child: DecodeChild) -> int | None:  # but for the first
+        await asyncio.sleep(0 if next(is_first, False) else 0.3)
+        return await wait(child)
 
     async def body() -> None:
         nonlocal is_first

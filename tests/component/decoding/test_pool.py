@@ -26,6 +26,7 @@ import pytest
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, decoders, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.isolation import process
 from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -297,6 +298,28 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
                     await gone(pid)
             with pytest.raises(VideoUnreadable, match="made its decoder fail"):
                 await task
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+
+    run(body())
+
+
+def test_a_fork_server_that_hangs_is_replaced_with_all_that_it_has_forked(
+    clip_path: Path, stalling_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_TOLD_WITHIN_S", 0.1)
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            hanging = await hanging_child()
+            server = psutil.Process(hanging).parent()
+            assert server is not None
+            server.suspend()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await gone(hanging)
+            monkeypatch.undo()
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 
     run(body())

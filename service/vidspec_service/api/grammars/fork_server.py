@@ -2,25 +2,24 @@
 
 Started as `python -m vidspec_service.api.grammars.fork_server FD PARENT_PID`. Starting an interpreter and importing
 llguidance takes 0.1 s of a core, which streams of small models would miss; here that is paid once. Compilers have
-inputs on which they take minutes, or end their process: a child has a second and its own memory. What comes through the
-socket FD is a child's channel. There it reads the form of a grammar, a line break and the grammar, says that it has
-begun, and in the end how workers read it and what is wrong with it. The server ends when the API closes the socket.
+inputs on which they take minutes, or end their process: a child has a second and its own memory. From its channel it
+reads the form of a grammar, a line break and the grammar; there it says that it has begun, and in the end how workers
+read it and what is wrong with it.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import resource
-import signal
 import socket
 import sys
+from functools import partial
 from typing import NoReturn, cast
 
 from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from vidspec_service.decoding.isolation.sandbox import dies_with
+from vidspec_service.forking import obey, serve_forks
 
 BEGUN, DONE = b".", b"\n"  # before and after what was found: without them nothing was tried, or not to the end
 MOST_CPU_S = 1  # what compiles in less takes a worker as little
@@ -31,32 +30,20 @@ _NICENESS = 5  # as the workers': HTTP and health checks go first
 
 def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one GrammarCheck."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when this ends
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children here: the kernel buries them
+    obey(parent_pid)
     os.nice(_NICENESS)
-    dies_with(parent_pid)
     tokenizer = LLTokenizer("byte")  # a token for each byte: what a grammar allows hangs on no model
     fault('start: "a"', tokenizer)  # what the first grammar would pay for
-    gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, pages that all children share
-    with socket.socket(fileno=requests_fd) as requests:
-        while fds := socket.recv_fds(requests, 1, 1)[1]:
-            with socket.socket(fileno=fds[0]) as channel:
-                try:
-                    is_child = os.fork() == 0
-                except OSError:
-                    is_child = False  # who asked sees the closed channel
-                if is_child:
-                    requests.close()
-                    _try(channel, tokenizer)
+    serve_forks(requests_fd, partial(_try, tokenizer))
 
 
-def _try(channel: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
+def _try(tokenizer: LLTokenizer, channel_fd: int) -> NoReturn:
     """Ends by a signal if the grammar needs more time or memory than any should."""
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        channel = socket.socket(fileno=channel_fd)
         with channel.makefile("rb") as whole:
             form, _, grammar = whole.read().decode().partition("\n")
         channel.sendall(BEGUN)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
-from vidspec_service.decoding.isolation.sandbox import dies_with
 from vidspec_service.errors import ConfigError
+from vidspec_service.forking import dies_with
 
 ROUTE = "/v1/video-chat"
 _EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM

@@ -77,7 +77,8 @@ def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> 
     if reader is Reader.POOL:
         return ReaderResult(wall_s=asyncio.run(_through_pool(path, options, options.repeats))[1]), ""
     if reader is Reader.COLD:
-        return ReaderResult(wall_s=tuple(_time_cold(path, options) for _ in range(options.repeats))), ""
+        times = [asyncio.run(_time_cold(path.absolute(), options)) for _ in range(options.repeats)]
+        return ReaderResult(wall_s=tuple(times)), ""
     try:
         answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.video.source_indices)
     except ConfigError as error:  # it took its process with it
@@ -107,13 +108,13 @@ async def _through_pool(path: Path, options: DecodeOptions, repeats: int) -> tup
     return clip, times
 
 
-def _time_cold(path: Path, options: DecodeOptions) -> float:
+async def _time_cold(path: Path, options: DecodeOptions) -> float:
     request = FrameRequest(num_frames=options.num_frames)
-    job = Job(path=str(path.absolute()), request=request, default_num_frames=options.num_frames, limits=_LIMITS)
+    job = Job(path=str(path), request=request, default_num_frames=options.num_frames, limits=_LIMITS)
     started = time.perf_counter()
     with closing(ForkServer(fork_server.__name__, is_bare=True)) as forks:
         child = DecodeChild(forks)
-        child.start(_START_TIMEOUT_S)
+        await child.start(_START_TIMEOUT_S)
         with frames_memory() as frames:
-            child.decode(job, frames)
+            await child.decode(job, frames)
         return time.perf_counter() - started

@@ -2,10 +2,9 @@
 
 Standard input is its socket to the pool; with the job comes the anonymous memory for its frames, which becomes its
 standard output: nothing has a name, so nothing can be left behind however the child ends. A JSON job comes in, a JSON
-answer goes out. Nothing is pickled, and
-errors travel as a name: a child taken over by a hostile file can lie about a clip, but cannot make the service run or
-show anything else. Imports neither torch nor numpy; whatever it needs was imported before it was forked, since it
-cannot open a file once it is filtered.
+answer goes out. Nothing is pickled, and errors travel as a name: a child taken over by a hostile file can lie about a
+clip, but cannot make the service run or show anything else. Imports neither torch nor numpy; whatever it needs was
+imported before it was forked, since it cannot open a file once it is filtered.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
-from vidspec_service.decoding.isolation.sandbox import (
-    Missing,
-    dies_with,
-    install_filter,
-    limit_resources,
-)
+from vidspec_service.decoding.isolation.sandbox import Missing, install_filter, limit_resources
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import RequestError
 
@@ -53,11 +47,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Answer = Decoded | Failed
 
 
-def main(channel: int, missing: Missing, parent_pid: int) -> NoReturn:
+def main(missing: Missing, channel: int) -> NoReturn:
     """In the process just forked. `missing`: what the kernel refused of its confinement."""
     try:
         _keep_only(channel)
-        dies_with(parent_pid)
         _serve(missing)
     finally:
         os._exit(0)  # at once: the pool waits for the end, and there is nothing to tidy up

@@ -1,20 +1,15 @@
-"""The pool's end of one decode child: start it, give it its one job, end it; and what becomes of its answer.
-
-Blocking calls throughout, for the pool's threads; only `kill` may be called from elsewhere, at any time.
-"""
+"""The pool's end of one decode child: start it, give it its one job, end it; and what becomes of its answer."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
 import os
 import select
-import signal
 import socket
-import threading
 from io import FileIO
-from time import monotonic
 
 import msgspec
 
@@ -34,7 +29,7 @@ from vidspec_service.errors import (
 from vidspec_service.forking import ForkServer
 from vidspec_service.shared_frames import SharedFrames
 
-_TOLD_WITHIN_S = 10.0  # by the fork server, of a process that has ended; only a machine that stands still needs it
+_TOLD_WITHIN_S = 30.0  # by the fork server, of a process that has ended; only a machine that stands still needs it
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
@@ -51,74 +46,61 @@ class ForkServerLost(Exception):
 
 
 class DecodeChild:
-    """One process, one clip, in a process group of its own: `start`, then `decode` or `end`."""
+    """One process, one clip, in a process group of its own: `start`, then `decode` or `end`; `kill` at any time."""
 
     def __init__(self, forks: ForkServer) -> None:
         self.missing = Missing(0)  # of its confinement; known once it has started
         self._forks = forks
-        self._lock = threading.Lock()
         self._is_killed = False
-        self._pidfd: int | None = None  # of the process, which is no child of ours
-        self._held = contextlib.ExitStack()  # our ends of its sockets, the pidfd
+        self._held = contextlib.ExitStack()  # our ends of its sockets
+        self._life: socket.socket | None = None  # while it may be killed
 
-    def start(self, timeout_s: float) -> None:
+    async def start(self, timeout_s: float) -> None:
         """Have it forked and wait until it is ready for a job. ServiceError if that fails."""
+        if self._is_killed:
+            raise ServiceError("the decode pool is closed")
         try:
             self._fork()
-            self._life.settimeout(timeout_s)
-            said, fds, *_ = socket.recv_fds(self._life, 64, 1)
-            if not said:
-                raise ConnectionAbortedError
-            self._meet(fds[0])
-            self._channel.settimeout(timeout_s)
-            if not (ready := self._channel.recv(1)):
+            async with asyncio.timeout(timeout_s):
+                ready = await asyncio.get_running_loop().sock_recv(self._channel, 1)
+            if not ready:
                 raise ConnectionAbortedError
         except OSError as error:  # no process or memory to be had, or no answer in time, or it has ended
-            self.end()
             if isinstance(error, TimeoutError):
                 self._forks.restart()
+            await self.end()
             raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error
         self.missing = Missing(ready[0])
 
     def _fork(self) -> None:
-        if self._is_killed:
-            raise ServiceError("the decode pool is closed")
-        self._channel, its_channel = socket.socketpair()
-        self._held.enter_context(self._channel)
+        self._channel, its_channel = self._pair()
         with its_channel:
-            self._life, its_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._held.enter_context(self._life)
+            self._life, its_life = self._pair()
             with its_life:
                 self._forks.launch(its_channel.fileno(), its_life.fileno())
 
-    def _meet(self, pidfd: int) -> None:
-        with self._lock:
-            self._pidfd = pidfd
-            self._held.callback(self._part)
-        if self._is_killed:  # before there was anything to kill
-            self.kill()
-
-    def _part(self) -> None:
-        with self._lock:
-            pidfd, self._pidfd = self._pidfd, None
-        if pidfd is not None:
-            os.close(pidfd)
+    def _pair(self) -> tuple[socket.socket, socket.socket]:
+        ours, its = socket.socketpair()
+        self._held.enter_context(ours).setblocking(False)
+        return ours, its
 
     @property
     def is_alive(self) -> bool:
-        """Whether a spare is still there to take a job."""
-        with self._lock:
-            return self._pidfd is not None and not self._is_killed and not _ended(self._pidfd, 0.0)
+        """Whether a spare is still there to take a job: it says nothing until then, but its end would be seen."""
+        news = select.poll()
+        news.register(self._channel, select.POLLIN)
+        return not self._is_killed and not news.poll(0)
 
-    def decode(self, job: Job, frames: FileIO) -> Decoded | Failed:
+    async def decode(self, job: Job, frames: FileIO) -> Decoded | Failed:
         """Run the job, whose pixels go into `frames`, and end the child; what it says, not believed yet.
 
-        Raises VideoUnreadable if it is lost, ForkServerLost if that is no fault of its own.
+        Raises VideoUnreadable if it is lost, ForkServerLost if that is no fault of its own. Not to be cancelled.
         """
         data = b""
         with self._held:
             try:
-                data = self._ask(msgspec.json.encode(job), frames, monotonic() + job.limits.timeout_s)
+                async with asyncio.timeout(job.limits.timeout_s):
+                    data = await self._ask(msgspec.json.encode(job), frames)
             except TimeoutError:
                 _log.warning("decode child timed out", extra={"timeout_s": job.limits.timeout_s})
                 limit = f"{job.limits.timeout_s:g} s (VIDSPEC_DECODE_TIMEOUT_S)"
@@ -127,66 +109,58 @@ class DecodeChild:
                 pass
             finally:
                 was_killed = self._is_killed  # by us: its client has left, or the server ends
-                returncode = self._wait()  # before its memory is looked at: now nobody else can change it
-        try:
-            answer: Answer = msgspec.json.decode(data, type=Answer)
-        except ValueError:  # none, or none that holds together
-            if not was_killed:
-                _log.warning("decode child lost", extra={"returncode": returncode})
-                if returncode is None:
-                    raise ForkServerLost from None
-            raise lost() from None
-        return answer
+                returncode = await self._wait()  # before its memory is looked at: now nobody else can change it
+        if returncode is not None:
+            with contextlib.suppress(ValueError):  # no answer, or none that holds together
+                answer: Answer = msgspec.json.decode(data, type=Answer)
+                return answer
+        if not was_killed:
+            _log.warning("decode child lost", extra={"returncode": returncode})
+            if returncode is None:
+                raise ForkServerLost
+        raise lost()
 
-    def _ask(self, job: bytes, frames: FileIO, deadline: float) -> bytes:
+    async def _ask(self, job: bytes, frames: FileIO) -> bytes:
         """The child's whole answer; empty if it died."""
-        answer = bytearray()
-        self._channel.settimeout(max(deadline - monotonic(), 0.001))
+        loop = asyncio.get_running_loop()
         sent = socket.send_fds(self._channel, [job], [frames.fileno()])
-        self._channel.sendall(job[sent:])
+        await loop.sock_sendall(self._channel, job[sent:])
         self._channel.shutdown(socket.SHUT_WR)
+        answer = bytearray()
         while len(answer) <= _MAX_ANSWER_BYTES:
-            self._channel.settimeout(max(deadline - monotonic(), 0.001))
-            part = self._channel.recv(65536)
+            part = await loop.sock_recv(self._channel, 65536)
             if not part:
                 break
             answer += part
         return bytes(answer)
 
     def kill(self) -> None:
-        """Stop whatever it does, from any thread; who waits for it sees it die. Never blocks for long."""
-        with self._lock:
-            self._is_killed = True
-            if self._pidfd is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        """Stop whatever it does; who waits for it sees it die."""
+        self._is_killed = True
+        if self._life is not None:
+            self._life.shutdown(socket.SHUT_WR)
 
-    def end(self) -> None:
-        """Kill, wait for the end, free."""
+    async def end(self) -> None:
+        """Kill, wait for the end, free; nothing if that is done."""
         with self._held:
-            self._wait()
+            await self._wait()
 
-    def _wait(self) -> int | None:
-        """Kill it and wait for its end. Its return code, negative for the signal that ended it, if that is known.
+    async def _wait(self) -> int | None:
+        """Kill it and wait for its end. Its return code, negative for the signal that ended it; None without a server.
 
         One that has crashed keeps its own: an exit under way is not changed by a later signal.
         """
         self.kill()
-        if self._pidfd is None:
+        life, self._life = self._life, None
+        if life is None:
             return None
-        _ended(self._pidfd, None)
-        self._life.settimeout(_TOLD_WITHIN_S)
         try:
-            return int(self._life.recv(64))
-        except (OSError, ValueError):  # the fork server has died, and it with that
+            async with asyncio.timeout(_TOLD_WITHIN_S):
+                code = await asyncio.get_running_loop().sock_recv(life, 64)
+        except TimeoutError:
+            self._forks.restart()  # it hangs; what it has forked dies with it
             return None
-
-
-def _ended(pidfd: int, timeout_s: float | None) -> bool:
-    """Whether the process has ended within so long; None: however long that takes."""
-    ends = select.poll()
-    ends.register(pidfd, select.POLLIN)
-    return bool(ends.poll(None if timeout_s is None else timeout_s * 1000))
+        return int(code) if code else None
 
 
 def frames_memory() -> FileIO:

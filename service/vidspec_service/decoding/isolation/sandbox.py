@@ -12,10 +12,8 @@ import contextlib
 import ctypes
 import errno
 import logging
-import os
 import platform
 import resource
-import signal
 import struct
 from enum import IntFlag
 
@@ -25,7 +23,6 @@ from vidspec_service.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 # linux/prctl.h and linux/sched.h
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
@@ -89,13 +86,6 @@ class Missing(IntFlag):
     NETWORK_NAMESPACE = 1
     SYSCALL_FILTER = 2
     FIXED_FFMPEG = 4  # one without the known ways to take it over
-
-
-def dies_with(parent_pid: int) -> None:
-    """Ends this process when its parent ends, however that ends; not for what it forks."""
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it has ended before that
-        os._exit(0)
 
 
 def give_up_privileges() -> Missing:
