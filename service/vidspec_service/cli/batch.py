@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vidspec_service.cli.batch_lines import STREAMED, BadLine, lines_of_videos, open_results, read_lines
+from vidspec_service.cli.batch_lines import (
+    STREAMED,
+    Answer,
+    BadLine,
+    Line,
+    OnAnswer,
+    lines_of_videos,
+    open_results,
+    read_lines,
+)
 from vidspec_service.cli.terminal import note, waiting
 
 if TYPE_CHECKING:
@@ -119,8 +128,14 @@ def run(args: argparse.Namespace) -> int:
             before = [results.answered[line.custom_id] for line in lines() if line.custom_id in results.answered]
             tally.num_bad = before.count(False)
             if len(before) < num_lines:
+                left = (line for line in lines() if line.custom_id not in results.answered)
+
+                def take(answer: Answer) -> None:
+                    results.add(answer)
+                    tally.count(answer.is_good)
+
                 with _asker(args, settings, options, tally) as ask_all, tally.of(num_lines, len(before)):
-                    ask_all(lines(), results, on_answer=tally.count)
+                    ask_all(left, take)
     except BadLine as error:
         note(f"vidspec batch: {error}")
         return 2
@@ -182,7 +197,7 @@ class BatchProgress(Progress):
 @contextmanager
 def _asker(
     args: argparse.Namespace, settings: ClusterSettings, options: ClientOptions, tally: BatchProgress
-) -> Iterator[Callable[..., None]]:
+) -> Iterator[Callable[[Iterable[Line], OnAnswer], None]]:
     """`BatchClient.answer_all` for whoever is to answer. Raises ConfigError and Unreachable."""
     if args.ray_address is not None:
         from vidspec_service.cli.ray_address import require_ray
@@ -196,7 +211,7 @@ def _asker(
 
     with _server(args.url) as url:
         client = BatchClient(url, options, on_silence=tally.say)
-        yield lambda *given, **named: asyncio.run(client.answer_all(*given, **named))
+        yield lambda lines, on_answer: asyncio.run(client.answer_all(lines, on_answer))
 
 
 @contextmanager

@@ -6,16 +6,16 @@ import asyncio
 import base64
 import json
 import mimetypes
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
-from vidspec_service.cli.batch_lines import OWN_ROUTE, Line, is_good
+from vidspec_service.cli.batch_lines import OWN_ROUTE, Answer, Line, OnAnswer
 
 _CONNECT_TIMEOUT_S = 10.0
 _PASSING = (408, 425, 429, 502, 503, 504)
@@ -25,16 +25,6 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 0.5, 30.0
 
 class Unreachable(Exception):
     """The server took no line for as long as one is patient, or knows us not: no other line would fare better."""
-
-
-class Answers(Protocol):
-    """Where answers go; what is in `answered` is not asked again."""
-
-    @property
-    def answered(self) -> Collection[str]: ...
-
-    def add(self, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> None:
-        """One more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,27 +54,20 @@ class BatchClient:
         self._on_silence = on_silence
         self._has_told = False
 
-    async def answer_all(self, lines: Iterable[Line], results: Answers, on_answer: Callable[[bool], None]) -> None:
-        """Ask what is not answered yet; tells of each whether it was answered well. Raises Unreachable.
-
-        No more lines are read than are being asked.
-        """
-        left = (line for line in lines if line.custom_id not in results.answered)
+    async def answer_all(self, lines: Iterable[Line], on_answer: OnAnswer) -> None:
+        """Ask all, of which no more are read than are being asked. Raises Unreachable."""
+        left = iter(lines)
 
         async def ask() -> None:
             for line in left:  # which all askers share
+                response, error = None, None
                 try:
                     response = await self._response(line)
-                except OSError as error:
-                    message = f"{error.filename}: {error.strerror}"
-                    results.add(line.custom_id, None, {"code": "file_not_readable", "message": message})
-                    on_answer(False)
-                except ValueError as error:  # a number, a character or a path that cannot be put into a request
-                    results.add(line.custom_id, None, {"code": "not_sendable", "message": str(error)})
-                    on_answer(False)
-                else:
-                    results.add(line.custom_id, response, None)
-                    on_answer(is_good(response))
+                except OSError as failed:
+                    error = {"code": "file_not_readable", "message": f"{failed.filename}: {failed.strerror}"}
+                except ValueError as failed:  # a number, a character or a path that cannot be put into a request
+                    error = {"code": "not_sendable", "message": str(failed)}
+                on_answer(Answer(line.custom_id, response, error))
 
         async with self._client:
             askers = [asyncio.create_task(ask()) for _ in range(self._options.at_once)]
@@ -128,17 +111,8 @@ class BatchClient:
         if not videos:
             return await self._client.post(line.url, json=_with_files(line.body, self._options.folder))
         with ExitStack() as opened:
-            files = [
-                (
-                    "video",
-                    (
-                        "video",
-                        opened.enter_context((self._options.folder / path).open("rb")),
-                        "application/octet-stream",
-                    ),
-                )
-                for path in videos
-            ]
+            contents = [opened.enter_context((self._options.folder / path).open("rb")) for path in videos]
+            files = [("video", ("video", content, "application/octet-stream")) for content in contents]
             given = {name: value for name, value in line.body.items() if name != "video" and value is not None}
             fields = {name: _as_field(value) for name, value in given.items()}
             return await self._client.post(line.url, data=fields, files=files)

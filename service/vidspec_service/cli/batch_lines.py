@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -74,9 +74,21 @@ def lines_of_videos(paths: Iterable[Path], body: Mapping[str, Any]) -> Iterator[
         yield Line(str(path), OWN_ROUTE, MappingProxyType({**body, "video": str(path)}))
 
 
-def is_good(response: Mapping[str, Any] | None) -> bool:
-    """Whether the server was asked, and did what it was asked."""
-    return response is not None and response["status_code"] == _OK
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request, with the fields of a line of results."""
+
+    custom_id: str
+    response: Mapping[str, Any] | None
+    error: Mapping[str, str] | None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the server was asked, and did what it was asked."""
+        return self.response is not None and self.response["status_code"] == _OK
+
+
+OnAnswer = Callable[[Answer], None]
 
 
 class Results:
@@ -86,12 +98,11 @@ class Results:
         self._file = file
         self.answered = answered
 
-    def add(self, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> None:
+    def add(self, answer: Answer) -> None:
         """Write an answer, which outlives this process from then on."""
-        line = {"custom_id": custom_id, "response": response, "error": error}
-        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._file.write(json.dumps(asdict(answer), ensure_ascii=False).encode() + b"\n")
         self._file.flush()
-        self.answered[custom_id] = is_good(response)
+        self.answered[answer.custom_id] = answer.is_good
 
 
 @contextmanager
@@ -109,7 +120,7 @@ def open_results(path: Path) -> Iterator[Results]:
             if result is None:
                 is_whole = False
             else:
-                answered[result["custom_id"]] = is_good(result["response"])
+                answered[result.custom_id] = result.is_good
         if is_whole:
             yield Results(file, answered)
             return
@@ -125,7 +136,7 @@ def open_results(path: Path) -> Iterator[Results]:
             kept.unlink(missing_ok=True)
 
 
-def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Answer | None]]:
     """Every line and what it says; None without a response, or if it is cut short. Raises BadLine."""
     file.seek(0)
     for number, text in enumerate(file, 1):
@@ -139,7 +150,7 @@ def _lock(file: BinaryIO, path: Path) -> None:
         raise BadLine(f"{path}: another vidspec batch writes to it") from None
 
 
-def _result(text: bytes, where: str) -> dict[str, Any] | None:
+def _result(text: bytes, where: str) -> Answer | None:
     if not text.endswith(b"\n"):
         return None
     result: Any = None
@@ -148,6 +159,6 @@ def _result(text: bytes, where: str) -> dict[str, Any] | None:
     match result:
         case {"custom_id": str(), "response": None}:
             return None
-        case {"custom_id": str(), "response": {"status_code": int()}}:
-            return dict(result)
+        case {"custom_id": str(name), "response": {"status_code": int()} as response}:
+            return Answer(name, response, result.get("error"))
     raise BadLine(f"{where}: not a result of vidspec batch; name another file")

@@ -10,9 +10,9 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from vidspec_service.bench.common.server import own_server
 from vidspec_service.cli.batch_client import BatchClient, ClientOptions, Unreachable
-from vidspec_service.cli.batch_lines import Line, Results, is_good
+from vidspec_service.cli.batch_lines import Answer, Line, OnAnswer
 from vidspec_service.cli.ray_address import join_cluster
 from vidspec_service.settings import ClusterSettings, Copies, variables
 
@@ -31,13 +31,7 @@ _ROUNDS = 4  # what a server is given at a time, as a multiple of what it is ask
 _MOST_RETRIES = 4  # of a block whose servers end: one of its lines may be why
 
 
-def answer_all(
-    lines: Iterable[Line],
-    results: Results,
-    settings: ClusterSettings,
-    options: ClientOptions,
-    on_answer: Callable[[bool], None],
-) -> None:
+def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSettings, options: ClientOptions) -> None:
     """As `BatchClient.answer_all`, by the servers of the cluster at `settings.ray_address`; raises ConfigError too.
 
     The folder of the options must be absolute, and the same on every node.
@@ -50,11 +44,9 @@ def answer_all(
         data.actor_init_retry_on_errors = True  # a few times: a server may be lost while it starts
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         engines = Copies.parse(settings.engines)
-        left = (line for line in lines if line.custom_id not in results.answered)
+        left = iter(lines)
         # Blocks are in Ray's object store, which spills to disk: no more of the lines is in this process than one.
         blocks = [_block(some) for some in iter(lambda: list(islice(left, block_size)), [])]
-        if not blocks:
-            return
         answered = ray.data.from_arrow_refs(blocks).map_batches(
             _Server,
             fn_constructor_args=(options,),
@@ -65,9 +57,7 @@ def answer_all(
             max_task_retries=_MOST_RETRIES,
         )
         for row in answered.iter_rows():
-            answer = json.loads(row["answer"])
-            results.add(**answer)
-            on_answer(is_good(answer["response"]))
+            on_answer(Answer(**json.loads(row["answer"])))
     except RayError as error:
         raise Unreachable(f"the cluster ended the work: {str(error).strip().splitlines()[-1]}") from error
     finally:
@@ -93,19 +83,7 @@ class _Server:
     def __call__(self, block: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
         """The answers to the lines of a block."""
         lines = [Line(**json.loads(text)) for text in block["line"]]
-        answers = _Answers()
+        answers: list[str] = []
         client = BatchClient(self._url, self._options, on_silence=lambda _: None)
-        asyncio.run(client.answer_all(lines, answers, on_answer=lambda _: None))
-        return {"answer": answers.texts}
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """Where a client puts them that has no file."""
-
-    answered: frozenset[str] = frozenset()
-    texts: list[str] = field(default_factory=list)
-
-    def add(self, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> None:
-        """To what goes to the one with the file."""
-        self.texts.append(json.dumps({"custom_id": custom_id, "response": response, "error": error}))
+        asyncio.run(client.answer_all(lines, lambda answer: answers.append(json.dumps(asdict(answer)))))
+        return {"answer": answers}
