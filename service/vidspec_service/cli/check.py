@@ -31,8 +31,7 @@ from vidspec_service.bench.common.options import from_zero
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.speed.device import measure_device
 from vidspec_service.cli.bench_flags import progress
-from vidspec_service.cli.check_device import place, random_pair, tell_device, tell_engine
-from vidspec_service.cli.findings import Findings
+from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, waiting

@@ -16,8 +16,7 @@ from vidspec_models.step_path import CAPTURED, COMPILED, fallen_back
 from vidspec_service.bench.speed.device import DeviceFacts
 from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.cli import check_device
-from vidspec_service.cli.check_device import place, random_pair, tell_device, tell_engine
-from vidspec_service.cli.findings import Findings
+from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine
 from vidspec_service.settings import Settings
 
 GIB = 2**30
