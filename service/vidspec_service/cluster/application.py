@@ -1,4 +1,4 @@
-"""The Ray Serve application: which processes there are, how many, where, and who finds whom.
+"""The Ray Serve application: which processes there are, how many, where, who finds whom; and a frontend, which is one.
 
 `vidspec_service.cluster.application:application` is what an `import_path` names, in a file for `serve deploy` or in a
 RayService; its `args` are settings.
@@ -6,17 +6,26 @@ RayService; its `args` are settings.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
+from vidspec_service import __version__
+from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.api.server import running_app
+from vidspec_service.api.services import open_remotes
 from vidspec_service.cluster.engine_replica import EngineReplica
-from vidspec_service.cluster.frontend import Frontend
-from vidspec_service.cluster.ray_engine import ENGINES
-from vidspec_service.settings import ClusterSettings, Copies, load_settings_of
+from vidspec_service.cluster.ray_engine import ENGINES, RayEngine, facts_of
+from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.settings import ClusterSettings, Copies, decoding_limits, load_settings_of
+from vidspec_service.telemetry import Metrics, configure_logging
 
 _DRAIN_LOOK_S = 0.1
 _HEALTH_PERIOD_S = 5.0
@@ -32,6 +41,36 @@ _ROUTER = RequestRouterConfig(
 )
 _QUIET = LoggingConfig(enable_access_log=False)  # the API's own log has a line for every request
 _ANY_NUMBER = 10_000  # of requests in a frontend, whose own bounds answer with an error that says what to do
+
+
+class Frontend:
+    """API and decoding children as those of `vidspec serve`, behind Ray Serve's proxy, which calls it."""
+
+    async def __init__(self, settings: ClusterSettings, engines: DeploymentHandle) -> None:  # type: ignore[misc]  # awaited
+        """Ready as soon as an engine is; raises ConfigError."""
+        configure_logging(settings.log_level, settings.log_format)
+        at_once = Copies.parse(settings.engines)
+        # It may keep all engines busy; which of them is free is seen by those who ask them.
+        settings = settings.model_copy(update={"max_running_requests": settings.max_running_requests * at_once.most})
+        metrics = Metrics(CollectorRegistry())
+        async with AsyncExitStack() as stack:
+            remotes = await stack.enter_async_context(open_remotes(settings))
+            facts = await facts_of(engines, settings.start_timeout_s)
+            engine = RayEngine(engines, facts, metrics, may_sleep=at_once.least == 0)
+            await stack.enter_async_context(alongside(engine.look()))
+            pool = await stack.enter_async_context(DecodePool(decoding_limits(settings), settings.decode_workers))
+            self._app, _ = await stack.enter_async_context(running_app(settings, engine, pool.decode, metrics, remotes))
+            self._held = stack.pop_all()
+        info = engine.info
+        models = {"model": info.model, "draft_model": info.draft_model or ""}
+        metrics.build.info({"version": __version__, **models, **info.versions})
+
+    def __serve_build_asgi_app__(self) -> FastAPI:  # Ray Serve's name for it
+        return self._app
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_held"):
+            await self._held.aclose()
 
 
 def application(args: dict[str, Any]) -> Application:

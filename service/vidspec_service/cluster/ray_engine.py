@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 
 import ray
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from vidspec_models.request import GenerationRequest
 from vidspec_service.cluster.answers import EngineLost, answer, merged
 from vidspec_service.cluster.engine_replica import EngineFacts, TakenUp
-from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
+from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.types import Accepted, Activity, Finished, GenerationEvent
 from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, ServiceError
 from vidspec_service.telemetry import Metrics
@@ -32,49 +32,28 @@ _ENDED_ON_PURPOSE = "ray.kill"  # so Ray tells of what Serve ends: for an update
 _log = logging.getLogger(__name__)
 
 
+async def facts_of(engines: DeploymentHandle, timeout_s: float) -> EngineFacts:
+    """As soon as one engine is ready; raises ConfigError where none is in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            facts: EngineFacts = await engines.facts.remote()
+    except TimeoutError:
+        raise ConfigError(f"no engine was ready within {timeout_s:g} s (--start-timeout-s)") from None
+    return facts
+
+
 class RayEngine:
     """Implements `Engine`. Belongs to one event loop, as a `LocalEngine` does."""
 
-    def __init__(self, engines: DeploymentHandle, metrics: Metrics, *, may_sleep: bool) -> None:
+    def __init__(self, engines: DeploymentHandle, facts: EngineFacts, metrics: Metrics, *, may_sleep: bool) -> None:
         """`may_sleep`: to have no engine at all is no fault; the next request has one started."""
+        self.info = facts.info
+        self.tokenizer = Tokenizer.from_str(facts.tokenizer)
         self._engines = engines
         self._metrics = metrics
         self._may_sleep = may_sleep
-        self._num_engines = 0
-        self._facts: EngineFacts | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._traffic = Traffic()
-
-    @asynccontextmanager
-    async def started(self, timeout_s: float) -> AsyncIterator[RayEngine]:
-        """Ready as soon as one engine is; raises ConfigError where none is in time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                self._facts = await self._engines.facts.remote()
-        except TimeoutError:
-            raise ConfigError(f"no engine was ready within {timeout_s:g} s (--start-timeout-s)") from None
-        self._tokenizer = Tokenizer.from_str(self._facts.tokenizer)
         self._num_engines = 1
-        looking = asyncio.create_task(self._look())
-        try:
-            yield self
-        finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
-
-    @property
-    def info(self) -> EngineInfo:
-        """See `Engine`."""
-        if self._facts is None:
-            raise EngineDead("no engine has been ready yet")
-        return self._facts.info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """See `Engine`."""
-        if self._tokenizer is None:
-            raise EngineDead("no engine has been ready yet")
-        return self._tokenizer
+        self._traffic = Traffic()
 
     def status(self) -> EngineStatus:
         """See `Engine`: of all engines together, and of the requests that came through here."""
@@ -112,8 +91,8 @@ class RayEngine:
         self._metrics.spec_decode_num_draft_tokens.inc(stats.num_draft_tokens)
         self._metrics.spec_decode_num_accepted_tokens.inc(stats.num_accepted_tokens)
 
-    async def _look(self) -> None:
-        """Count the engines now and then: readiness depends on it."""
+    async def look(self) -> None:
+        """Count the engines now and then: readiness depends on it. Until it is cancelled."""
         app = serve.get_replica_context().app_name
         while True:
             try:
