@@ -38,7 +38,7 @@ class ForkServer:
         """
         self._module = module
         self._is_bare = is_bare
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._server: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
@@ -50,7 +50,7 @@ class ForkServer:
         forked, or its server has died.
         """
         with self._lock:
-            self._start()
+            self.start()
             if self._requests is not None:
                 with suppress(OSError):  # it is dying, or hangs
                     socket.send_fds(self._requests, [b"f"], fds)
@@ -58,50 +58,44 @@ class ForkServer:
     def start(self) -> None:
         """Start it unless it runs; `launch` does this by itself."""
         with self._lock:
-            self._start()
+            if self._server is not None and self._server.poll() is None:
+                return
+            self.close()
+            bare = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # nothing of ours: no keys to steal
+            environment = bare if self._is_bare else os.environ  # noqa: TID251  handed on as it is
+            requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            requests.setblocking(False)
+            try:
+                with theirs:
+                    self._server = subprocess.Popen(
+                        [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), str(os.getpid())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL if self._is_bare else None,
+                        stderr=subprocess.DEVNULL if self._is_bare else None,
+                        # Forking is safe with one thread. What numpy brings starts one a core when it is imported.
+                        env={**environment, "OPENBLAS_NUM_THREADS": "1"},
+                        cwd="/" if self._is_bare else None,
+                    )
+            except OSError:
+                requests.close()
+                raise
+            self._requests = requests
 
     def restart(self) -> None:
         """Start it, in the place of any earlier one."""
         with self._lock:
-            self._end()
-            self._start()
+            self.close()
+            self.start()
 
     def close(self) -> None:
         """End it, and with it everything that it has forked."""
         with self._lock:
-            self._end()
-
-    def _start(self) -> None:
-        if self._server is not None and self._server.poll() is None:
-            return
-        self._end()
-        bare = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # nothing of ours: no keys to steal
-        environment = bare if self._is_bare else os.environ  # noqa: TID251  handed on as it is
-        requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        requests.setblocking(False)
-        try:
-            with theirs:
-                self._server = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL if self._is_bare else None,
-                    stderr=subprocess.DEVNULL if self._is_bare else None,
-                    # Forking is safe with one thread. What numpy brings starts one a core when it is imported.
-                    env={**environment, "OPENBLAS_NUM_THREADS": "1"},
-                    cwd="/" if self._is_bare else None,
-                )
-        except OSError:
-            requests.close()
-            raise
-        self._requests = requests
-
-    def _end(self) -> None:
-        if self._requests is not None and self._server is not None:
-            self._requests.close()
-            self._server.kill()  # it keeps nothing; importing, it would not hear a milder word
-            self._server.wait()
-        self._requests = self._server = None
+            if self._requests is not None and self._server is not None:
+                self._requests.close()
+                self._server.kill()  # it keeps nothing; importing, it would not hear a milder word
+                self._server.wait()
+            self._requests = self._server = None
 
 
 @dataclass(frozen=True, slots=True)
