@@ -79,8 +79,8 @@ def settings_for(args: argparse.Namespace) -> Settings:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings, launcher: WorkerLauncher | None = None) -> AsyncIterator[RunningService]:
-    """Engine and decode pool for these settings, ready; ended with the block, a given launcher excepted.
+async def running_service(settings: Settings, launcher: WorkerLauncher) -> AsyncIterator[RunningService]:
+    """Engine and decode pool for these settings, ready; ended with the block, the launcher excepted.
 
     Raises ConfigError.
     """
