@@ -1,23 +1,24 @@
-"""One engine of a cluster: draft and target on one node, in and below a process of Ray Serve's."""
+"""One engine of a cluster: draft and target on one node, in and below a process of Ray Serve's; and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from ray.serve.metrics import Gauge
 
 from vidspec_models.request import GenerationRequest, Video
 from vidspec_service import __version__
 from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.cluster.answers import Heard, listen
-from vidspec_service.cluster.engine_metrics import tell_ray
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -28,8 +29,11 @@ from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import EngineMetrics, configure_logging
 
 _SHORTEST_PAUSE_S = 0.04  # between two messages of one answer
+_METRICS_EVERY_S = 5.0
 _PROCESSOR = Path("/proc/cpuinfo")
 _PROCESSOR_FACTS = ("vendor_id", "cpu family", "model\t", "flags")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +149,33 @@ def _processor() -> list[str]:
     """Libraries choose their kernels by it."""
     first = _PROCESSOR.read_text().partition("\n\n")[0].splitlines() if _PROCESSOR.exists() else []
     return [line for line in first if line.startswith(_PROCESSOR_FACTS)]
+
+
+async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
+    """Tell what an engine counts as Ray's metrics, until it is cancelled: each node has a page of them.
+
+    No caller can ask one engine for its /metrics: who calls a deployment gets any of its replicas. Ray adds which
+    deployment, replica and application it is.
+    """
+    gauges: dict[str, Gauge] = {}
+    while True:
+        try:
+            for name, value, tags in numbers(registry, model_name):
+                if name not in gauges:
+                    gauges[name] = Gauge(name, tag_keys=tuple(tags))
+                gauges[name].set(value, tags)
+        except Exception as error:  # whatever ails Ray's metrics, answers do not need them: told again in a while
+            _log.warning("Ray does not take the engine's metrics", extra={"why": str(error)})
+        await asyncio.sleep(_METRICS_EVERY_S)
+
+
+def numbers(registry: CollectorRegistry, model_name: str) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """Every number of the registry, its tags, and a name that Ray allows: `vidspec:x` is `vidspec_x`, `ray_vidspec_x`
+    there.
+
+    Counters and buckets are told as they stand: `rate` and `histogram_quantile` do not look at a metric's kind, and
+    Ray's own histograms can be told single observations only.
+    """
+    for metric in registry.collect():
+        for sample in metric.samples:
+            yield sample.name.replace(":", "_"), sample.value, {"model_name": model_name, **sample.labels}

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from ray.serve.metrics import Gauge
 
-from vidspec_service.cluster import engine_metrics
-from vidspec_service.cluster.engine_metrics import numbers, tell_ray
+from vidspec_service.cluster import engine_replica
+from vidspec_service.cluster.engine_replica import numbers, tell_ray
 from vidspec_service.telemetry import EngineMetrics
 
 
@@ -21,9 +21,9 @@ def told() -> dict[tuple[str, ...], float]:
     metrics.worker_idle_ratio.labels("draft").set(0.25)
     metrics.spec_decode_num_accepted_tokens_per_pos.labels("0").inc(3)
     found = {}
-    for each in numbers(registry, "a-model"):
-        assert each.tags.pop("model_name") == "a-model"
-        found[(each.name, *each.tags.values())] = each.value
+    for name, value, tags in numbers(registry, "a-model"):
+        assert tags.pop("model_name") == "a-model"
+        found[(name, *tags.values())] = value
     return found
 
 
@@ -58,8 +58,8 @@ async def test_a_number_that_ray_does_not_take_is_told_in_the_log_and_tried_agai
             Ailing.num_made += 1
             raise RuntimeError("no room for another metric")
 
-    monkeypatch.setattr(engine_metrics, "Gauge", Ailing)
-    monkeypatch.setattr(engine_metrics, "_EVERY_S", 0.01)
+    monkeypatch.setattr(engine_replica, "Gauge", Ailing)
+    monkeypatch.setattr(engine_replica, "_METRICS_EVERY_S", 0.01)
     registry = CollectorRegistry()
     EngineMetrics(registry)
     with suppress(TimeoutError):
