@@ -26,8 +26,10 @@ def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits
         return memoryview(memory)
 
     with open(path, "rb", buffering=0) as file:
-        read_frames = read_clip if request.sequence is None else read_sequence
-        decoded = read_frames(file, request, limits, allocate, default_num_frames=8)
+        if request.sequence is None:
+            decoded = read_clip(file, request, limits, allocate, default_num_frames=8)
+        else:
+            decoded = read_sequence(file, request, limits, allocate)
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
     video = Video(
         frames=np.frombuffer(memory, np.uint8, count=decoded.num_bytes).reshape(shape),

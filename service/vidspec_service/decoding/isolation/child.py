@@ -89,9 +89,7 @@ def _work(job: Job) -> Answer:
                     file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames, part=job.part
                 )
             else:
-                decoded = read_sequence(
-                    file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames
-                )
+                decoded = read_sequence(file, job.request, job.limits, _allocate)
         if job.part == WHOLE:
             os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than were chosen
     except RequestError as error:

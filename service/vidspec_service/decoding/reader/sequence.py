@@ -23,14 +23,7 @@ _TICKS_PER_S = 1000  # processors know a frame's time as an index over a rate: t
 _LONE_FRAME_S = 1.0
 
 
-def read_sequence(
-    file: BinaryIO,
-    request: FrameRequest,
-    limits: DecodingLimits,
-    allocate: Allocate,
-    *,
-    default_num_frames: int,
-) -> Decoded:
+def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits, allocate: Allocate) -> Decoded:
     """Like `read_clip`, of the `sequence` that the request names; without `fps` and `num_frames` all its frames stay.
 
     Raises what `read_clip` does; InvalidRequest if the images differ in size.
