@@ -121,7 +121,7 @@ def read_clip(
                 stream = _video_stream(container, limits, kind)
                 frames = chosen_frames(_packets_of(container, stream, []), stream.codec_context, timeline, picker)
                 indices = tuple(converter.convert(index, frame) for index, frame in frames)
-            converter.finish(picker)
+            converter.finish(picker.num_lost, picker.num_replaced)
             return indices, converter
 
         found = None

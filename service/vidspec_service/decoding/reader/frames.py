@@ -167,19 +167,19 @@ class FrameConverter:
         """(width, height) of the frames that were laid down; noughts before the first."""
         return self.orientation.size(*self._size)
 
-    def finish(self, picker: FramePicker[VideoFrame]) -> None:
-        """Let `warnings` tell what was wrong; raises VideoUnreadable if too much was."""
+    def finish(self, num_lost: int = 0, num_replaced: int = 0) -> None:
+        """Let `warnings` tell what was wrong, also with frames that did not come; VideoUnreadable if too much was."""
         if self._num_frames == 0:
             return
-        num_bad = min(picker.num_lost + picker.num_replaced + self._num_damaged, self._num_frames)  # or twice bad
+        num_bad = min(num_lost + num_replaced + self._num_damaged, self._num_frames)  # or twice bad
         if self._memory is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
                 f"The video is damaged: {num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
                 param="video",
             )
         for count, fate in (
-            (picker.num_lost, "cannot be decoded and are left out."),
-            (picker.num_replaced, "cannot be decoded; neighbours stand in."),
+            (num_lost, "cannot be decoded and are left out."),
+            (num_replaced, "cannot be decoded; neighbours stand in."),
             (self._num_damaged, "are damaged."),
             (self._num_resized, "have another size and are scaled to the first one's."),
         ):

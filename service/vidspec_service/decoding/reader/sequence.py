@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import BinaryIO
 
@@ -16,7 +16,7 @@ from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import check_file, translated
 from vidspec_service.decoding.reader.frames import Allocate, FrameConverter
-from vidspec_service.decoding.selection import FramePicker, Selection, select_sequence
+from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import InvalidRequest, VideoUnreadable
 
 _TICKS_PER_S = 1000  # processors know a frame's time as an index over a rate: times of any spacing are milliseconds
@@ -33,11 +33,19 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
     check_file(file, limits, is_still=True)
     times_s, duration_s = sequence.timestamps_s, _duration_s(sequence)
     selection = select_sequence(times_s, duration_s, request, limits)
+    starts = list(accumulate(sequence.num_bytes, initial=0))
+    size: tuple[int, int] | None = None
     with translated():
         converter = FrameConverter(len(selection.indices), limits, allocate, range(len(selection.indices)))
-        for index, frame in _of_one_size(_decoded(file, sequence, selection, limits)):
+        for index in selection.indices:
+            file.seek(starts[index])
+            frame = _frame(file.read(sequence.num_bytes[index]), index, limits)
+            size = size or (frame.width, frame.height)
+            if size != (frame.width, frame.height):
+                here, first = f"{frame.width}x{frame.height}", "{}x{}".format(*size)
+                raise InvalidRequest(f"Frame {index} has {here} pixels, others {first}: give one size.", param="video")
             converter.convert(index, frame)
-        converter.finish(FramePicker(()))
+        converter.finish()
     width, height = converter.upright_size
     ticks = range(len(times_s)) if sequence.fps else _ticks(times_s)
     return Decoded(
@@ -69,15 +77,6 @@ def _duration_s(sequence: FrameSequence) -> float:
     return times_s[-1] + mean_s
 
 
-def _decoded(
-    file: BinaryIO, sequence: FrameSequence, selection: Selection, limits: DecodingLimits
-) -> Iterator[tuple[int, VideoFrame]]:
-    starts = list(accumulate(sequence.num_bytes, initial=0))
-    for index in selection.indices:
-        file.seek(starts[index])
-        yield index, _frame(file.read(sequence.num_bytes[index]), index, limits)
-
-
 def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
     """Without a container around it: no demuxer has a say in where an image begins."""
     codec = av.CodecContext.create("mjpeg", "r")
@@ -95,13 +94,3 @@ def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
         why = f"it is damaged, no JPEG image, or has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
         raise VideoUnreadable(f"Frame {index} cannot be decoded: {why}.", param="video")
     return frames[0]
-
-
-def _of_one_size(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
-    size: tuple[int, int] | None = None
-    for index, frame in frames:
-        size = size or (frame.width, frame.height)
-        if size != (frame.width, frame.height):
-            here, first = f"{frame.width}x{frame.height}", "{}x{}".format(*size)
-            raise InvalidRequest(f"Frame {index} has {here} pixels, others {first}: give one size.", param="video")
-        yield index, frame
