@@ -51,9 +51,9 @@ class ForkServer:
         """
         with self._lock:
             self.start()
-            if self._requests is not None:
-                with suppress(OSError):  # it is dying, or hangs
-                    socket.send_fds(self._requests, [b"f"], fds)
+            assert self._requests is not None
+            with suppress(OSError):  # it is dying, or hangs
+                socket.send_fds(self._requests, [b"f"], fds)
 
     def start(self) -> None:
         """Start it unless it runs; `launch` does this by itself."""

@@ -118,14 +118,12 @@ class DecodePool:
 
     async def _run(self, job: Job, frames: FileIO) -> Decoded | Failed:
         """By a child of its own, which decodes into `frames`; by another if the fork server dies, but only once."""
-        try:
-            return await self._run_once(job, frames)
-        except ForkServerLost:
-            await self._renew_spares()
-        try:
-            return await self._run_once(job, frames)
-        except ForkServerLost:
-            raise lost() from None
+        for _ in range(2):
+            try:
+                return await self._run_once(job, frames)
+            except ForkServerLost:
+                await self._renew_spares()
+        raise lost()
 
     async def _run_once(self, job: Job, frames: FileIO) -> Decoded | Failed:
         child = await self._take_spare()
