@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import pytest
@@ -197,7 +198,7 @@ def test_more_frames_than_the_server_allows_names_the_limit_and_the_setting() ->
     assert caught.value.param == "num_frames"
 
 
-def pick(chosen: list[int], decoded: list[int]) -> tuple[list[int], FramePicker[str]]:
+def pick(chosen: list[int], decoded: Sequence[int]) -> tuple[list[int], FramePicker[str]]:
     picker = FramePicker[str](chosen)
     given_out = [pair for index in decoded for pair in picker.offer(index, f"frame {index}")]
     given_out += picker.finish()
@@ -205,42 +206,33 @@ def pick(chosen: list[int], decoded: list[int]) -> tuple[list[int], FramePicker[
     return [index for index, _ in given_out], picker
 
 
-def test_what_is_decoded_is_given_out_once() -> None:
-    indices, picker = pick([1, 4, 5], list(range(10)))
-    assert indices == [1, 4, 5]
-    assert (picker.num_replaced, picker.num_lost, picker.next_wanted) == (0, 0, None)
-
-
-def test_a_missing_frame_is_replaced_by_the_one_before() -> None:
-    indices, picker = pick([1, 5], [0, 1, 2, 6, 7])
-    assert indices == [1, 2]
-    assert picker.num_replaced == 1
-
-
-def test_one_frame_earlier_is_what_a_player_shows_and_no_damage() -> None:
-    indices, picker = pick([5], [3, 4, 6])
-    assert indices == [4]
-    assert picker.num_replaced == 0
-
-
-def test_the_one_after_stands_in_where_there_is_none_before() -> None:
-    indices, picker = pick([0, 6], [2, 3, 6])
-    assert indices == [2, 6]
-    assert picker.num_replaced == 1
-
-
-def test_a_frame_that_is_chosen_itself_stands_in_for_none() -> None:
-    indices, picker = pick([2, 3], [0, 3])
-    assert indices == [0, 3]
-    indices, picker = pick([0, 3], [3])
-    assert indices == [3]
-    assert picker.num_lost == 1
-
-
-def test_missing_at_the_end_is_replaced_or_lost() -> None:
-    indices, picker = pick([2, 8, 9], [0, 1, 2, 3])
-    assert indices == [2, 3]
-    assert (picker.num_replaced, picker.num_lost) == (1, 1)
+@pytest.mark.parametrize(
+    ("chosen", "decoded", "given", "num_replaced", "num_lost"),
+    [
+        ([1, 4, 5], range(10), [1, 4, 5], 0, 0),
+        ([1, 5], [0, 1, 2, 6, 7], [1, 2], 1, 0),
+        ([5], [3, 4, 6], [4], 0, 0),
+        ([0, 6], [2, 3, 6], [2, 6], 1, 0),
+        ([2, 3], [0, 3], [0, 3], 1, 0),
+        ([0, 3], [3], [3], 0, 1),
+        ([2, 8, 9], [0, 1, 2, 3], [2, 3], 1, 1),
+    ],
+    ids=[
+        "what is decoded is given out once",
+        "a missing frame is replaced by the one before",
+        "one frame earlier is what a player shows and no damage",
+        "the one after stands in where there is none before",
+        "an earlier one stands in for one beside a chosen one",
+        "a frame that is chosen itself stands in for none",
+        "missing at the end is replaced or lost",
+    ],
+)
+def test_frames_that_do_not_come_are_replaced_or_lost(
+    chosen: list[int], decoded: Sequence[int], given: list[int], num_replaced: int, num_lost: int
+) -> None:
+    indices, picker = pick(chosen, decoded)
+    assert indices == given
+    assert (picker.num_replaced, picker.num_lost, picker.next_wanted) == (num_replaced, num_lost, None)
 
 
 def test_after_a_jump_what_came_before_does_not_stand_in() -> None:

@@ -23,29 +23,20 @@ LIMITS = DecodingLimits()
 FOUR = FrameRequest(num_frames=4)
 
 
-REQUEST = ["vidspec_models", "vidspec_models.request"]
-
-
 @pytest.mark.parametrize(
-    ("module", "loaded"), [("isolation.child", []), ("reader", []), ("pool", REQUEST), ("clip", [])]
+    ("modules", "unwanted", "loaded"),
+    [
+        ("isolation.child reader", {"vidspec_models", "numpy"}, []),
+        ("clip", {"vidspec_models", "av"}, []),
+        ("pool", {"vidspec_models", "av"}, ["vidspec_models", "vidspec_models.request"]),
+    ],
 )
-def test_decoding_loads_no_model_code(module: str, loaded: list[str]) -> None:
-    code = (
-        f"import sys, vidspec_service.decoding.{module}\n"
-        "heavy = ('torch', 'transformers', 'vidspec_models', 'pydantic')\n"
-        "print(sorted(name for name in sys.modules if name.startswith(heavy)))"
-    )
+def test_no_process_loads_what_another_one_needs(modules: str, unwanted: set[str], loaded: list[str]) -> None:
+    """A child starts twice as fast without numpy; and the service is never near FFmpeg."""
+    names = ", ".join(f"vidspec_service.decoding.{name}" for name in modules.split())
+    heavy = unwanted | {"torch", "transformers", "pydantic"}
+    code = f"import sys, {names}\nprint(sorted(name for name in sys.modules if name.partition('.')[0] in {heavy}))"
     assert run_python(code) == f"{loaded}\n"
-
-
-def test_a_child_starts_without_numpy() -> None:
-    modules = "vidspec_service.decoding.isolation.child, vidspec_service.decoding.reader"
-    assert run_python(f"import sys, {modules}\nprint('numpy' in sys.modules)") == "False\n"
-
-
-@pytest.mark.parametrize("module", ["pool", "clip"])
-def test_the_service_itself_loads_no_ffmpeg(module: str) -> None:
-    assert run_python(f"import sys, vidspec_service.decoding.{module}\nprint('av' in sys.modules)") == "False\n"
 
 
 def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
