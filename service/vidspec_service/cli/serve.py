@@ -91,8 +91,8 @@ async def running_service(settings: Settings, launcher: WorkerLauncher) -> Async
     _log.info("loading", extra={"model": settings.model, "draft_model": settings.draft_model})
     async with AsyncExitStack() as stack:
         with loading_display() as tell:
-            engine = LocalEngine(config, metrics, on_loading=tell, launcher=launcher)
-            await stack.enter_async_context(engine)
+            local = LocalEngine(config, metrics, on_loading=tell, launcher=launcher)
+            engine = await stack.enter_async_context(local)
             if (reason := engine.info.why_not(settings.compression)) is not None:
                 raise ConfigError(f"--compression: {reason}")
             pool = DecodePool(decoding_limits(settings), settings.decode_workers)

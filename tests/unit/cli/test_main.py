@@ -47,21 +47,17 @@ def test_every_ending_has_its_exit_code_and_at_most_one_line(
     assert capsys.readouterr() == ("", said)
 
 
-def test_a_wrong_command_line_is_one_line_and_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(["--prot"], "vidspec serve: unknown flag"), (["--max-frames", "none"], "vidspec: --max-frames: ")],
+)
+def test_a_wrong_command_line_or_setting_is_one_line_and_code_2(
+    argv: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["vidspec", "serve", "--prot"])
-    assert process.main() == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_wrong_setting_is_one_line_and_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["vidspec", "serve", "--max-frames", "none"])
+    monkeypatch.setattr("sys.argv", ["vidspec", "serve", *argv])
     assert process.main() == 2
     error = capsys.readouterr().err
-    assert error.startswith("vidspec: --max-frames: ")
+    assert error.startswith(said)
     assert error.count("\n") == 1
 
 

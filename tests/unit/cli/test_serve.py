@@ -6,10 +6,11 @@ import json
 import logging
 import re
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,20 @@ class _World:
         command, args = parse(argv)
         return command.run(args)
 
-    def _engine(self, config: Any, metrics: Metrics, on_loading: Any, launcher: Any) -> FakeEngine:
+    @asynccontextmanager
+    async def _engine(self, config: Any, metrics: Metrics, on_loading: Any, launcher: Any) -> AsyncIterator[FakeEngine]:
+        if self.load_error is not None:
+            raise self.load_error
         self.metrics = metrics
-        return _Engine(self, *self.script)
+        self.events.append("engine up")
+        yield FakeEngine(*self.script)
+        self.events.append("engine down")
 
-    def _pool(self, limits: Any, max_workers: int) -> FakeDecodePool:
-        return _Pool(self)
+    @asynccontextmanager
+    async def _pool(self, limits: Any, max_workers: int) -> AsyncIterator[FakeDecodePool]:
+        self.events.append("pool up")
+        yield FakeDecodePool()
+        self.events.append("pool down")
 
     async def _serve_http(
         self, settings: Any, engine: Any, pool: Any, metrics: Any, listener: socket.socket, remotes: Any
@@ -54,38 +63,6 @@ class _World:
         assert metrics is self.metrics
         with socket.create_connection(listener.getsockname(), timeout=1):
             self.events.append("serving, connections wait")
-
-
-class _Engine(FakeEngine):
-    def __init__(self, world: _World, *script: Any) -> None:
-        super().__init__(*script)
-        self._world = world
-
-    async def __aenter__(self) -> Self:
-        if self._world.load_error is not None:
-            raise self._world.load_error
-        self._world.events.append("engine up")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._world.events.append("engine down")
-
-
-class _Pool(FakeDecodePool):
-    def __init__(self, world: _World) -> None:
-        super().__init__()
-        self._world = world
-
-    async def __aenter__(self) -> Self:
-        self._world.events.append("pool up")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._world.events.append("pool down")
 
 
 @pytest.fixture(autouse=True)
