@@ -109,7 +109,9 @@ class AnswerSoFar:
         """What of an engine's event the caller has not been told."""
         match event:
             case Accepted():
-                return self._take_accepted(event)
+                if self._accepted is not None:  # by the engine that began
+                    return []
+                self._accepted, self._accepted_at = event, time.monotonic()
             case TextDelta(num_tokens=0):
                 # The last words, that were held back until now: the next engine would say them again.
                 self._held = replace(event, choice=self._choice)
@@ -137,12 +139,6 @@ class AnswerSoFar:
             raise GenerationFailed(
                 f"{MOST_LOST} engines ended with this request at the same place: it is not tried again"
             )
-
-    def _take_accepted(self, event: Accepted) -> list[GenerationEvent]:
-        if self._accepted is not None:
-            return []
-        self._accepted, self._accepted_at = event, time.monotonic()
-        return [event]
 
     def _whole(self, last: Finished) -> Finished:
         """What was counted here instead of in the last engine. Its speculation is all that is known of it."""
