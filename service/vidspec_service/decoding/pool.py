@@ -19,12 +19,12 @@ from msgspec import structs
 
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part, check_request
 from vidspec_service.decoding.isolation import fork_server
-from vidspec_service.decoding.isolation.child import Failed, Job
+from vidspec_service.decoding.isolation.child import Answer, Failed, Job
 from vidspec_service.decoding.isolation.process import (
     DecodeChild,
     ForkServerLost,
     clip_of,
-    error_of,
+    decoded_of,
     frames_memory,
     lost,
 )
@@ -92,7 +92,7 @@ class DecodePool:
             if num_parts > 1 and (clip := await self._decode_in_parts(job, num_parts)) is not None:
                 return clip
             with frames_memory() as frames:
-                return clip_of(_decoded(await self._run(job, frames)), frames)
+                return clip_of(decoded_of(await self._run(job, frames)), frames)
 
     async def _decode_in_parts(self, job: Job, count: int) -> Clip | None:
         """Like `decode`, by several children at once; None if the clip is not sound: how that is mended is a matter of
@@ -103,7 +103,7 @@ class DecodePool:
             parts = await all_or_none([self._run(each, frames) for each in jobs])
             if any(isinstance(part, Failed) and part.kind == VideoUnreadable.__name__ for part in parts):
                 return None
-            whole = joined([_decoded(part) for part in parts])
+            whole = joined([decoded_of(part) for part in parts])
             return None if whole is None else clip_of(whole, frames)
 
     async def close(self) -> None:
@@ -116,7 +116,7 @@ class DecodePool:
         self._spares.clear()
         self._forks.close()
 
-    async def _run(self, job: Job, frames: FileIO) -> Decoded | Failed:
+    async def _run(self, job: Job, frames: FileIO) -> Answer:
         """By a child of its own, which decodes into `frames`; by another if the fork server dies, but only once."""
         for _ in range(2):
             try:
@@ -125,7 +125,7 @@ class DecodePool:
                 await self._renew_spares()
         raise lost()
 
-    async def _run_once(self, job: Job, frames: FileIO) -> Decoded | Failed:
+    async def _run_once(self, job: Job, frames: FileIO) -> Answer:
         child = await self._take_spare()
         work = asyncio.create_task(child.decode(job, frames))
         self._work.add(work)
@@ -215,12 +215,6 @@ async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-def _decoded(answer: Decoded | Failed) -> Decoded:
-    if isinstance(answer, Failed):
-        raise error_of(answer)
-    return answer
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded | None:

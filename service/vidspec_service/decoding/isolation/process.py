@@ -15,7 +15,7 @@ import msgspec
 
 from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, Decoded
-from vidspec_service.decoding.isolation.child import Answer, Failed, Job
+from vidspec_service.decoding.isolation.child import Answer, Job
 from vidspec_service.decoding.isolation.sandbox import Missing
 from vidspec_service.errors import (
     CapacityError,
@@ -91,7 +91,7 @@ class DecodeChild:
         news.register(self._channel, select.POLLIN)
         return not self._is_killed and not news.poll(0)
 
-    async def decode(self, job: Job, frames: FileIO) -> Decoded | Failed:
+    async def decode(self, job: Job, frames: FileIO) -> Answer:
         """Run the job, whose pixels go into `frames`, and end the child; what it says, not believed yet.
 
         Raises VideoUnreadable if it is lost, ForkServerLost if that is no fault of its own. Not to be cancelled.
@@ -171,13 +171,15 @@ def frames_memory() -> FileIO:
         raise _no_room() from error
 
 
-def error_of(failed: Failed) -> RequestError:
-    """The error that the answer is; a fault of ours goes into the log."""
-    if failed.kind in _ERRORS:
-        return _ERRORS[failed.kind](failed.message, param=failed.param)
+def decoded_of(answer: Answer) -> Decoded:
+    """What a child has decoded; raises the error that its answer is. A fault of ours goes into the log."""
+    if isinstance(answer, Decoded):
+        return answer
+    if answer.kind in _ERRORS:
+        raise _ERRORS[answer.kind](answer.message, param=answer.param)
     # Ours, or a name outside the table, which is a lie: the client is told nothing.
-    _log.error("decode child failed", extra={"detail": failed.message})
-    return VideoUnreadable("The video cannot be decoded.", param="video")
+    _log.error("decode child failed", extra={"detail": answer.message})
+    raise VideoUnreadable("The video cannot be decoded.", param="video")
 
 
 def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
@@ -185,13 +187,25 @@ def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
 
     Raises VideoUnreadable if the answer does not hold together, CapacityError without memory.
     """
+    shape = len(decoded.timestamps_s), decoded.height, decoded.width, 3
     try:
-        return _mapped(decoded, frames.fileno())
+        if len(decoded.source_indices) != shape[0] or min(shape) < 1:
+            raise ValueError("there are no such frames")
+        # Sealed: nobody, not even a descendant that slipped out of its group, can now change them.
+        pixels = SharedFrames.sealed(frames.fileno(), shape)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
             raise _no_room() from error
         _log.warning("decode child lied")
         raise lost() from None
+    video = Video(
+        frames=pixels,
+        source_indices=decoded.source_indices,
+        source_fps=decoded.source_fps,
+        source_num_frames=decoded.source_num_frames,
+        duration_s=decoded.duration_s,
+    )
+    return Clip(video=video, timestamps_s=decoded.timestamps_s, codec=decoded.codec, warnings=decoded.warnings)
 
 
 def _no_room() -> CapacityError:
@@ -201,19 +215,3 @@ def _no_room() -> CapacityError:
 def lost() -> VideoUnreadable:
     """What a request is told whose video ended its decoder."""
     return VideoUnreadable("The video made its decoder fail: it is damaged.", param="video")
-
-
-def _mapped(answer: Decoded, descriptor: int) -> Clip:
-    """OSError or ValueError for anything that does not hold together."""
-    shape = len(answer.timestamps_s), answer.height, answer.width, 3
-    if len(answer.source_indices) != shape[0] or min(shape) < 1:
-        raise ValueError("there are no such frames")
-    video = Video(
-        # Sealed: nobody, not even a descendant that slipped out of its group, can now change them.
-        frames=SharedFrames.sealed(descriptor, shape),
-        source_indices=answer.source_indices,
-        source_fps=answer.source_fps,
-        source_num_frames=answer.source_num_frames,
-        duration_s=answer.duration_s,
-    )
-    return Clip(video=video, timestamps_s=answer.timestamps_s, codec=answer.codec, warnings=answer.warnings)
