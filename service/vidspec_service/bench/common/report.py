@@ -68,6 +68,7 @@ class Report:
         labelled = {
             "versions": self._versions,
             **self.facts,
+            "load": f"{load:.2f} before the run",
             "baseline": self.baseline,
             "command": self.provenance.command,
         }

@@ -84,7 +84,7 @@ def decode_report(
         provenance=provenance,
         hardware=hardware(),
         subject=f"{num_frames} frames",
-        facts={"load": f"{provenance.load_average:.2f} before the run"},
+        facts={},
         figures={
             "num_frames": num_frames,
             "repeats": repeats,

@@ -89,7 +89,7 @@ def serve_report(
         hardware=hardware(),
         subject=served["model"],
         facts={
-            "server": f"{served['server']}: {served['model']}; load before the run: {provenance.load_average:.2f}",
+            "server": f"{served['server']}: {served['model']}",
             "settings": ", ".join(f"{name} {value}" for name, value in served["settings"].items()),
         },
         figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},

@@ -45,6 +45,7 @@ def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
         "          cuda:0 Some GPU",
         "versions  vidspec 0",
         "server    its own",
+        "load      0.00 before the run",
         "baseline  none",
         "command   vidspec bench some",
         "a line",
