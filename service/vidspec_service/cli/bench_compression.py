@@ -12,6 +12,7 @@ import argparse
 from vidspec_models.request import Compression
 from vidspec_service.bench.common.facts import num_cores, spec_of
 from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.cli.bench_flags import add_output_flags, run_bench
@@ -33,13 +34,11 @@ def run(args: argparse.Namespace) -> int:
     options = compression_options(args, settings)
     target, threads = engine_config(settings).target, settings.target_threads or num_cores()
 
-    run_bench(
-        args,
-        lambda provenance, tell: compression_report(
-            options, *measure(options, spec_of(target, "target"), threads, tell), settings.model, threads, provenance
-        ),
-    )
-    return 0
+    def measured(tell: Tell) -> Report:
+        found, placement = measure(options, spec_of(target, "target"), threads, tell)
+        return compression_report(options, found, placement, settings.model, threads)
+
+    return run_bench(args, measured)
 
 
 def compression_options(args: argparse.Namespace, settings: Settings) -> CompressionOptions:

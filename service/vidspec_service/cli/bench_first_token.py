@@ -30,10 +30,4 @@ def run(args: argparse.Namespace) -> int:
     pair, flags, key = engine_config(settings), server_flags(args), client_key(settings)
     draft = "none" if pair.draft is None else pair.draft.model
     models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
-    run_bench(
-        args,
-        lambda provenance, tell: first_token_report(
-            measure_first_tokens(options, flags, key, tell), models, provenance
-        ),
-    )
-    return 0
+    return run_bench(args, lambda tell: first_token_report(measure_first_tokens(options, flags, key, tell), models))

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,6 +17,7 @@ from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import amount, from_zero, new_file, new_picture
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.cli.settings_flags import settings_of
+from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.settings import engine_config
 from vidspec_service.telemetry import configure_logging
@@ -48,13 +50,17 @@ def pair_of(args: argparse.Namespace) -> EngineConfig:
     return engine_config(settings)
 
 
-def run_bench(args: argparse.Namespace, measure: Callable[[Provenance, Tell], Report]) -> Report:
-    """Measure behind a bar; write the files that flags name, print the report."""
+def run_bench(args: argparse.Namespace, measure: Callable[[Tell], Report]) -> int:
+    """Measure behind a bar; write the files that flags name, print the report. Its exit code."""
     with progress() as tell:
-        report = measure(Provenance.now(shlex.join(["vidspec", *sys.argv[1:]])), tell)
+        provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
+        report = replace(measure(tell), provenance=provenance)
     report.write(vars(args))  # first: who reads the table may leave before its end
     report.show()
-    return report
+    if report.failure is not None:
+        note(f"vidspec bench {report.bench}: {report.failure}")
+        return 1
+    return 0
 
 
 @contextmanager

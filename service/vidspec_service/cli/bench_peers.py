@@ -25,5 +25,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options, pair = options_of(PeersOptions, args), pair_of(args)
-    run_bench(args, lambda provenance, tell: peers_report(options, measure_peers(options, pair, tell), provenance))
-    return 0
+    return run_bench(args, lambda tell: peers_report(options, measure_peers(options, pair, tell)))

@@ -30,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
     options, pair = pruning_options(args), pair_of(args)
     from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-    run_bench(args, lambda provenance, tell: measure_pruning(options, pair, args.overlay, provenance, tell))
-    return 0
+    return run_bench(args, lambda tell: measure_pruning(options, pair, args.overlay, tell))
 
 
 def pruning_options(args: argparse.Namespace) -> PruningOptions:

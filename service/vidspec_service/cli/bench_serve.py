@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 
 from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.serve.report import Objectives, has_left_something, num_lost
+from vidspec_service.bench.serve.report import Objectives
 from vidspec_service.bench.serve.run import ServeOptions, run_load
 from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.cli.terminal import note
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, client_key
 
@@ -34,11 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
     settings = settings_of(args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
-    report = run_bench(args, lambda provenance, tell: run_load(options, args.url, flags, key, provenance, tell))
-    if num_lost(report) or has_left_something(report):
-        note("vidspec bench serve: something was lost or left over, see above")
-        return 1
-    return 0
+    return run_bench(args, lambda tell: run_load(options, args.url, flags, key, tell))
 
 
 def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
@@ -29,7 +28,7 @@ def test_acceptance_is_imposed_and_changes_no_id() -> None:
         max_tokens=300,
         synthetic=asked,
     )
-    measured = measure_speed(options, PAIR, Provenance.now("test"), lambda *_: None)
+    measured = measure_speed(options, PAIR, lambda *_: None)
     report = build_report(options, PAIR, measured)
     found = report.figures
     assert found["identical"] is True

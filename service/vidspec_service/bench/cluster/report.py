@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from vidspec_service.bench.cluster.calibration import calibrate
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
-from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
 from vidspec_service.engine.config import EngineConfig
@@ -86,18 +86,16 @@ def _figures(outcome: Outcome, best: Outcome, seconds: float) -> Row:
     }
 
 
-def cluster_report(
-    options: ClusterOptions, pair: EngineConfig, times: EngineTimes, rows: Sequence[Row], provenance: Provenance
-) -> Report:
-    """Figures, table and plot of what was simulated."""
+def cluster_report(options: ClusterOptions, pair: EngineConfig, tell: Tell) -> Report:
+    """Measure one engine, simulate many: figures, table and plot."""
+    times = calibrate(pair, tell)
+    rows = simulate(times, options, tell)
     models = f"target {pair.target.model}, draft {pair.draft.model if pair.draft else 'none'}"
     rates = ", ".join(f"{rate:.0f} with {number}" for number, rate in times.rates.items())
     scenario = Scenario()
     return Report(
         bench="cluster",
         baseline=_BASELINE,
-        provenance=provenance,
-        hardware=hardware(),
         subject=f"{models}; simulated",
         facts={
             "models": models,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate
-from vidspec_service.bench.common.facts import Placement, Provenance, hardware
+from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table, with_span
 from vidspec_service.bench.compression.methods import Method
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score
@@ -94,7 +94,6 @@ def compression_report(
     placement: Placement,
     model: str,
     threads: int,
-    provenance: Provenance,
 ) -> Report:
     """Figures, tables and picture of what was measured."""
     rows = results(measured)
@@ -102,8 +101,7 @@ def compression_report(
     return Report(
         bench="compression",
         baseline="none: the same target, prompt and seeds without compression, at as many frames",
-        provenance=provenance,
-        hardware=hardware(placement),
+        placements=[placement],
         subject=f"{model} {where}; {options.num_clips} clips",
         facts={
             "target": f"{model}, {where}, {threads} threads, alone and greedy",

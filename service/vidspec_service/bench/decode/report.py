@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, number, table
 from vidspec_service.bench.decode.readers import Reader
 
@@ -72,7 +71,7 @@ def decode_report(
     not_installed: Sequence[Reader],
     num_frames: int,
     repeats: int,
-    provenance: Provenance,
+    libraries: Mapping[str, str],
 ) -> Report:
     """`fastest_other` and `over_fastest_other` of each clip are in the file, too."""
     body = [part for clip in clips for part in _of_clip(clip, repeats)]
@@ -81,10 +80,9 @@ def decode_report(
     return Report(
         bench="decode",
         baseline="the fastest other library that gives the same frames",
-        provenance=provenance,
-        hardware=hardware(),
         subject=f"{num_frames} frames",
         facts={},
+        libraries=libraries,
         figures={
             "num_frames": num_frames,
             "repeats": repeats,

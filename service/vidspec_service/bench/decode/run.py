@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from vidspec_service.bench.common.camera_clip import ClipOptions
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
@@ -41,11 +40,11 @@ class DecodeOptions(ClipOptions):
     repeats: int = number(5, "--repeats", "timed reads")
 
 
-def measure_decoding(options: DecodeOptions, provenance: Provenance, tell: Tell) -> Report:
+def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
     """Raises VideoError for a clip that we cannot read, ConfigError if no decode child starts."""
     readers = [reader for reader in Reader if is_installed(reader)]
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
-    clips, library_versions, done = list[ClipResult](), dict[str, str](), 0
+    clips, libraries, done = list[ClipResult](), {"av": version("av")}, 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         for name, path in options.files(Path(folder), tell):
             clip = asyncio.run(_through_pool(path, options, 1))[0]  # readers read its frames, and must get the same
@@ -54,7 +53,7 @@ def measure_decoding(options: DecodeOptions, provenance: Provenance, tell: Tell)
                 tell(f"{name}: {reader}", done, total)
                 found[reader], library_version = _measure(reader, path, clip, options)
                 if library_version:
-                    library_versions[reader.partition(",")[0]] = library_version
+                    libraries[reader.partition(",")[0]] = library_version
                 done += 1
             clips.append(
                 ClipResult(
@@ -67,9 +66,8 @@ def measure_decoding(options: DecodeOptions, provenance: Provenance, tell: Tell)
                     readers=found,
                 )
             )
-    provenance = replace(provenance, versions={**provenance.versions, "av": version("av"), **library_versions})
     not_installed = [reader for reader in Reader if reader not in readers]
-    return decode_report(clips, not_installed, options.num_frames, options.repeats, provenance)
+    return decode_report(clips, not_installed, options.num_frames, options.repeats, libraries)
 
 
 def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> tuple[ReaderResult, str]:

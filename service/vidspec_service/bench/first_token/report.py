@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
 from vidspec_service.bench.first_token.run import ClipTimes, FirstToken, Stage
 
@@ -40,7 +39,7 @@ def clip_row(times: ClipTimes) -> Row:
     }
 
 
-def first_token_report(found: Sequence[ClipTimes], models: str, provenance: Provenance) -> Report:
+def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
     """Figures, table and picture of what was measured."""
     rows, alone = [clip_row(times) for times in found], 1.0
     for row in rows:  # each clip's own row of one request at a time comes first
@@ -61,8 +60,6 @@ def first_token_report(found: Sequence[ClipTimes], models: str, provenance: Prov
     return Report(
         bench="first-token",
         baseline="the slowest stage alone; answers a second: of one request after the other",
-        provenance=provenance,
-        hardware=hardware(),
         subject=models,
         facts={"models": models, "requests": f"{len(found[0].rounds)} rounds, one token each, every file new"},
         figures={"clips": rows, "rounds": found},

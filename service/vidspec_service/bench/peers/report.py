@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio
-from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
+from vidspec_service.bench.common.facts import num_cores
 from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table, with_span
 from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, PeersOptions, Results
@@ -68,7 +68,7 @@ def _prefill_ratio(mine: Results, theirs: Results) -> Estimate:
     return estimate(ratio, [(ours, 1.0, others, 1.0) for ours, others in pairs])
 
 
-def peers_report(options: PeersOptions, found: Sequence[Results], provenance: Provenance) -> Report:
+def peers_report(options: PeersOptions, found: Sequence[Results]) -> Report:
     """Figures, tables and a plot of what was measured."""
     stock = next(each for each in found if each.contender.name == STOCK)
     rows, compared = [peer_row(each, stock) for each in found], list(comparisons(found))
@@ -76,8 +76,6 @@ def peers_report(options: PeersOptions, found: Sequence[Results], provenance: Pr
     return Report(
         bench="peers",
         baseline=f"other engines and transformers on the same weights, {num_cores()} threads, in the same run",
-        provenance=provenance,
-        hardware=hardware(),
         subject=f"the bundled pair; {options.num_prompts} captions after {num_rows} rows",
         facts={"prompts": f"{options.num_prompts} captions of test clips, {num_rows} rows each, greedy"},
         figures={"prompts": options.num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},

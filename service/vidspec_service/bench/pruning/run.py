@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vidspec_service.bench.common.facts import Placement, Provenance, hardware
+from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, settings_of
 from vidspec_service.bench.pruning.options import PruningOptions, Task, asked_about
@@ -15,9 +15,7 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import worker_configs
 
 
-def measure_pruning(
-    options: PruningOptions, pair: EngineConfig, overlay: Path | None, provenance: Provenance, tell: Tell
-) -> Report:
+def measure_pruning(options: PruningOptions, pair: EngineConfig, overlay: Path | None, tell: Tell) -> Report:
     """`overlay`: a folder for pictures of what is kept of the first clip. Raises ConfigError."""
     tell("loading both models", 0, 0)
     models = LoadedPair(pair)
@@ -37,4 +35,4 @@ def measure_pruning(
     workers = worker_configs(pair).items()
     facts = {role: placements[role].facts(worker.model, models.threads[role]) for role, worker in workers}
     rows = results(options, found, speed)
-    return pruning_report(options, rows, long_clip, facts, hardware(*placements.values()), provenance)
+    return pruning_report(options, rows, long_clip, facts, list(placements.values()))

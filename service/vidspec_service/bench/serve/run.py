@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import existing_file, number, option, positive
 from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.common.server import endless
@@ -70,9 +69,7 @@ class ServeOptions:
         }
 
 
-def run_load(
-    options: ServeOptions, url: str | None, flags: list[str], api_key: str | None, provenance: Provenance, tell: Tell
-) -> Report:
+def run_load(options: ServeOptions, url: str | None, flags: list[str], api_key: str | None, tell: Tell) -> Report:
     """Against `url`, or a server started with `flags`. Raises ConfigError if that does not start."""
     if options.clips:
         clips = [path.read_bytes() for path in options.clips]
@@ -91,7 +88,6 @@ def run_load(
         run.outcomes,
         run.soaked,
         {"model": run.model, "server": url or "its own", "settings": options.as_settings()},
-        provenance=provenance,
     )
 
 

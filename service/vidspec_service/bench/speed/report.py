@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.facts import hardware, num_cores
+from vidspec_service.bench.common.facts import num_cores
 from vidspec_service.bench.common.report import Picture, Report, Row, column, number, span, table
 from vidspec_service.bench.common.samples import decoding, first_token_s, speedup, throughput, total_speculation
 from vidspec_service.bench.speed.activity import forward_facts, idle_ratio
@@ -64,6 +64,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     """Measurements in the words of the report. `identical` speaks of the engine's modes, ids not text."""
     costs, synthetic = measured.costs, measured.synthetic
     forks = find_forks(measured.samples, reference_mode(options.modes))
+    identical = is_identical(options, forks)
     models, law = _models(pair, costs), options.sampling
     figures: Row = {
         "models": models,
@@ -76,7 +77,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         "cost_ratio": costs.cost_ratio,  # c = T_target(1) / T_draft(1)
         "costs": costs,
         "channel_round_trip": measured.round_trip,
-        "identical": is_identical(options, forks),
+        "identical": identical,
         "identical_to_hf": is_identical_to_hf(options, forks),
         "forks": forks,
         "idle_workers_cpu": measured.idle_workers_cpu,
@@ -104,13 +105,13 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     return Report(
         bench="speed",
         baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
-        provenance=measured.provenance,
-        hardware=hardware(*costs.all),
+        placements=costs.all,
         subject=f"{', '.join(named)}; {options.num_prompts} prompts",
         facts=facts,
         figures=figures,
         body=list(_body(figures, measured)),
         pictures=pictures,
+        failure="the modes did not give the same token ids" if identical is False else None,
     )
 
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import psutil
 from prometheus_client import CollectorRegistry
 
-from vidspec_service.bench.common.facts import Provenance, alone_config, num_cores, spec_of
+from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
@@ -55,7 +55,6 @@ class Measurements:
     idle_workers_cpu: float  # cores kept busy, on average, by processes whose turn it was not
     round_trip: Mapping[str, float]
     costs: ProbedCosts
-    provenance: Provenance
     synthetic: Row | None = None
 
     def of(self, mode: Mode) -> list[Sample]:
@@ -68,7 +67,7 @@ class Measurements:
         return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
 
 
-def measure_speed(options: SpeedOptions, pair: EngineConfig, provenance: Provenance, tell: Tell) -> Measurements:
+def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
     """`pair` is the engine with its draft; of random models it says devices and types, their names are not looked at.
 
     Raises ConfigError and EngineError.
@@ -94,7 +93,6 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, provenance: Provena
         idle_workers_cpu=run.idle_cpu_s / run.wall_s if run.wall_s > 0 else 0.0,
         round_trip=round_trip,
         costs=costs,
-        provenance=provenance,
         synthetic=None if random is None else synthetic_facts(random, costs, bandwidths),
     )
 

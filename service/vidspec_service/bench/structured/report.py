@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
+from vidspec_service.bench.common.facts import num_cores
 from vidspec_service.bench.common.report import Report, Row, column, table, with_span
 from vidspec_service.bench.common.samples import decoding, speedup, total_speculation
 from vidspec_service.bench.structured.run import MODES, Form, Judged, StructuredOptions
@@ -43,19 +43,15 @@ def _over(one: float | None, other: float | None) -> float | None:
     return one / other if one is not None and other else None
 
 
-def structured_report(
-    options: StructuredOptions, pair: EngineConfig, judged: Mapping[Form, Judged], provenance: Provenance
-) -> Report:
+def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Mapping[Form, Judged]) -> Report:
     """Figures and table of what was measured."""
     rows = [form_row(form, judged, options.num_clips) for form in Form]
     assert pair.draft is not None
     models = f"target {pair.target.model}, draft {pair.draft.model}"
-    law = options.sampling
+    law, is_identical = options.sampling, all(row["identical"] for row in rows)
     return Report(
         bench="structured",
         baseline=f"plain captions in the same run; speed-ups over off: the target alone, {num_cores()} threads",
-        provenance=provenance,
-        hardware=hardware(),
         subject=f"{models}; {options.num_clips} clips",
         facts={
             "models": models,
@@ -66,10 +62,11 @@ def structured_report(
             "clips": options.num_clips,
             "max_tokens": options.max_tokens,
             "sampling": law,
-            "identical": all(row["identical"] for row in rows),
+            "identical": is_identical,
             "results": rows,
         },
         body=list(_body(rows)),
+        failure=None if is_identical else "the modes did not give the same token ids",
     )
 
 

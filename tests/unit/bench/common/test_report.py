@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields, hardware
+from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields
 from vidspec_service.bench.common.report import Picture, Report, column, number, span, table, with_span
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
@@ -18,7 +18,7 @@ REPORT = Report(
     bench="some",
     baseline="none",
     provenance=PROVENANCE,
-    hardware=hardware(Placement(device="cuda:0", dtype="bfloat16", device_name="Some GPU")),
+    placements=[Placement(device="cuda:0", dtype="bfloat16", device_name="Some GPU")],
     subject="a model",
     facts={"server": "its own"},
     figures={"answer": 42},

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
-from vidspec_service.bench.common.facts import Placement, Provenance
+from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.bench.compression.report import compression_report, results
@@ -182,11 +182,8 @@ def test_one_clip_gives_no_interval() -> None:
 
 
 def report() -> Report:
-    provenance = Provenance(
-        command="vidspec bench compression", created="now", versions={"vidspec": "0"}, load_average=0.0
-    )
     placement = Placement(device="cpu", dtype="float32")
-    return compression_report(CompressionOptions(frames=(16,)), measured(), placement, "bundled", 2, provenance)
+    return compression_report(CompressionOptions(frames=(16,)), measured(), placement, "bundled", 2)
 
 
 def test_the_json_has_the_keys_that_were_promised() -> None:
@@ -202,7 +199,7 @@ def test_the_table_names_hardware_versions_command_and_baseline() -> None:
     console = Console(file=io.StringIO(), width=132, record=True)
     report().show(console)
     text = console.export_text()
-    for words in ("hardware", "versions", "command   vidspec", "baseline  none", "16 frames", "-10.0 (-10.0..-10.0)"):
+    for words in ("hardware", "versions", "baseline  none", "16 frames", "-10.0 (-10.0..-10.0)"):
         assert words in text
 
 

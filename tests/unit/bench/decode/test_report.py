@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from tests.fakes import clip
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, is_installed, means
 from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
 from vidspec_service.bench.decode.run import DecodeOptions, difference
@@ -60,8 +59,7 @@ def test_a_picture_from_afar_does_not_depend_on_its_size() -> None:
 
 
 def test_table_and_file_say_the_same(tmp_path: Path) -> None:
-    provenance = Provenance(command="vidspec bench decode", created="now", versions={}, load_average=0.0)
-    report = decode_report([CLIP], [Reader.OPENCV_SEEK], 32, 3, provenance)
+    report = decode_report([CLIP], [Reader.OPENCV_SEEK], 32, 3, {})
     console = Console(width=132, record=True, file=io.StringIO())
     report.show(console)
     text = console.export_text()

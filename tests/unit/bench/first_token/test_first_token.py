@@ -10,7 +10,6 @@ import httpx
 import pytest
 from rich.console import Console
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.first_token.report import clip_row, first_token_report
 from vidspec_service.bench.first_token.run import ClipTimes, FirstToken, FirstTokenOptions, Stage, ask, spans_of
 from vidspec_service.cli.parsing import UsageError, parse
@@ -67,8 +66,7 @@ def test_rates_at_once_compare_with_one_request_after_the_other() -> None:
     both = ClipTimes(clip="a", num_at_once=2, num_frames=8, rounds=[several])
     assert clip_row(alone)["answers_per_s"] == pytest.approx(1.0)
     assert clip_row(both)["answers_per_s"] == pytest.approx(1.0)  # the second ended after 2 s
-    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
-    report = first_token_report([alone, both], "target a, draft b", provenance)
+    report = first_token_report([alone, both], "target a, draft b")
     figures = json.loads(report.to_json())
     assert [row["over_one_by_one"] for row in figures["clips"]] == pytest.approx([1.0, 1.0])
     assert figures["rounds"][0]["rounds"][0][0]["spans"][1]["stage"] == "decode"
@@ -82,15 +80,13 @@ def test_clips_of_one_name_are_compared_each_with_itself() -> None:
         for seconds in (1.0, 4.0)
         for count in (1, 2)
     ]
-    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
-    rows = first_token_report(times, "models", provenance).figures["clips"]
+    rows = first_token_report(times, "models").figures["clips"]
     assert [row["over_one_by_one"] for row in rows] == pytest.approx([1.0, 2.0, 1.0, 2.0])
 
 
 def test_both_workers_are_drawn(tmp_path: Path) -> None:
     times = [ClipTimes(clip="a", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)]
-    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
-    first_token_report(times, "models", provenance).write({"plot": tmp_path / "lanes.png"})
+    first_token_report(times, "models").write({"plot": tmp_path / "lanes.png"})
     assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
 
 

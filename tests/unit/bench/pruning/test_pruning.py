@@ -13,7 +13,6 @@ from rich.console import Console
 
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_service.bench.common.bootstrap import difference
-from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.pruning.judging import Judged, laws_of, mean_accepted, settings_of
 from vidspec_service.bench.pruning.options import (
@@ -94,9 +93,8 @@ def report_of(found: Sequence[Judged], speed: Speed = predicted) -> Report:
         "time_line": line,
     }
     facts = {"model": "bundled", "device": "cpu", "dtype": "float32", "threads": 1}
-    provenance = Provenance(command="vidspec bench pruning", created="now", versions={"torch": "2"}, load_average=0.0)
     rows, models = rows_of(found, speed), {"target": facts, "draft": facts}
-    return pruning_report(OPTIONS, rows, clip, models, hardware(), provenance)
+    return pruning_report(OPTIONS, rows, clip, models, [])
 
 
 def test_results_have_the_keys_and_rows_that_were_promised() -> None:
@@ -182,7 +180,7 @@ def test_cells_that_are_not_kept_are_dark() -> None:
 def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
     report = report_of(everything_judged())
     text = text_of(report)
-    named = ("hippo", "random", "none", "blind", "0.600", "vidspec bench pruning", "baseline", report.hardware["cpu"])
+    named = ("hippo", "random", "none", "blind", "0.600", "baseline", report.hardware["cpu"])
     for word in named:
         assert word in text
     assert "0.600*" in text, "hippo is better beyond the interval"

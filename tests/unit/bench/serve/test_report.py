@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.serve.client import Outcome
-from vidspec_service.bench.serve.report import Objectives, has_left_something, load_result, num_lost, serve_report
+from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 from vidspec_service.bench.serve.run import ServeOptions
 from vidspec_service.cli.bench_serve import serve_options, server_flags
 from vidspec_service.cli.parsing import UsageError, parse
@@ -40,8 +39,7 @@ def report(after: Row) -> Report:
         "growth": after["resident_bytes"] / before["resident_bytes"] - 1,
     }
     served = {"model": "m", "server": "its own", "settings": {"max_tokens": 5}}
-    provenance = Provenance(command="vidspec bench serve", created="now", versions={}, load_average=0.0)
-    return serve_report([load], {"soak": outcomes}, soak, served, provenance)
+    return serve_report([load], {"soak": outcomes}, soak, served)
 
 
 def test_tables_and_file_say_the_same(tmp_path: Path) -> None:
@@ -66,9 +64,8 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 
 
 def test_files_or_processes_that_stay_are_told() -> None:
-    assert has_left_something(report(held(1000, files=1)))
-    assert not has_left_something(report(held(1000)))
-    assert num_lost(report(held(1000))) == 0
+    assert report(held(1000, files=1)).failure == "something was lost or left over, see above"
+    assert report(held(1000)).failure is None
 
 
 def options(*flags: str) -> ServeOptions:
