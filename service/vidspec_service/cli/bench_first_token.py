@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 
 from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.first_token.report import first_token_report
-from vidspec_service.bench.first_token.run import FirstTokenOptions, measure_first_tokens
+from vidspec_service.bench.first_token import FirstTokenOptions, first_token_report, measure_first_tokens
 from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 from vidspec_service.cli.bench_serve import server_flags
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 
 from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.structured.report import structured_report
-from vidspec_service.bench.structured.run import StructuredOptions, measure_structured
+from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
 from vidspec_service.cli.bench_flags import add_output_flags, add_sampling_flags, pair_of, run_bench, sampling_of
 from vidspec_service.cli.settings_flags import add_settings_flags
 

@@ -10,8 +10,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from vidspec_service.bench.first_token.report import clip_row, first_token_report
-from vidspec_service.bench.first_token.run import ClipTimes, FirstToken, FirstTokenOptions, Stage, ask, spans_of
+from vidspec_service.bench.first_token import (
+    ClipTimes,
+    FirstToken,
+    FirstTokenOptions,
+    Stage,
+    ask,
+    clip_row,
+    first_token_report,
+    spans_of,
+)
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 

@@ -15,8 +15,7 @@ from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, describe
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.structured.report import structured_report
-from vidspec_service.bench.structured.run import MODES, Form, Judged, StructuredOptions, judge
+from vidspec_service.bench.structured import MODES, Form, Judged, StructuredOptions, judge, structured_report
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
