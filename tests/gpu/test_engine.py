@@ -12,8 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from vidspec_service.bench.common.samples import Sample, ask_engine
-from vidspec_service.bench.speed.contenders import make_prompts
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import RandomPair
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.settings import Settings, engine_config

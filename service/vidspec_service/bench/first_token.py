@@ -19,10 +19,9 @@ from typing import Any
 import httpx
 
 from vidspec_models.bundled.scene import TEST_SEEDS
-from vidspec_service.bench.common.camera_clip import ClipOptions
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, endless, own_server
 from vidspec_service.errors import ConfigError
 

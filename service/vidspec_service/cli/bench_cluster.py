@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.cluster.report import ClusterOptions, cluster_report
+from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
 from vidspec_service.bench.cluster.simulation import Scenario
 from vidspec_service.bench.common.options import add_options, options_of
 from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench

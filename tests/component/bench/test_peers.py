@@ -18,7 +18,7 @@ from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.common.stock import StockModel
 from vidspec_service.bench.peers.engines import ENGINES
-from vidspec_service.bench.peers.gguf_file import write_gguf
+from vidspec_service.bench.peers.llama import write_gguf
 from vidspec_service.bench.peers.pair import PromptRows, ask
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers

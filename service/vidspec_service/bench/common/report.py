@@ -133,7 +133,7 @@ def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterabl
     return made
 
 
-def number(value: float | None, form: str, scale: float = 1) -> str:
+def shown(value: float | None, form: str, scale: float = 1) -> str:
     """In a format; a dash for None."""
     return form.format(value * scale) if value is not None else _DASH
 
@@ -146,9 +146,9 @@ def span(interval: tuple[float, float] | None, form: str, scale: float = 1) -> s
 def with_span(value: float | None, interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
     """In a format, its interval behind it, where there is one."""
     behind = "" if interval is None else f" ({span(interval, form, scale)})"
-    return number(value, form, scale) + behind
+    return shown(value, form, scale) + behind
 
 
 def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
     """A column that shows one entry of a row of results."""
-    return lambda row: row[key] if isinstance(row[key], str) else number(row[key], form, scale)
+    return lambda row: row[key] if isinstance(row[key], str) else shown(row[key], form, scale)

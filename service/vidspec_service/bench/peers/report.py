@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio
 from vidspec_service.bench.common.facts import num_cores
-from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table, with_span
+from vidspec_service.bench.common.report import Picture, Report, Row, column, shown, table, with_span
 from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, PeersOptions, Results
 
@@ -89,7 +89,7 @@ def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Ite
         "": column("name"),
         "tokens/s": _with_interval("tokens_per_s", "{:.0f}"),
         "prefill ms": column("prefill_s", "{:.0f}", 1000),
-        "alpha": lambda row: number(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
+        "alpha": lambda row: shown(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
         "as transformers": lambda row: f"{row['as_transformers']} of {num_prompts}",
     }
     yield table("Decoding and prefill on the same weights", columns, rows)

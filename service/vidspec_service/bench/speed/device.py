@@ -20,12 +20,10 @@ from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample, ask_engine
-from vidspec_service.bench.speed.contenders import make_prompts
-from vidspec_service.bench.speed.costs import step_costs, typical_context
+from vidspec_service.bench.speed.costs import Forwards, step_costs, time_model, typical_context
 from vidspec_service.bench.speed.identity import find_forks
-from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SyntheticOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
-from vidspec_service.bench.speed.worker import Forwards, time_model
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.frontend.launcher import WorkerLauncher

@@ -1,12 +1,17 @@
-"""What a run of `bench speed` is asked to do."""
+"""What a run of `bench speed` is asked to do, and the prompts about its clips."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from vidspec_models.request import SamplingParams, SpeculationMode
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
+from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
+from vidspec_models.synthetic.recipe import prompt_text
 from vidspec_service.bench.common.options import number, option
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 
 
 class Mode(StrEnum):
@@ -71,3 +76,38 @@ class SpeedOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     concurrency: int = number(1, "--concurrency", "requests at once")
     synthetic: SyntheticOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPrompt:
+    """One question about one clip."""
+
+    index: int
+    text: str
+    video: Video
+
+    def request(self, mode: Mode, group: int, options: SpeedOptions) -> GenerationRequest:
+        """The same for every mode but for how it speculates; each prompt has a seed of its own."""
+        return GenerationRequest(
+            request_id=f"{mode}-{group}-{self.index}",
+            turns=about_video(self.text),
+            videos=(self.video,),
+            max_tokens=options.max_tokens,
+            sampling=replace(options.sampling, seed=options.sampling.seed + self.index),
+            speculation=mode.speculation,
+        )
+
+
+def make_prompts(task: Task, indices: range) -> Iterator[BenchPrompt]:
+    """Prompt i is about the i-th test scene; questions go round the types that apply. Random models see no scene."""
+    for index in indices:
+        yield BenchPrompt(index=index, text=_text(task, index), video=scene_video(TEST_SEEDS[index]))
+
+
+def _text(task: Task, index: int) -> str:
+    if task is Task.SYNTHETIC:
+        return prompt_text(index)
+    if task is Task.CAPTION or (task is Task.MIXED and index % 2 == 0):
+        return CAPTION_PROMPT
+    asked = questions(sample_scene(TEST_SEEDS[index]))
+    return asked[index % len(asked)].text

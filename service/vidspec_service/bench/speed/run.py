@@ -8,33 +8,31 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
 from prometheus_client import CollectorRegistry
 
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import GenerationRequest
+from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.report import Row, Tell
-from vidspec_service.bench.common.samples import Interval, Sample
+from vidspec_service.bench.common.samples import Interval, Sample, ask_engine
+from vidspec_service.bench.common.stock import StockModel
 from vidspec_service.bench.speed.activity import Activity, Span
-from vidspec_service.bench.speed.contenders import (
-    BenchPrompt,
-    Contender,
-    engine_contender,
-    make_prompts,
-    stock_contender,
-)
 from vidspec_service.bench.speed.costs import (
     ProbedCosts,
     measure_round_trip,
     probe_costs,
     typical_context,
 )
-from vidspec_service.bench.speed.options import Mode, SpeedOptions
+from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -44,6 +42,39 @@ from vidspec_service.telemetry import Metrics
 _ROWS = (1, 2, 5, 9, 17)  # of the probed forwards of a target
 _WARM_UP_PROMPTS = 2
 _SHOWN_TOKENS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Answers requests; its processes sleep between answers."""
+
+    answer: Callable[[GenerationRequest], Awaitable[Sample]]
+    pids: Callable[[], list[int]]
+
+
+def engine_contender(engine: LocalEngine) -> Contender:
+    """Our engine; the mode is part of the request."""
+    return Contender(partial(ask_engine, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
+
+
+@asynccontextmanager
+async def stock_contender(spec: ModelSpec, threads: int) -> AsyncIterator[Contender]:
+    """Stock transformers in a process of its own, one request at a time: `generate` has no continuous batching.
+
+    Times are those of the tokens in that process: their way here is not `generate`'s fault.
+    """
+    child, lock = await asyncio.to_thread(Child, StockModel, spec, threads), asyncio.Lock()
+
+    async def answer(request: GenerationRequest) -> Sample:
+        submitted = time.monotonic()
+        async with lock:
+            found = await asyncio.to_thread(child.ask, StockModel.answer, request)
+        return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)
+
+    try:
+        yield Contender(answer, lambda: [child.pid])
+    finally:
+        await asyncio.to_thread(child.close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

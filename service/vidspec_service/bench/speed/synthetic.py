@@ -16,9 +16,8 @@ from rich.table import Table
 from vidspec_models.synthetic.recipe import SHAPES, Oracle, PairShape, Recipe, Shape
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import ProbedCosts
+from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
-from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.engine.config import WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target

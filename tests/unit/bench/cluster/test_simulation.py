@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.bench.cluster.report import ClusterOptions, scenario_at, simulate
+from vidspec_service.bench.cluster.run import ClusterOptions, scenario_at, simulate
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Ring, Routing, Scenario, Simulation
 from vidspec_service.cli.bench_cluster import cluster_options
 from vidspec_service.cli.parsing import parse

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields
-from vidspec_service.bench.common.report import Picture, Report, column, number, span, table, with_span
+from vidspec_service.bench.common.report import Picture, Report, column, shown, span, table, with_span
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
 REPORT = Report(
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_a_dash() -> None:
     console.print(made)
     text = console.export_text()
     assert "12.5" in text
-    assert number(None, "{:.1f}") == "-"
+    assert shown(None, "{:.1f}") == "-"
 
 
 def test_what_is_not_finite_is_null_in_the_file() -> None:

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from tests.fakes import clip
 from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, is_installed, means
-from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
-from vidspec_service.bench.decode.run import DecodeOptions, difference
+from vidspec_service.bench.decode.run import ClipResult, DecodeOptions, ReaderResult, decode_report, difference
 from vidspec_service.cli.bench_decode import decode_options
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
@@ -59,7 +58,7 @@ def test_a_picture_from_afar_does_not_depend_on_its_size() -> None:
 
 
 def test_table_and_file_say_the_same(tmp_path: Path) -> None:
-    report = decode_report([CLIP], [Reader.OPENCV_SEEK], 32, 3, {})
+    report = decode_report(DecodeOptions(), [CLIP], [Reader.OPENCV_SEEK], {})
     console = Console(width=132, record=True, file=io.StringIO())
     report.show(console)
     text = console.export_text()

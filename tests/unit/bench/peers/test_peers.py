@@ -14,10 +14,9 @@ from rich.console import Console
 from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.peers import engines
 from vidspec_service.bench.peers.engines import ENGINES
-from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows
+from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows, Step, streamed
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, Results, measure_peers, peer_sample
-from vidspec_service.bench.peers.streamed import Step, streamed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError

@@ -24,7 +24,7 @@ from vidspec_service.bench.pruning.options import (
 )
 from vidspec_service.bench.pruning.plots import overlay
 from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
-from vidspec_service.bench.pruning.timing import time_line
+from vidspec_service.bench.pruning.run import time_line
 from vidspec_service.cli.bench_pruning import pruning_options, run
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.config import Preservation

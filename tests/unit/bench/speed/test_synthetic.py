@@ -10,10 +10,9 @@ import pytest
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed import costs
-from vidspec_service.bench.speed.contenders import make_prompts
-from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task
+from vidspec_service.bench.speed.costs import BusyDraft, Forwards, time_forwards, time_model
+from vidspec_service.bench.speed.options import Mode, SyntheticOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_facts, synthetic_notes
-from vidspec_service.bench.speed.worker import BusyDraft, Forwards, time_forwards, time_model
 from vidspec_service.cli.bench_speed import run, speed_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig

@@ -1,19 +1,31 @@
-"""What `bench cluster` says: a row for each situation, and the clusters that one could think of beside what we have."""
+"""`bench cluster`: what one engine takes for its work here, and what many of them would make of each situation."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from rich.console import RenderableType
 
-from vidspec_service.bench.cluster.calibration import calibrate
+from vidspec_models.bundled.scene import TEST_SEEDS
+from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
+from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.telemetry import Metrics
 
+NUMBERS = (1, 2, 4, 8, 16)  # of answers at the same time
+_TOKENS = 80
+_WARM_UP = 2
 _BASELINE = "one queue for engines that have all had every video, of which none is lost (nobody can reach it)"
 _LOADS = (0.6, 0.8, 0.9, 1.0)  # of what the engines can do; about so much comes out
 _ROUTINGS = (
@@ -23,6 +35,52 @@ _ROUTINGS = (
     ("any engine", Routing.RANDOM, 2),
 )
 _LOST_EVERY_S = 36.0  # with 100 engines each one once an hour
+
+
+def calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
+    """Start the engine, ask it about rendered clips: alone, again, and several at once."""
+    return asyncio.run(_calibrate(config, tell))
+
+
+async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
+    steps = 3 + len(NUMBERS)
+    tell("starting an engine", 0, steps)
+    began = time.monotonic()
+    async with LocalEngine(config, Metrics(CollectorRegistry())) as engine:
+        start_s = time.monotonic() - began
+        clips = range(NUMBERS[-1])
+        for clip in range(_WARM_UP):
+            await ask_engine(engine, _request(len(clips) + clip, "warm-up"))
+        tell("prompts", 1, steps)
+        new = [await ask_engine(engine, _request(clip, "new")) for clip in clips]
+        tell("prompts again", 2, steps)
+        again = [await ask_engine(engine, _request(clip, "again")) for clip in clips]
+        rates = {}
+        for step, number in enumerate(NUMBERS):
+            tell(f"{number} at once", 3 + step, steps)
+            asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # known, so that none prefills
+            rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
+    return EngineTimes(
+        prefill_s=median(map(_first_token_s, new)),
+        prefill_again_s=median(map(_first_token_s, again)),
+        rates=rates,
+        start_s=start_s,
+    )
+
+
+def _request(clip: int, why: str) -> GenerationRequest:
+    request = GenerationRequest(
+        request_id=f"{why} {clip}",
+        turns=about_video(CAPTION_PROMPT),
+        videos=(scene_video(TEST_SEEDS[clip], key=f"clip {clip}"),),
+        max_tokens=_TOKENS,
+        ignore_eos=True,
+    )
+    return request if why != "again" else replace(request, turns=about_video("How many objects are there?"))
+
+
+def _first_token_s(sample: Sample) -> float:
+    return sample.first - sample.submitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
