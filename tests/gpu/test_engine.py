@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from vidspec_service.bench.common.samples import Sample, ask_engine
+from vidspec_service.bench.common.asking import ask_engine
+from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import RandomPair
 from vidspec_service.engine.frontend.local_engine import LocalEngine

@@ -14,23 +14,22 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from llguidance import LLMatcher
-from prometheus_client import CollectorRegistry
 from rich.console import RenderableType
 
 from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SamplingParams, SpeculationMode
+from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import alone_config, num_cores
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Report, Row, Tell, column, table, with_span
-from vidspec_service.bench.common.samples import Sample, ask_engine, decoding, speedup, total_speculation
+from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import TextDelta, TokenSource
 from vidspec_service.errors import ConfigError
-from vidspec_service.telemetry import Metrics
 
 MODES = (SpeculationMode.OFF, SpeculationMode.PARALLEL)
 _WARM_UP_CLIPS = 2
@@ -105,7 +104,7 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -
         engines: dict[SpeculationMode, LocalEngine] = {}
         for mode, config in zip(MODES, (alone_config(pair), pair), strict=True):
             tell(f"loading the engine of {mode}", 0, 0)
-            engines[mode] = await stack.enter_async_context(LocalEngine(config, Metrics(CollectorRegistry())))
+            engines[mode] = await stack.enter_async_context(new_engine(config))
         cases = [(form, mode) for form in Form for mode in MODES]
         found: dict[tuple[Form, SpeculationMode], list[Sample]] = {case: [] for case in cases}
         for clip in range(-_WARM_UP_CLIPS, options.num_clips):

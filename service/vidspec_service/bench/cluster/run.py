@@ -9,19 +9,17 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from rich.console import RenderableType
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
+from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
-from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
+from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.telemetry import Metrics
 
 NUMBERS = (1, 2, 4, 8, 16)  # of answers at the same time
 _TOKENS = 80
@@ -46,7 +44,7 @@ async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
     steps = 3 + len(NUMBERS)
     tell("starting an engine", 0, steps)
     began = time.monotonic()
-    async with LocalEngine(config, Metrics(CollectorRegistry())) as engine:
+    async with new_engine(config) as engine:
         start_s = time.monotonic() - began
         clips = range(NUMBERS[-1])
         for clip in range(_WARM_UP):

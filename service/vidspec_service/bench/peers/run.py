@@ -11,19 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
-
-from prometheus_client import CollectorRegistry
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.options import count, number, option
 from vidspec_service.bench.common.report import Tell
-from vidspec_service.bench.common.samples import Sample, ask_engine
+from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.common.stock import StockModel
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
 from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
 from vidspec_service.bench.peers.pair import ask as ask_peer
@@ -32,9 +29,6 @@ from vidspec_service.engine.config import MOST_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
-from vidspec_service.telemetry import Metrics
-
-T = TypeVar("T")
 
 STOCK = "transformers"
 _WARM_UP_PROMPTS = 1
@@ -116,7 +110,7 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
         for engine in (ENGINES[name] for name in dict.fromkeys(options.peers)):
             for weights in engine.weights(options.weights):
                 tell(f"loading {engine.name} in {weights}", 0, 0)
-                child = await _opened(stack, engine.make, weights, num_cores(), end_id, rows)
+                child = await opened_child(stack, engine.make, weights, num_cores(), end_id, rows)
                 contenders += _theirs(options, engine, weights, child)
         results = [Results(contender=each) for each in contenders]
         for number_, prompt in enumerate(prompts):
@@ -158,15 +152,12 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
 async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Contender:
     tell("loading stock transformers", 0, 0)
     spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
-    child = await _opened(stack, StockModel, spec, num_cores())
+    child = await opened_child(stack, StockModel, spec, num_cores())
 
     async def ask(prompt: Prompt) -> tuple[Sample, float]:
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
-        began = asyncio.get_running_loop().time()
-        found = await asyncio.to_thread(child.ask, StockModel.answer, request)
-        prefill_s = await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
-        sample = Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=began, times=found.token_times)
-        return sample, prefill_s
+        sample = await ask_stock(child, request)
+        return sample, await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
 
     return Contender(name=STOCK, bits=32, speculates=False, ask=ask)
 
@@ -174,12 +165,12 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Conte
 async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tell) -> list[Contender]:
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
-    child = await _opened(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
+    child = await opened_child(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
     chunk, found = pair.prefill_chunk or MOST_PREFILL_ROWS, []  # as a prompt that is alone
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
         tell(f"loading {name}", 0, 0)
-        engine = await stack.enter_async_context(LocalEngine(config, Metrics(CollectorRegistry())))
+        engine = await stack.enter_async_context(new_engine(config))
 
         async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> tuple[Sample, float]:
             request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
@@ -219,9 +210,3 @@ def peer_sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
         num_first=answer.num_first,
         speculation=SpeculationStats(num_draft_tokens=answer.num_judged, num_accepted_tokens=answer.num_accepted),
     )
-
-
-async def _opened(stack: AsyncExitStack, make: Callable[..., T], *given: object) -> Child[T]:
-    child = await asyncio.to_thread(Child, make, *given)
-    stack.push_async_callback(asyncio.to_thread, child.close)
-    return child

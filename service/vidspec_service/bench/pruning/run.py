@@ -12,27 +12,25 @@ from statistics import median
 from typing import TypeVar
 
 import torch
-from prometheus_client import CollectorRegistry
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import kept_of_prompt
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Report, Row, Tell
-from vidspec_service.bench.common.samples import Sample, ask_engine, decoding
+from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
 from vidspec_service.bench.pruning.plots import draw_overlays
 from vidspec_service.bench.pruning.report import Speed, pruning_report, results
 from vidspec_service.engine.config import EngineConfig, Preservation
-from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import worker_configs
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 from vidspec_service.engine.speculation.probe import measure_costs
-from vidspec_service.telemetry import Metrics
 
 T = TypeVar("T")
 
@@ -159,7 +157,7 @@ def engine_speeds(
 async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     clips = range(options.num_clips)
     samples: list[Sample] = []
-    async with LocalEngine(config, Metrics(CollectorRegistry())) as engine:
+    async with new_engine(config) as engine:
         for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
             request = GenerationRequest(
                 request_id=f"pruning-{group}",

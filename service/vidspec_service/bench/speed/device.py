@@ -16,10 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from vidspec_models.step_path import StepPath
 from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.bench.common.asking import ask_engine
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.common.report import Row, Tell
-from vidspec_service.bench.common.samples import Sample, ask_engine
+from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import Forwards, step_costs, time_model, typical_context
 from vidspec_service.bench.speed.identity import find_forks
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SyntheticOptions, Task, make_prompts

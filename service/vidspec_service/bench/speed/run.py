@@ -8,23 +8,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
-from prometheus_client import CollectorRegistry
 
-from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.report import Row, Tell
-from vidspec_service.bench.common.samples import Interval, Sample, ask_engine
-from vidspec_service.bench.common.stock import StockModel
+from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
 from vidspec_service.bench.speed.costs import (
     ProbedCosts,
@@ -37,7 +35,6 @@ from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phase
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.errors import ConfigError
-from vidspec_service.telemetry import Metrics
 
 _ROWS = (1, 2, 5, 9, 17)  # of the probed forwards of a target
 _WARM_UP_PROMPTS = 2
@@ -57,24 +54,16 @@ def engine_contender(engine: LocalEngine) -> Contender:
     return Contender(partial(ask_engine, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
 
 
-@asynccontextmanager
-async def stock_contender(spec: ModelSpec, threads: int) -> AsyncIterator[Contender]:
-    """Stock transformers in a process of its own, one request at a time: `generate` has no continuous batching.
-
-    Times are those of the tokens in that process: their way here is not `generate`'s fault.
-    """
-    child, lock = await asyncio.to_thread(Child, StockModel, spec, threads), asyncio.Lock()
+def stock_contender(child: Child[StockModel]) -> Contender:
+    """One request at a time: `generate` has no continuous batching."""
+    lock = asyncio.Lock()
 
     async def answer(request: GenerationRequest) -> Sample:
-        submitted = time.monotonic()
+        submitted = time.monotonic()  # that it waits is its own fault
         async with lock:
-            found = await asyncio.to_thread(child.ask, StockModel.answer, request)
-        return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)
+            return replace(await ask_stock(child, request), submitted=submitted)
 
-    try:
-        yield Contender(answer, lambda: [child.pid])
-    finally:
-        await asyncio.to_thread(child.close)
+    return Contender(answer, lambda: [child.pid])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +156,15 @@ class Run:
         self.contenders.clear()
         if Mode.HF in modes:
             self.tell("loading stock transformers", 0, 0)
-            stock = stock_contender(spec_of(pair.target, "target"), num_cores())
-            self.contenders[Mode.HF] = await stack.enter_async_context(stock)
+            child = await opened_child(stack, StockModel, spec_of(pair.target, "target"), num_cores())
+            self.contenders[Mode.HF] = stock_contender(child)
         for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
             wanted = [mode for mode in members if mode in modes]
             if not wanted:
                 continue
             self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
-            engine = LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=activity.take)
+            engine = new_engine(config, on_heartbeat=activity.take)
             contender = engine_contender(await stack.enter_async_context(engine))
             self.contenders.update(dict.fromkeys(wanted, contender))
             self.activities.update(dict.fromkeys(wanted, activity))
