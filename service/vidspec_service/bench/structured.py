@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llguidance import LLMatcher
@@ -19,10 +19,10 @@ from rich.console import RenderableType
 from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
-from vidspec_models.request import GenerationRequest, Include, SamplingParams, SpeculationMode
+from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import alone_config, num_cores
-from vidspec_service.bench.common.options import number
+from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import Report, Row, Tell, column, table, with_span
 from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
@@ -58,12 +58,11 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOptions:
+class StructuredOptions(SamplingOptions):
     """By default greedy."""
 
     num_clips: int = number(24, "--clips", "test clips")
     max_tokens: int = number(250, "--max-tokens", "per answer")
-    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def request(self, form: Form, mode: SpeculationMode, clip: int) -> GenerationRequest:
         """About the test clip of this number, with a seed of its own."""
@@ -72,7 +71,7 @@ class StructuredOptions:
             turns=about_video(form.prompt),
             videos=(scene_video(TEST_SEEDS[clip]),),
             max_tokens=self.max_tokens,
-            sampling=replace(self.sampling, seed=self.sampling.seed + clip),
+            sampling=self.sampling(clip),
             speculation=mode,
             grammar=form.grammar,
         )
@@ -186,20 +185,19 @@ def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Ma
     rows = [form_row(form, judged, options.num_clips) for form in Form]
     assert pair.draft is not None
     models = f"target {pair.target.model}, draft {pair.draft.model}"
-    law, is_identical = options.sampling, all(row["identical"] for row in rows)
+    is_identical = all(row["identical"] for row in rows)
     return Report(
         bench="structured",
         baseline=f"plain captions in the same run; speed-ups over off: the target alone, {num_cores()} threads",
         subject=f"{models}; {options.num_clips} clips",
         facts={
             "models": models,
-            "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, "
-            + (f"temperature {law.temperature:g}, seed {law.seed}" if law.temperature else "greedy"),
+            "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, {options.law}",
         },
         figures={
             "clips": options.num_clips,
             "max_tokens": options.max_tokens,
-            "sampling": law,
+            "sampling": options.sampling(),
             "identical": is_identical,
             "results": rows,
         },

@@ -9,17 +9,14 @@ import argparse
 
 from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
 from vidspec_service.bench.cluster.simulation import Scenario
-from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags
+from vidspec_service.bench.common.options import options_of
+from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 from vidspec_service.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to simulate, what to write, and the settings of an engine."""
-    add_options(parser, ClusterOptions)
-    add_output_flags(parser, "draw goodput and first tokens over load")
-    add_settings_flags(parser)
+    add_bench_flags(parser, ClusterOptions, "draw goodput and first tokens over load")
 
 
 def run(args: argparse.Namespace) -> int:

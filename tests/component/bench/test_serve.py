@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def load(options: ServeOptions, *flags: str) -> Report:
-    return run_load(options, None, list(flags), None, lambda *_: None)
+    return run_load(options, list(flags), None, lambda *_: None)
 
 
 def test_an_open_load_is_answered_whole() -> None:

@@ -17,7 +17,7 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
-from vidspec_service.bench.common.options import count, number, option
+from vidspec_service.bench.common.options import count, number, option, several
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
@@ -44,9 +44,7 @@ class PeersOptions:
     dtypes: Sequence[str] = option(
         ("float32", "int8"), "--dtypes", "ours (default float32 int8)", nargs="+", choices=list(_BITS)
     )
-    peers: Sequence[str] = option(
-        tuple(ENGINES), "--peers", "engines beside stock transformers (default: all)", nargs="+", choices=list(ENGINES)
-    )
+    peers: Sequence[str] = several(ENGINES, "--peers", "engines beside stock transformers (default: all)")
     weights: Sequence[str] = option(
         ("bf16", "q8_0"), "--weights", "theirs, or what they have of as many bits (default bf16 q8_0)",
         nargs="+", choices=list(GGML_BITS),
@@ -107,7 +105,7 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
         for dtype in options.dtypes:
             contenders += await _ours(stack, pair, dtype, tell)
         rows = [prompt.rows for prompt in prompts]
-        for engine in (ENGINES[name] for name in dict.fromkeys(options.peers)):
+        for engine in (ENGINES[name] for name in options.peers):
             for weights in engine.weights(options.weights):
                 tell(f"loading {engine.name} in {weights}", 0, 0)
                 child = await opened_child(stack, engine.make, weights, num_cores(), end_id, rows)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
@@ -171,8 +170,8 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     return decoding(samples).rate
 
 
-def measure_pruning(options: PruningOptions, pair: EngineConfig, overlay: Path | None, tell: Tell) -> Report:
-    """`overlay`: a folder for pictures of what is kept of the first clip. Raises ConfigError."""
+def measure_pruning(options: PruningOptions, pair: EngineConfig, tell: Tell) -> Report:
+    """Raises ConfigError."""
     tell("loading both models", 0, 0)
     models = LoadedPair(pair)
     settings = list(settings_of(options))
@@ -182,8 +181,8 @@ def measure_pruning(options: PruningOptions, pair: EngineConfig, overlay: Path |
         for asked in asked_about(clip, options.tasks):
             answer = answered(models, asked, laws_of(settings), options.max_tokens)
             found += judged(models, asked, answer, settings, options.seed)
-            if overlay is not None and clip == 0 and asked.task is Task.CAPTION:
-                draw_overlays(models, asked, answer, settings, overlay)
+            if options.overlay is not None and clip == 0 and asked.task is Task.CAPTION:
+                draw_overlays(models, asked, answer, settings, options.overlay)
     tell("timing a long clip", 0, 0)
     long_clip = measure_long_clip(models, options)
     speed = speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})

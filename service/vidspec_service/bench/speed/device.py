@@ -23,7 +23,7 @@ from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import Forwards, step_costs, time_model, typical_context
 from vidspec_service.bench.speed.identity import find_forks
-from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SyntheticOptions, Task, make_prompts
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -76,15 +76,12 @@ async def measure_device(
     pair: EngineConfig, shape: str, tell: Tell, launcher: WorkerLauncher | None = None
 ) -> DeviceFacts:
     """`pair` says devices and types; its models are not looked at. Raises ConfigError and EngineError."""
-    synthetic = SyntheticOptions(shape=shape)
     options = SpeedOptions(
-        num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, synthetic=synthetic
+        num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
     )
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        made = RandomPair(Path(folder), options, synthetic)
-        pair = replace(
-            pair, target=made.worker(pair.target, "target"), draft=pair.draft and made.worker(pair.draft, "draft")
-        )
+        made = RandomPair(Path(folder), options)
+        pair = made.stand_in_for(pair)
         tell(f"loading {shape}", 0, 0)
         async with LocalEngine(pair, Metrics(CollectorRegistry()), launcher=launcher) as engine:
             samples = await _answers(engine, options, made, tell)

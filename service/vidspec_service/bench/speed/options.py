@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
-from vidspec_models.synthetic.recipe import prompt_text
-from vidspec_service.bench.common.options import number, option
+from vidspec_models.request import GenerationRequest, SpeculationMode, Video
+from vidspec_models.synthetic.recipe import SHAPES, prompt_text
+from vidspec_service.bench.common.options import SamplingOptions, number, option, several
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 
 
@@ -39,6 +39,7 @@ class Mode(StrEnum):
 
 
 BASELINE = Mode.OFF
+_SHAPE = "llava-onevision-7b+0.5b"
 
 
 class Task(StrEnum):
@@ -51,15 +52,7 @@ class Task(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticOptions:
-    """Random models of a pair's real shapes, and the acceptance that is imposed on them."""
-
-    shape: str = "llava-onevision-7b+0.5b"
-    acceptance: float = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedOptions:
+class SpeedOptions(SamplingOptions):
     """By default greedy captions, one request at a time."""
 
     num_prompts: int = number(24, "--prompts", "test clips")
@@ -69,13 +62,20 @@ class SpeedOptions:
         "default %(default)s",
         choices=[task.value for task in Task if task is not Task.SYNTHETIC],
     )
-    modes: tuple[Mode, ...] = option(
-        tuple(Mode), "--modes", "only these (default all)", nargs="+", choices=[mode.value for mode in Mode]
-    )
+    modes: tuple[Mode, ...] = several(Mode, "--modes", "only these (default all)")
     max_tokens: int = number(160, "--max-tokens", "per answer")
-    sampling: SamplingParams = field(default_factory=SamplingParams)
     concurrency: int = number(1, "--concurrency", "requests at once")
-    synthetic: SyntheticOptions | None = None
+    shape: str = option(  # of random models, and the acceptance that is imposed on them
+        _SHAPE, "--shape", f"of random models (default {_SHAPE})", choices=list(SHAPES), default=None
+    )
+    acceptance: float = option(
+        0.8, "--alpha", "acceptance of random models (default 0.8)", type=float, metavar="A", default=None
+    )
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Random models of a pair's real shapes, no checkpoints."""
+        return self.task is Task.SYNTHETIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class BenchPrompt:
             turns=about_video(self.text),
             videos=(self.video,),
             max_tokens=options.max_tokens,
-            sampling=replace(options.sampling, seed=options.sampling.seed + self.index),
+            sampling=options.sampling(self.index),
             speculation=mode.speculation,
         )
 

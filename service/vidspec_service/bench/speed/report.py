@@ -118,13 +118,13 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     costs, synthetic = measured.costs, measured.synthetic
     forks = find_forks(measured.samples, reference_mode(options.modes))
     identical = is_identical(options, forks)
-    models, law = _models(pair, costs), options.sampling
+    models = _models(pair, costs)
     figures: Row = {
         "models": models,
         "prompts": options.num_prompts,
         "task": options.task,
         "max_tokens": options.max_tokens,
-        "sampling": law,
+        "sampling": options.sampling(),
         "concurrency": options.concurrency,
         "modes": {mode: mode_row(mode, measured, options.concurrency) for mode in options.modes},
         "cost_ratio": costs.cost_ratio,  # c = T_target(1) / T_draft(1)
@@ -137,11 +137,10 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         "samples": [sample.facts() for sample in measured.samples],
         "synthetic": synthetic,  # of random models only
     }
-    sampling = f"temperature {law.temperature:g}, seed {law.seed}" if law.temperature else "greedy"
     at_once = f", {options.concurrency} at once" if options.concurrency > 1 else ""
     facts = {role: "{model}, {device} {dtype}, {threads} threads".format(**of) for role, of in models.items()}
     facts["prompts"] = (
-        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {sampling}{at_once}"
+        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {options.law}{at_once}"
     )
     if synthetic is not None:
         form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"

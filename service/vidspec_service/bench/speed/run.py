@@ -92,28 +92,25 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Meas
 
     Raises ConfigError and EngineError.
     """
-    random = options.synthetic
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        if random is None:
+        if not options.is_synthetic:
             run = asyncio.run(compare(options, pair, tell))
         else:
-            made = RandomPair(Path(folder), options, random)
-            pair = replace(
-                pair, target=made.worker(pair.target, "target"), draft=pair.draft and made.worker(pair.draft, "draft")
-            )
+            made = RandomPair(Path(folder), options)
+            pair = made.stand_in_for(pair)
             run = asyncio.run(compare(options, pair, tell, phases(options.modes), made.write_references))
         tell("timing the channel", 0, 0)
         round_trip = measure_round_trip()
         tell("timing forwards", 0, 0)
-        rows = _ROWS if random is None else RANDOM_ROWS
-        costs, bandwidths = probe_costs(pair, typical_context(run.samples), rows, with_copies=random is not None)
+        rows = RANDOM_ROWS if options.is_synthetic else _ROWS
+        costs, bandwidths = probe_costs(pair, typical_context(run.samples), rows, with_copies=options.is_synthetic)
     return Measurements(
         samples=run.samples,
         activities=run.activities,
         idle_workers_cpu=run.idle_cpu_s / run.wall_s if run.wall_s > 0 else 0.0,
         round_trip=round_trip,
         costs=costs,
-        synthetic=None if random is None else synthetic_facts(random, costs, bandwidths),
+        synthetic=synthetic_facts(options, costs, bandwidths) if options.is_synthetic else None,
     )
 
 

@@ -17,8 +17,8 @@ from vidspec_models.synthetic.recipe import SHAPES, Oracle, PairShape, Recipe, S
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
-from vidspec_service.engine.config import WorkerConfig
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target
 _ITEMSIZES = {"bfloat16": (2, 2), "float16": (2, 2), "float32": (4, 4), "int8": (1, 4)}  # of weights; keys, values
@@ -30,17 +30,21 @@ class RandomPair:
 
     folder: Path
     options: SpeedOptions
-    asked: SyntheticOptions
 
     @property
     def references(self) -> Path:
         return self.folder / "references.json"
 
+    def stand_in_for(self, pair: EngineConfig) -> EngineConfig:
+        """The same workers, each with a recipe of its own."""
+        draft = None if pair.draft is None else self.worker(pair.draft, "draft")
+        return replace(pair, target=self.worker(pair.target, "target"), draft=draft)
+
     def worker(self, config: WorkerConfig, role: str) -> WorkerConfig:
         """The same worker with a recipe of its own."""
-        seed = self.options.sampling.seed
-        oracle = Oracle(acceptance=self.asked.acceptance, seed=seed, references=str(self.references))
-        recipe = Recipe(pair=self.asked.shape, role=role, seed=seed, oracle=oracle if role == "draft" else None)
+        asked = self.options
+        oracle = Oracle(acceptance=asked.acceptance, seed=asked.seed, references=str(self.references))
+        recipe = Recipe(pair=asked.shape, role=role, seed=asked.seed, oracle=oracle if role == "draft" else None)
         recipe.write(self.folder / role)
         return replace(config, model=str(self.folder / role), revision=None)
 
@@ -57,7 +61,7 @@ def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
     return [phase for phase in found if phase]
 
 
-def synthetic_facts(asked: SyntheticOptions, costs: ProbedCosts, bandwidths: Mapping[str, float]) -> Row:
+def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts, bandwidths: Mapping[str, float]) -> Row:
     """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle.
 
     `bandwidths`: by role, as in `roofline`.

@@ -73,9 +73,9 @@ def options(*flags: str) -> ServeOptions:
 
 
 def test_flags_become_options() -> None:
-    assert options() == ServeOptions(objectives=Objectives(deadline_s=30))
+    assert options() == ServeOptions(deadline_s=30)
     assert options("--rate", "2.5", "--requests", "9", "--repeat-files") == ServeOptions(
-        rate=2.5, num_requests=9, has_repeated_files=True, objectives=Objectives(deadline_s=30)
+        rate=2.5, num_requests=9, has_repeated_files=True, deadline_s=30
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from vidspec_models.request import SamplingParams
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.run import compare
 from vidspec_service.cli.bench_speed import run, speed_options
@@ -31,7 +30,8 @@ def test_flags_become_options_and_modes_keep_their_order() -> None:
         task=Task.QA,
         modes=(Mode.OFF, Mode.PARALLEL),
         max_tokens=9,
-        sampling=SamplingParams(temperature=0.8, seed=5),
+        temperature=0.8,
+        seed=5,
         concurrency=8,
     )
 
