@@ -23,7 +23,7 @@ from vidspec_service.bench.common.child import Child, call_in_child
 from vidspec_service.bench.common.facts import Placement, alone_config, spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode
-from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
 from vidspec_service.engine.speculation.plan import LEAST_GAIN_AUTO, Plan, StepCosts, best_plan
@@ -43,6 +43,7 @@ class Forwards(Placement):
     threads: int
     seconds: dict[int, float]
     stride_s: float | None = None  # a token of several that are made in one go, where the model does that
+    bandwidth: float | None = None  # of copies on its device (of several, one reads at a time), bytes/s both ways
 
     @property
     def token_s(self) -> float:
@@ -50,24 +51,28 @@ class Forwards(Placement):
         return self.seconds[1] if self.stride_s is None else self.stride_s
 
 
-def time_forwards(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> Forwards:
-    """With `context` rows in the cache."""
+def time_forwards(
+    spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...], *, with_copies: bool = False
+) -> Forwards:
+    """With `context` rows in the cache. `with_copies`: the bandwidth, too, of the best of several large ones."""
     import torch
 
     from vidspec_models.decoder.kv_cache import KVCache
     from vidspec_models.loading.load_model import load_model
-    from vidspec_models.reference.measure import time_steps, time_strides
+    from vidspec_models.reference.measure import time_copies, time_steps, time_strides
 
     torch.set_num_threads(threads)
     model = load_model(spec)
     model.use_when_alone(threads)
     context = min(context, model.context_length - max(*rows, _ROOM))
     cache = KVCache(model.decoder.geometry, context + max(*rows, _ROOM))
+    placement = Placement.of(model)
     return Forwards(
         threads=threads,
         seconds=time_steps(model, cache, context, rows, _REPEATS),
         stride_s=time_strides(model, cache, context),
-        **dataclasses.asdict(Placement.of(model)),
+        bandwidth=time_copies(torch.device(placement.device.partition(",")[0])) if with_copies else None,
+        **dataclasses.asdict(placement),
     )
 
 
@@ -101,19 +106,6 @@ class BusyDraft:
     def is_at_work(self) -> bool:
         """False once an error has ended it; its process has printed which."""
         return self._thread.is_alive()
-
-
-def time_model(spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...]) -> tuple[Forwards, float]:
-    """A model's forwards, and the copies of its device (of several, one reads at a time): one process for both.
-
-    Copies as bytes per second, read and written ones together, of the best of several large ones.
-    """
-    import torch
-
-    from vidspec_models.reference.measure import time_copies
-
-    forwards = time_forwards(spec, threads, context, rows)
-    return forwards, time_copies(torch.device(forwards.device.partition(",")[0]))
 
 
 def echo(sock: socket.socket) -> None:
@@ -152,32 +144,23 @@ def typical_context(samples: Sequence[Sample]) -> int:
     return round(fmean(sample.prompt_tokens + len(sample.ids) / 2 for sample in samples))
 
 
-def probe_costs(
-    pair: EngineConfig, context: int, rows: tuple[int, ...], *, with_copies: bool = False
-) -> tuple[ProbedCosts, dict[str, float]]:
+def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with_copies: bool = False) -> ProbedCosts:
     """The target's forwards over so many rows, by itself and beside a draft that never rests; the draft's over one.
 
-    Raises ConfigError. With copies also the bandwidth of each role's device, with the threads of `alone` and `draft`.
+    Raises ConfigError. With copies also the bandwidth of the devices of `alone` and `draft`.
     """
-    bandwidths = dict[str, float]()
-
-    def time_role(role: str, worker: WorkerConfig, threads: int, rows: tuple[int, ...]) -> Forwards:
-        if not with_copies:
-            return call_in_child(time_forwards, spec_of(worker, role), threads, context, rows)
-        forwards, bandwidths[role] = call_in_child(time_model, spec_of(worker, role), threads, context, rows)
-        return forwards
-
     threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
-    alone = time_role("target", pair.target, threads_alone, rows)
+    spec = spec_of(pair.target, "target")
+    alone = call_in_child(time_forwards, spec, threads_alone, context, rows, with_copies=with_copies)
     if pair.draft is None or pair.has_ngram_draft:
-        return ProbedCosts(context=context, target=alone, alone=alone), bandwidths
-    spec = spec_of(pair.draft, "draft")
-    with Child(BusyDraft, spec, threads["draft"], context) as busy:  # the two share caches, memory, or even a device
-        target = call_in_child(time_forwards, spec_of(pair.target, "target"), threads["target"], context, rows)
+        return ProbedCosts(context=context, target=alone, alone=alone)
+    draft_spec, draft_threads = spec_of(pair.draft, "draft"), threads["draft"]
+    with Child(BusyDraft, draft_spec, draft_threads, context) as busy:  # the two share caches, memory, even a device
+        target = call_in_child(time_forwards, spec, threads["target"], context, rows)
         if not busy.ask(BusyDraft.is_at_work):
             raise ConfigError("the draft beside which the target was timed has stopped; its output says why")
-    draft = time_role("draft", pair.draft, threads["draft"], (1,))
-    return ProbedCosts(context=context, target=target, alone=alone, draft=draft), bandwidths
+    draft = call_in_child(time_forwards, draft_spec, draft_threads, context, (1,), with_copies=with_copies)
+    return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
 
 
 def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:

@@ -93,46 +93,38 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Meas
     Raises ConfigError and EngineError.
     """
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        if not options.is_synthetic:
-            run = asyncio.run(compare(options, pair, tell))
-        else:
-            made = RandomPair(Path(folder), options)
-            pair = made.stand_in_for(pair)
-            run = asyncio.run(compare(options, pair, tell, phases(options.modes), made.write_references))
+        random = RandomPair(Path(folder), options) if options.is_synthetic else None
+        pair = random.stand_in_for(pair) if random else pair
+        run = asyncio.run(compare(options, pair, tell, random))
         tell("timing the channel", 0, 0)
         round_trip = measure_round_trip()
         tell("timing forwards", 0, 0)
         rows = RANDOM_ROWS if options.is_synthetic else _ROWS
-        costs, bandwidths = probe_costs(pair, typical_context(run.samples), rows, with_copies=options.is_synthetic)
+        costs = probe_costs(pair, typical_context(run.samples), rows, with_copies=options.is_synthetic)
     return Measurements(
         samples=run.samples,
         activities=run.activities,
         idle_workers_cpu=run.idle_cpu_s / run.wall_s if run.wall_s > 0 else 0.0,
         round_trip=round_trip,
         costs=costs,
-        synthetic=synthetic_facts(options, costs, bandwidths) if options.is_synthetic else None,
+        synthetic=synthetic_facts(options, costs) if options.is_synthetic else None,
     )
 
 
-async def compare(
-    options: SpeedOptions,
-    pair: EngineConfig,
-    tell: Tell,
-    of_phases: Sequence[tuple[Mode, ...]] = (),
-    ended: Callable[[Sequence[Sample]], None] = lambda _: None,
-) -> Run:
-    """For each phase (all modes in one by default) start what its modes need, warm it up, measure, end it.
+async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random: RandomPair | None = None) -> Run:
+    """For each phase (all modes are one, but of random models) start what its modes need, warm it up, measure, end it.
 
-    After each, `ended` gets the samples so far. Raises ConfigError and EngineError.
+    Raises ConfigError and EngineError.
     """
     if pair.draft is None and any(mode.needs_draft for mode in options.modes):
         raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
     run = Run(options, tell)
-    for modes in of_phases or (options.modes,):
+    for modes in phases(options.modes) if random else [options.modes]:
         async with AsyncExitStack() as stack:
             await run.open_contenders(stack, modes, pair)
             await run.measure(modes)
-        ended(run.samples)
+        if random:
+            random.write_references(run.samples)
     return run
 
 

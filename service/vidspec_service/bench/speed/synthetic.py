@@ -61,11 +61,8 @@ def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
     return [phase for phase in found if phase]
 
 
-def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts, bandwidths: Mapping[str, float]) -> Row:
-    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle.
-
-    `bandwidths`: by role, as in `roofline`.
-    """
+def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts) -> Row:
+    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle."""
     shapes = SHAPES[asked.shape]
     probed = {"target": (shapes.target, costs.alone)}
     if costs.draft is not None:
@@ -75,20 +72,18 @@ def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts, bandwidths: Mapping
         "acceptance": asked.acceptance,  # imposed; the table's alpha is what came out
         "video_tokens": shapes.video_tokens,
         "text_tokens": shapes.text_tokens,
-        "rooflines": {role: roofline(*probe, costs.context, bandwidths[role]) for role, probe in probed.items()},
+        "rooflines": {role: roofline(*probe, costs.context) for role, probe in probed.items()},
         "notes": synthetic_notes(shapes, {role: forwards.device for role, (_, forwards) in probed.items()}),
     }
 
 
-def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -> Row:
-    """A model's step of one row: what it must read, of weights and of the context's keys and values, and its time.
-
-    `bandwidth`: bytes per second, of a large copy on the same device.
-    """
+def roofline(shape: Shape, forwards: Forwards, context: int) -> Row:
+    """A model's step of one row: what it must read, of weights and of the context's keys and values, and its time."""
+    assert forwards.bandwidth is not None, "timed without copies"
     of_weights, of_cache = _ITEMSIZES[forwards.dtype]
     weight_bytes = shape.step_bytes(0, of_weights)
     num_bytes = weight_bytes + shape.step_bytes(context, of_cache) - shape.step_bytes(0, of_cache)
-    step_s = forwards.seconds[1]
+    step_s, bandwidth = forwards.seconds[1], forwards.bandwidth
     return {
         "source": shape.source,  # the checkpoint whose shape this is
         "weight_bytes": weight_bytes,
