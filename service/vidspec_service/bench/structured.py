@@ -20,10 +20,10 @@ from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.bench.common.asking import ask_engine, new_engine
+from vidspec_service.bench.common.asking import ask_engine, new_engine, rotated
 from vidspec_service.bench.common.facts import alone_config, num_cores
 from vidspec_service.bench.common.options import SamplingOptions, number
-from vidspec_service.bench.common.report import Report, Row, Tell, column, table, with_span
+from vidspec_service.bench.common.report import Report, Row, Tell, column, column_with_span, table
 from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import EngineConfig
@@ -107,8 +107,7 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -
         cases = [(form, mode) for form in Form for mode in MODES]
         found: dict[tuple[Form, SpeculationMode], list[Sample]] = {case: [] for case in cases}
         for clip in range(-_WARM_UP_CLIPS, options.num_clips):
-            by = clip % len(cases)
-            for form, mode in [*cases[by:], *cases[:by]]:
+            for form, mode in rotated(cases, clip):
                 tell(f"{form}, {mode}", max(clip, 0), options.num_clips)
                 sample = await ask_engine(engines[mode], options.request(form, mode, clip))
                 if clip >= 0:
@@ -213,7 +212,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "off tok/s": column("tokens_per_s_off", "{:.0f}"),
         "ratio": column("over_caption", "{:.2f}x"),
         "parallel": column("tokens_per_s_parallel", "{:.0f}"),
-        "speed-up": lambda row: with_span(row["speedup"], row["speedup_interval"], "{:.2f}x"),
+        "speed-up": column_with_span("speedup", "{:.2f}x"),
         "ratio ": column("speedup_over_captions", "{:.2f}x"),
         "alpha": column("acceptance_rate", "{:.0%}"),
         "accepted": column("accepted_per_verification", "{:.1f}"),

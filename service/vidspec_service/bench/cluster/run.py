@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from rich.console import RenderableType
@@ -17,7 +16,7 @@ from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routi
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
-from vidspec_service.bench.common.samples import Sample, decoding
+from vidspec_service.bench.common.samples import decoding, first_token_s
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import EngineConfig
 
@@ -59,8 +58,8 @@ async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
             asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # known, so that none prefills
             rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
     return EngineTimes(
-        prefill_s=median(map(_first_token_s, new)),
-        prefill_again_s=median(map(_first_token_s, again)),
+        prefill_s=first_token_s(new),
+        prefill_again_s=first_token_s(again),
         rates=rates,
         start_s=start_s,
     )
@@ -75,10 +74,6 @@ def _request(clip: int, why: str) -> GenerationRequest:
         ignore_eos=True,
     )
     return request if why != "again" else replace(request, turns=about_video("How many objects are there?"))
-
-
-def _first_token_s(sample: Sample) -> float:
-    return sample.first - sample.submitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

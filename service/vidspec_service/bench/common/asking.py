@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,6 +32,12 @@ T = TypeVar("T")
 def new_engine(config: EngineConfig, on_heartbeat: Callable[[str, Heartbeat], None] = lambda *_: None) -> LocalEngine:
     """One that is to be entered; nobody reads its metrics."""
     return LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=on_heartbeat)
+
+
+def rotated(those: Sequence[T], by: int) -> list[T]:
+    """Another one goes first each time, so that none always follows the same one."""
+    start = by % len(those)
+    return [*those[start:], *those[:start]]
 
 
 async def opened_child(stack: AsyncExitStack, make: Callable[..., T], *given: object) -> Child[T]:

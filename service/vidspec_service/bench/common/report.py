@@ -152,3 +152,8 @@ def with_span(value: float | None, interval: tuple[float, float] | None, form: s
 def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
     """A column that shows one entry of a row of results."""
     return lambda row: row[key] if isinstance(row[key], str) else shown(row[key], form, scale)
+
+
+def column_with_span(key: str, form: str, scale: float = 1) -> Callable[[Row], str]:
+    """The same with the interval that the row has of it."""
+    return lambda row: with_span(row[key], row[f"{key}_interval"], form, scale)

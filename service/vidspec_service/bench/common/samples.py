@@ -42,6 +42,11 @@ class Sample:
         return self.times[-1]
 
     @property
+    def ttft_s(self) -> float:
+        """From submission to the first token."""
+        return self.first - self.submitted
+
+    @property
     def decoding(self) -> Interval:
         """From first to last token."""
         return self.first, self.last
@@ -55,7 +60,7 @@ class Sample:
             "num_tokens": len(self.ids),
             "num_first": self.num_first,
             "prompt_tokens": self.prompt_tokens,
-            "ttft_s": self.first - self.submitted,
+            "ttft_s": self.ttft_s,
             "decode_s": self.last - self.first,
             "speculation": self.speculation,
         }
@@ -111,7 +116,7 @@ def throughput(samples: Sequence[Sample]) -> Work:
 
 def first_token_s(samples: Sequence[Sample]) -> float:
     """Median time from submission to the first token."""
-    return median(sample.first - sample.submitted for sample in samples)
+    return median(sample.ttft_s for sample in samples)
 
 
 def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:

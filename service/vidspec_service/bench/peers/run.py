@@ -14,7 +14,7 @@ from functools import partial
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.options import count, number, option, several
@@ -64,26 +64,19 @@ class Prompt:
     rows: PromptRows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Contender:
-    """Answers prompts in one way."""
+    """Answers prompts in one way; a sample and a prefill for each that was asked."""
 
     name: str
     bits: int  # of its weights
     speculates: bool
     ask: Callable[[Prompt], Awaitable[tuple[Sample, float]]]  # and the seconds of the language model's prefill
-
-
-@dataclass(slots=True, kw_only=True)
-class Results:
-    """Of one contender, a sample and a prefill for each prompt."""
-
-    contender: Contender
     samples: list[Sample] = field(default_factory=list)
     prefill_s: list[float] = field(default_factory=list)
 
 
-def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Results]:
+def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
         raise ConfigError("peers are compared on the bundled pair, whose language models can be handed to them")
@@ -94,7 +87,7 @@ def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list
     return asyncio.run(_measure(options, pair, tell))
 
 
-async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Results]:
+async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
     async with AsyncExitStack() as stack:
         tell("making the prompts", 0, 0)
         prompts, end_id = await asyncio.to_thread(_prompts, options, pair)
@@ -110,16 +103,14 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
                 tell(f"loading {engine.name} in {weights}", 0, 0)
                 child = await opened_child(stack, engine.make, weights, num_cores(), end_id, rows)
                 contenders += _theirs(options, engine, weights, child)
-        results = [Results(contender=each) for each in contenders]
-        for number_, prompt in enumerate(prompts):
-            by = number_ % len(results)
-            for each in [*results[by:], *results[:by]]:
-                tell(each.contender.name, max(prompt.index, 0), options.num_prompts)
-                sample, prefill_s = await each.contender.ask(prompt)
+        for place, prompt in enumerate(prompts):
+            for each in rotated(contenders, place):
+                tell(each.name, max(prompt.index, 0), options.num_prompts)
+                sample, prefill_s = await each.ask(prompt)
                 if prompt.index >= 0:
-                    each.samples.append(replace(sample, mode=each.contender.name, group=prompt.index))
+                    each.samples.append(replace(sample, mode=each.name, group=prompt.index))
                     each.prefill_s.append(prefill_s)
-        return results
+        return contenders
 
 
 def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], int]:

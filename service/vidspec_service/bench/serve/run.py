@@ -16,6 +16,7 @@ from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.bench.serve.footprint import Watched, watched_server
 from vidspec_service.bench.serve.load import (
+    Told,
     closed_load,
     mixed_requests,
     open_load,
@@ -107,8 +108,7 @@ class _Run:
     async def measure(self, watched: Watched | None) -> None:
         async with self.client:
             self.model = await self.client.model()  # at once, if it is not there or wants another key
-            told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
-            await closed_load(self.client, self.requests(_WARM_UP), 1, told)
+            await closed_load(self.client, self.requests(_WARM_UP), 1, self._told("warming up", _WARM_UP))
             await self._load(watched)
 
     async def _load(self, watched: Watched | None) -> None:
@@ -137,7 +137,7 @@ class _Run:
         options = self.options
         num_warm_up = options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1)
         requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
-        told = lambda done: self.tell("warming up", done, num_warm_up)  # noqa: E731
+        told = self._told("warming up", num_warm_up)
         await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, told)
         before = await watched.quiet_footprint()
         samples = [(0, before)]
@@ -161,13 +161,16 @@ class _Run:
 
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
-        told = lambda done: self.tell(name, done, total)  # noqa: E731
+        told = self._told(name, total)
         found = await closed_load(self.client, self.requests(total), self.options.concurrency, told)
         return self._note(name, *found)
 
     async def _open(self, name: str, times: list[float]) -> None:
-        told = lambda done: self.tell(name, done, len(times))  # noqa: E731
+        told = self._told(name, len(times))
         self._note(name, *await open_load(self.client, self.requests(len(times)), times, told), is_open=True)
+
+    def _told(self, what: str, total: int) -> Told:
+        return lambda done: self.tell(what, done, total)
 
     def requests(self, count: int) -> Iterator[LoadRequest]:
         """So many, each with the next clip."""

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.report import Row, Tell
@@ -193,12 +193,6 @@ class Run:
     async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
         sample = await self.contenders[mode].answer(prompt.request(mode, group, self.options))
         return replace(sample, mode=mode, group=group, prompt=prompt.index)
-
-
-def rotated(modes: Sequence[Mode], by: int) -> list[Mode]:
-    """Another mode goes first each time, so that no mode always follows the same one."""
-    start = by % len(modes)
-    return [*modes[start:], *modes[:start]]
 
 
 def cpu_s(pids: Iterable[int]) -> float:

@@ -16,7 +16,7 @@ from vidspec_service.bench.peers import engines
 from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows, Step, streamed
 from vidspec_service.bench.peers.report import peers_report
-from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, Results, measure_peers, peer_sample
+from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, measure_peers, peer_sample
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
@@ -30,7 +30,7 @@ async def unasked(_: Prompt) -> tuple[Sample, float]:
 
 def results(
     name: str, bits: int, token_s: float, prefill_s: float, *, speculates: bool = False, last_id: int = 7
-) -> Results:
+) -> Contender:
     stats = SpeculationStats(num_draft_tokens=10, num_accepted_tokens=9) if speculates else SpeculationStats()
     samples = [
         Sample(
@@ -43,8 +43,9 @@ def results(
         )
         for clip in range(3)
     ]
-    contender = Contender(name=name, bits=bits, speculates=speculates, ask=unasked)
-    return Results(contender=contender, samples=samples, prefill_s=[prefill_s] * 3)
+    return Contender(
+        name=name, bits=bits, speculates=speculates, ask=unasked, samples=samples, prefill_s=[prefill_s] * 3
+    )
 
 
 FOUND = [
@@ -76,8 +77,8 @@ def test_ours_are_compared_with_the_best_that_do_as_much() -> None:
 
 
 def test_ours_are_compared_with_transformers_where_nobody_else_was_asked() -> None:
-    alone = [each for each in FOUND if each.contender.name in ("transformers", "vidspec int8, off")]
-    parallel = next(each for each in FOUND if each.contender.name == "vidspec int8, parallel")
+    alone = [each for each in FOUND if each.name in ("transformers", "vidspec int8, off")]
+    parallel = next(each for each in FOUND if each.name == "vidspec int8, parallel")
     report = peers_report(PeersOptions(num_prompts=3, peers=("assisted",)), [*alone, parallel])
     assert [(row["what"], row["over"]) for row in report.figures["comparisons"]] == [
         ("decoding", "transformers"),
@@ -100,9 +101,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
 def test_the_plot_has_a_bar_for_each() -> None:
     figure = Figure()
     peers_report(PeersOptions(num_prompts=3), FOUND).pictures["plot"].draw(figure)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
-        each.contender.name for each in reversed(FOUND)
-    ]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [each.name for each in reversed(FOUND)]
 
 
 def test_other_models_are_refused() -> None:

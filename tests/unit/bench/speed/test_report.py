@@ -12,13 +12,14 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bench.speed.worlds import costs, sample, stats
+from vidspec_service.bench.common.asking import rotated
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import Activity
 from vidspec_service.bench.speed.costs import typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
 from vidspec_service.bench.speed.report import build_report
-from vidspec_service.bench.speed.run import Measurements, rotated
+from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Heartbeat
 
