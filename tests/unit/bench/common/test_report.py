@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.unit.bench.reports import text_of
 from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields
 from vidspec_service.bench.common.report import Picture, Report, column, shown, span, table, with_span
 
@@ -25,12 +26,6 @@ REPORT = Report(
     body=["a line"],
     pictures={"plot": Picture(size=(4, 3), draw=lambda figure: figure.add_subplot())},
 )
-
-
-def text_of(report: Report) -> str:
-    console = Console(file=io.StringIO(), width=160, record=True)
-    report.show(console)
-    return console.export_text()
 
 
 def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import httpx
 import pytest
-from rich.console import Console
 
+from tests.unit.bench.reports import draws, text_of
 from vidspec_service.bench.first_token import (
     ClipTimes,
     FirstToken,
@@ -20,7 +19,6 @@ from vidspec_service.bench.first_token import (
     first_token_report,
     spans_of,
 )
-from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
 TIMINGS = {"time_to_first_token_s": 0.9, "decode_s": 0.3, "queue_s": 0.1, "prefill_s": 0.5}
@@ -78,8 +76,7 @@ def test_rates_at_once_compare_with_one_request_after_the_other() -> None:
     figures = json.loads(report.to_json())
     assert [row["over_one_by_one"] for row in figures["clips"]] == pytest.approx([1.0, 1.0])
     assert figures["rounds"][0]["rounds"][0][0]["spans"][1]["stage"] == "decode"
-    report.show(Console(file=(shown := io.StringIO()), width=200))
-    assert "over stage" in shown.getvalue()
+    assert "over stage" in text_of(report)
 
 
 def test_clips_of_one_name_are_compared_each_with_itself() -> None:
@@ -94,8 +91,7 @@ def test_clips_of_one_name_are_compared_each_with_itself() -> None:
 
 def test_both_workers_are_drawn(tmp_path: Path) -> None:
     times = [ClipTimes(clip="a", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)]
-    first_token_report(times, "models").write({"plot": tmp_path / "lanes.png"})
-    assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
+    assert draws(first_token_report(times, "models"), tmp_path, "plot")
 
 
 @pytest.mark.anyio
@@ -114,8 +110,3 @@ async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: htt
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         with pytest.raises(ConfigError, match=told):
             await ask(client, FirstTokenOptions(), b"clip", 0.0)
-
-
-def test_a_negative_length_is_refused() -> None:
-    with pytest.raises(UsageError, match="--seconds: must be 0 or more"):
-        parse(["bench", "first-token", "--seconds", "-1"])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
+from tests.unit.bench.reports import text_of
 from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.peers import engines
 from vidspec_service.bench.peers.engines import ENGINES
@@ -93,9 +92,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
     assert rows["vidspec int8, parallel"]["acceptance_rate"] == pytest.approx(0.9)
     assert rows["ik_llama.cpp bf16"]["as_transformers"] == 3
     assert rows["ik_llama.cpp q8_0"]["as_transformers"] == 0
-    console = Console(file=io.StringIO(), width=148)
-    report.show(console)
-    assert "0.79x (0.79x..0.79x)" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0.79x (0.79x..0.79x)" in text_of(report)
 
 
 def test_the_plot_has_a_bar_for_each() -> None:
@@ -194,8 +191,7 @@ def test_answers_that_end_with_their_prompt_are_not_compared() -> None:
     report = peers_report(PeersOptions(num_prompts=3), short)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio"] for row in report.figures["comparisons"] if row["what"] == "decoding"} == {None}
-    report.show(Console(file=(shown := io.StringIO()), width=148))
-    assert "nan" not in shown.getvalue()
+    assert "nan" not in text_of(report)
 
 
 def test_one_prompt_has_no_intervals() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from tests.unit.bench.reports import draws, text_of
 from tests.unit.bench.speed.worlds import costs, sample, stats
 from vidspec_service.bench.common.asking import rotated
 from vidspec_service.bench.common.report import Report
@@ -94,9 +93,7 @@ def test_without_the_baseline_there_is_no_speed_up_and_at_once_no_prediction() -
 
 
 def test_the_table_names_hardware_models_versions_command_and_baseline() -> None:
-    console = Console(file=io.StringIO(), width=132, record=True)
-    report(SpeedOptions()).show(console)
-    text = console.export_text()
+    text = text_of(report(SpeedOptions()))
     for words in ("hardware", "versions", "target    bundled", "baseline  off:", "4.00x"):
         assert words in text
     assert "identical ids: yes, 100 %" in text
@@ -112,9 +109,7 @@ def test_other_ids_in_a_mode_of_the_engine_are_a_failure() -> None:
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
-    report(SpeedOptions()).write({"plot": tmp_path / "bars.png", "timeline": tmp_path / "lanes.png"})
-    for name in ("bars.png", "lanes.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert draws(report(SpeedOptions()), tmp_path, "plot", "timeline")
 
 
 def test_modes_take_turns_at_being_first() -> None:
