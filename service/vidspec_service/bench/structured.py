@@ -25,7 +25,7 @@ from vidspec_service.bench.common.facts import alone_config, num_cores
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import Report, Row, Tell, column, column_with_span, table
 from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import TextDelta, TokenSource
@@ -66,15 +66,8 @@ class StructuredOptions(SamplingOptions):
 
     def request(self, form: Form, mode: SpeculationMode, clip: int) -> GenerationRequest:
         """About the test clip of this number, with a seed of its own."""
-        return GenerationRequest(
-            request_id=f"{form}-{mode}-{clip}",
-            turns=about_video(form.prompt),
-            videos=(scene_video(TEST_SEEDS[clip]),),
-            max_tokens=self.max_tokens,
-            sampling=self.sampling(clip),
-            speculation=mode,
-            grammar=form.grammar,
-        )
+        request = scene_request(f"{form}-{mode}-{clip}", clip, self.max_tokens, form.prompt)
+        return replace(request, sampling=self.sampling(clip), speculation=mode, grammar=form.grammar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

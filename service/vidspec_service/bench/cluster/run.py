@@ -10,14 +10,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
 from vidspec_service.bench.common.samples import decoding, first_token_s
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 
 NUMBERS = (1, 2, 4, 8, 16)  # of answers at the same time
@@ -66,14 +65,8 @@ async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
 
 
 def _request(clip: int, why: str) -> GenerationRequest:
-    request = GenerationRequest(
-        request_id=f"{why} {clip}",
-        turns=about_video(CAPTION_PROMPT),
-        videos=(scene_video(TEST_SEEDS[clip], key=f"clip {clip}"),),
-        max_tokens=_TOKENS,
-        ignore_eos=True,
-    )
-    return request if why != "again" else replace(request, turns=about_video("How many objects are there?"))
+    text = "How many objects are there?" if why == "again" else CAPTION_PROMPT
+    return replace(scene_request(f"{why} {clip}", clip, _TOKENS, text, key=f"clip {clip}"), ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

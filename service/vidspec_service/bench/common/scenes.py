@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_models.bundled.render import render
-from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, Scene, sample_scene
-from vidspec_models.request import VIDEO, Turn, Video
+from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, TEST_SEEDS, Scene, sample_scene
+from vidspec_models.request import VIDEO, GenerationRequest, Turn, Video
 from vidspec_service.bench.common.options import amount, existing_file, option
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.decoding.writer import write_clip
@@ -49,6 +49,14 @@ def write_scene(seed: int, output: Path, size: int = 256) -> Scene:
 def _times(num_frames: int) -> NDArray[np.float64]:
     """The middles of so many equal parts of a scene, whose time goes from 0 to 1."""
     return (np.arange(num_frames) + 0.5) / num_frames
+
+
+def scene_request(
+    request_id: str, clip: int, max_tokens: int, text: str = CAPTION_PROMPT, key: str | None = None
+) -> GenerationRequest:
+    """A question about the test clip of this number, to be answered greedily."""
+    videos = (scene_video(TEST_SEEDS[clip], key=key),)
+    return GenerationRequest(request_id=request_id, turns=about_video(text), videos=videos, max_tokens=max_tokens)
 
 
 def about_video(text: str) -> tuple[Turn, ...]:

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
 from vidspec_service.bench.common.child import Child
@@ -20,7 +19,7 @@ from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.options import count, number, option, several
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.scenes import scene_request
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
 from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
 from vidspec_service.bench.peers.pair import ask as ask_peer
@@ -117,12 +116,7 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
     """Made by our own models in float32, in processes that end before anything is timed; and the end token."""
     assert pair.draft is not None
     requests = {
-        index: GenerationRequest(
-            request_id=f"prompt-{index}",
-            turns=about_video(CAPTION_PROMPT),
-            videos=(scene_video(TEST_SEEDS[index]),),
-            max_tokens=options.max_tokens,
-        )
+        index: scene_request(f"prompt-{index}", index, options.max_tokens)
         for index in range(-_WARM_UP_PROMPTS, options.num_prompts)
     }
     found = []

@@ -16,12 +16,12 @@ from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import kept_of_prompt
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.common.samples import Sample, decoding
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
 from vidspec_service.bench.pruning.plots import draw_overlays
@@ -158,14 +158,8 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     samples: list[Sample] = []
     async with new_engine(config) as engine:
         for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
-            request = GenerationRequest(
-                request_id=f"pruning-{group}",
-                turns=about_video(CAPTION_PROMPT),
-                videos=(scene_video(TEST_SEEDS[clip]),),
-                max_tokens=options.max_tokens,
-                speculation=config.speculation,
-            )
-            sample = await ask_engine(engine, request)
+            request = scene_request(f"pruning-{group}", clip, options.max_tokens)
+            sample = await ask_engine(engine, replace(request, speculation=config.speculation))
             samples += [replace(sample, group=group)] if group >= 0 else []
     return decoding(samples).rate
 
