@@ -45,6 +45,7 @@ class ReaderResult:
     cpu_s: Sequence[float] = ()
     difference: float | None = None  # mean brightness, of 255, of the frame that is least like ours; None for ours
     error: str | None = None
+    version: str = ""  # of the library; empty for ours
 
     @property
     def median_s(self) -> float | None:
@@ -174,9 +175,9 @@ def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
             found = {}
             for reader in readers:
                 tell(f"{name}: {reader}", done, total)
-                found[reader], library_version = _measure(reader, path, clip, options)
-                if library_version:
-                    libraries[reader.partition(",")[0]] = library_version
+                found[reader] = _measure(reader, path, clip, options)
+                if found[reader].version:
+                    libraries[reader.partition(",")[0]] = found[reader].version
                 done += 1
             clips.append(
                 ClipResult(
@@ -193,20 +194,18 @@ def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
     return decode_report(options, clips, not_installed, libraries)
 
 
-def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> tuple[ReaderResult, str]:
-    """Its result and its library's version."""
+def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> ReaderResult:
     if reader is Reader.POOL:
-        return ReaderResult(wall_s=asyncio.run(_through_pool(path, options, options.repeats))[1]), ""
+        return ReaderResult(wall_s=asyncio.run(_through_pool(path, options, options.repeats))[1])
     if reader is Reader.COLD:
-        return ReaderResult(wall_s=tuple(_time_cold(path, options) for _ in range(options.repeats))), ""
+        return ReaderResult(wall_s=tuple(_time_cold(path, options) for _ in range(options.repeats)))
     try:
         answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.video.source_indices)
     except ConfigError as error:  # it took its process with it
-        return ReaderResult(error=str(error)), ""
+        return ReaderResult(error=str(error))
     if "error" in answer:
-        return ReaderResult(error=answer["error"]), ""
-    unlike = difference(clip, answer["means"])
-    return ReaderResult(wall_s=answer["wall_s"], cpu_s=answer["cpu_s"], difference=unlike), answer["version"]
+        return ReaderResult(**answer)
+    return ReaderResult(difference=difference(clip, answer.pop("means")), **answer)
 
 
 def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
