@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from vidspec_service.bench.common.samples import Sample, ask_engine
-from vidspec_service.bench.speed.contenders import make_prompts
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.common.asking import ask_engine
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import RandomPair
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import Metrics
 
 SHAPE = "llava-onevision-7b-of-4-layers+0.5b"
-OPTIONS = SpeedOptions(num_prompts=8, task=Task.SYNTHETIC, max_tokens=64, synthetic=SyntheticOptions(shape=SHAPE))
+OPTIONS = SpeedOptions(num_prompts=8, task=Task.SYNTHETIC, max_tokens=64, shape=SHAPE)
 _MOST_S = 120.0
 
 
@@ -40,8 +40,7 @@ async def answers(engine: LocalEngine, mode: Mode, number: int, killed: str = ""
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_eight_at_once_have_the_ids_of_the_target_alone_whoever_dies(tmp_path: Path) -> None:
-    assert OPTIONS.synthetic is not None
-    made = RandomPair(tmp_path, OPTIONS, OPTIONS.synthetic)
+    made = RandomPair(tmp_path, OPTIONS)
     pair = engine_config(Settings(log_level="warning"))
     assert pair.draft is not None
     pair = replace(pair, target=made.worker(pair.target, "target"), draft=made.worker(pair.draft, "draft"))

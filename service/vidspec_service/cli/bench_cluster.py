@@ -7,33 +7,22 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.cluster.calibration import calibrate
-from vidspec_service.bench.cluster.report import ClusterOptions, cluster_report, simulate
+from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
 from vidspec_service.bench.cluster.simulation import Scenario
-from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags
+from vidspec_service.bench.common.options import options_of
+from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 from vidspec_service.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to simulate, what to write, and the settings of an engine."""
-    add_options(parser, ClusterOptions)
-    add_output_flags(parser, "draw goodput and first tokens over load")
-    add_settings_flags(parser)
+    add_bench_flags(parser, ClusterOptions, "draw goodput and first tokens over load")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, simulate, print, write."""
     options, pair = cluster_options(args), pair_of(args)
-
-    run_bench(
-        args,
-        lambda provenance, tell: cluster_report(
-            options, pair, times := calibrate(pair, tell), simulate(times, options, tell), provenance
-        ),
-    )
-    return 0
+    return run_bench(args, lambda tell: cluster_report(options, pair, tell))
 
 
 def cluster_options(args: argparse.Namespace) -> ClusterOptions:

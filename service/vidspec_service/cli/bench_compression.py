@@ -11,20 +11,19 @@ import argparse
 
 from vidspec_models.request import Compression
 from vidspec_service.bench.common.facts import num_cores, spec_of
-from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
-from vidspec_service.cli.bench_flags import add_output_flags, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
+from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, engine_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the target."""
-    add_options(parser, CompressionOptions)
-    add_output_flags(parser, "draw accuracy against time and memory")
-    add_settings_flags(parser)
+    add_bench_flags(parser, CompressionOptions, "draw accuracy against time and memory")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,13 +32,11 @@ def run(args: argparse.Namespace) -> int:
     options = compression_options(args, settings)
     target, threads = engine_config(settings).target, settings.target_threads or num_cores()
 
-    run_bench(
-        args,
-        lambda provenance, tell: compression_report(
-            options, *measure(options, spec_of(target, "target"), threads, tell), settings.model, threads, provenance
-        ),
-    )
-    return 0
+    def measured(tell: Tell) -> Report:
+        found, placement = measure(options, spec_of(target, "target"), threads, tell)
+        return compression_report(options, found, placement, settings.model, threads)
+
+    return run_bench(args, measured)
 
 
 def compression_options(args: argparse.Namespace, settings: Settings) -> CompressionOptions:
@@ -51,6 +48,5 @@ def compression_options(args: argparse.Namespace, settings: Settings) -> Compres
         args,
         frames=tuple(dict.fromkeys(args.frames)),
         ratios=tuple(dict.fromkeys(args.ratios)),
-        methods=tuple(dict.fromkeys(args.methods)),
         dycoke=engine_config(settings).dycoke,
     )

@@ -22,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = decode_options(args)
-    run_bench(args, lambda provenance, tell: measure_decoding(options, provenance, tell))
-    return 0
+    return run_bench(args, lambda tell: measure_decoding(options, tell))
 
 
 def decode_options(args: argparse.Namespace) -> DecodeOptions:

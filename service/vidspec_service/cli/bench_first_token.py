@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.first_token.report import first_token_report
-from vidspec_service.bench.first_token.run import FirstTokenOptions, measure_first_tokens
-from vidspec_service.cli.bench_flags import add_output_flags, run_bench
+from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.first_token import FirstTokenOptions, first_token_report, measure_first_tokens
+from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.bench_serve import server_flags
-from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.settings import client_key, engine_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which clips, how often, what to write, and the settings of the server."""
-    add_options(parser, FirstTokenOptions)
-    add_output_flags(parser, "draw each stage as a lane over time")
-    add_settings_flags(parser)
+    add_bench_flags(parser, FirstTokenOptions, "draw each stage as a lane over time")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,10 +27,4 @@ def run(args: argparse.Namespace) -> int:
     pair, flags, key = engine_config(settings), server_flags(args), client_key(settings)
     draft = "none" if pair.draft is None else pair.draft.model
     models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
-    run_bench(
-        args,
-        lambda provenance, tell: first_token_report(
-            measure_first_tokens(options, flags, key, tell), models, provenance
-        ),
-    )
-    return 0
+    return run_bench(args, lambda tell: first_token_report(measure_first_tokens(options, flags, key, tell), models))

@@ -7,38 +7,34 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vidspec_models.request import SamplingParams, SpeculationMode
+from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.options import amount, from_zero, new_file, new_picture
+from vidspec_service.bench.common.options import add_options, new_file, new_picture
 from vidspec_service.bench.common.report import Report, Tell
-from vidspec_service.cli.settings_flags import settings_of
+from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.settings import engine_config
 from vidspec_service.telemetry import configure_logging
 
 
+def add_bench_flags(parser: argparse.ArgumentParser, options: type, plot: str | None = None) -> None:
+    """What to measure, what to write, and the settings of what is measured."""
+    add_options(parser, options)
+    add_output_flags(parser, plot)
+    add_settings_flags(parser)
+
+
 def add_output_flags(parser: argparse.ArgumentParser, plot: str | None = None) -> None:
     """`--json`, and `--plot` where there is something to draw."""
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write every figure here, too")
-    parser.set_defaults(plot=None)
     if plot is not None:
         parser.add_argument("--plot", type=new_picture, metavar="FILE.png", help=plot)
-
-
-def add_sampling_flags(parser: argparse.ArgumentParser, asked: str) -> None:
-    """Of what is `asked`: prompts, clips."""
-    parser.add_argument("--temperature", type=amount, default=0.0, metavar="T", help="0, the default, is greedy")
-    about = f"of sampling; {asked} i has N + i (default 0)"
-    parser.add_argument("--seed", type=from_zero, default=0, metavar="N", help=about)
-
-
-def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """What those flags say."""
-    return SamplingParams(temperature=args.temperature, seed=args.seed)
 
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:
@@ -48,13 +44,17 @@ def pair_of(args: argparse.Namespace) -> EngineConfig:
     return engine_config(settings)
 
 
-def run_bench(args: argparse.Namespace, measure: Callable[[Provenance, Tell], Report]) -> Report:
-    """Measure behind a bar; write the files that flags name, print the report."""
+def run_bench(args: argparse.Namespace, measure: Callable[[Tell], Report]) -> int:
+    """Measure behind a bar; write the files that flags name, print the report. Its exit code."""
     with progress() as tell:
-        report = measure(Provenance.now(shlex.join(["vidspec", *sys.argv[1:]])), tell)
+        provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
+        report = replace(measure(tell), provenance=provenance)
     report.write(vars(args))  # first: who reads the table may leave before its end
     report.show()
-    return report
+    if report.failure is not None:
+        note(f"vidspec bench {report.bench}: {report.failure}")
+        return 1
+    return 0
 
 
 @contextmanager

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
-from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags
+from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    add_options(parser, PeersOptions)
-    add_output_flags(parser, "draw the speeds")
-    add_settings_flags(parser)
+    add_bench_flags(parser, PeersOptions, "draw the speeds")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options, pair = options_of(PeersOptions, args), pair_of(args)
-    run_bench(args, lambda provenance, tell: peers_report(options, measure_peers(options, pair, tell), provenance))
-    return 0
+    return run_bench(args, lambda tell: peers_report(options, measure_peers(options, pair, tell)))

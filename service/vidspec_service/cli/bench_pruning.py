@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.options import add_options, new_pictures, options_of
+from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.pruning.options import PruningOptions, Task
-from vidspec_service.cli.bench_flags import add_output_flags, pair_of, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags
-from vidspec_service.engine.config import Preservation
+from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 from vidspec_service.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    add_options(parser, PruningOptions)
-    add_output_flags(parser, "draw acceptance over ratio")
-    about = "draw what each strategy keeps of the first clip"
-    parser.add_argument("--overlay", type=new_pictures, metavar="DIR", help=about)
-    add_settings_flags(parser)
+    add_bench_flags(parser, PruningOptions, "draw acceptance over ratio")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,21 +24,15 @@ def run(args: argparse.Namespace) -> int:
     options, pair = pruning_options(args), pair_of(args)
     from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-    run_bench(args, lambda provenance, tell: measure_pruning(options, pair, args.overlay, provenance, tell))
-    return 0
+    return run_bench(args, lambda tell: measure_pruning(options, pair, tell))
 
 
 def pruning_options(args: argparse.Namespace) -> PruningOptions:
     """The options that the flags make; raises ConfigError for numbers that make no sense."""
-    for ratio in args.ratios:
+    options = options_of(PruningOptions, args, ratios=tuple(sorted(set(args.ratios))))
+    for ratio in options.ratios:
         if not 0 <= ratio <= 0.99:
             raise ConfigError(f"--ratios must be from 0 to 0.99, not {ratio:g}")
-    if args.use_engine and Task.CAPTION not in args.tasks:
+    if options.use_engine and Task.CAPTION not in options.tasks:
         raise ConfigError("--engine measures captions, which --tasks leaves out")
-    return options_of(
-        PruningOptions,
-        args,
-        strategies=tuple(strategy for strategy in Preservation if strategy in args.strategies),
-        ratios=tuple(sorted(set(args.ratios))),
-        tasks=tuple(task for task in Task if task in args.tasks),
-    )
+    return options

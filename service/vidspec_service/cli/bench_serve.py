@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.serve.report import Objectives, has_left_something, num_lost
+from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.serve.run import ServeOptions, run_load
-from vidspec_service.cli.bench_flags import add_output_flags, run_bench
-from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.cli.terminal import note
+from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
+from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, client_key
 
@@ -23,22 +21,14 @@ _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whom to ask, how much, what counts as good, what to write, and the settings of a server of our own."""
-    parser.add_argument("--url", metavar="URL", help="ask this server; else one is started and ended")
-    add_options(parser, ServeOptions)
-    add_options(parser, Objectives)
-    add_output_flags(parser, "draw how the latencies spread")
-    add_settings_flags(parser)
+    add_bench_flags(parser, ServeOptions, "draw how the latencies spread")
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
     settings = settings_of(args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
-    report = run_bench(args, lambda provenance, tell: run_load(options, args.url, flags, key, provenance, tell))
-    if num_lost(report) or has_left_something(report):
-        note("vidspec bench serve: something was lost or left over, see above")
-        return 1
-    return 0
+    return run_bench(args, lambda tell: run_load(options, flags, key, tell))
 
 
 def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
@@ -50,8 +40,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         raise ConfigError("--soak watches the processes of a server of its own: leave out --url")
     if args.warm_up is not None and args.soak is None:
         raise ConfigError("--warm-up goes with --soak")
-    objectives = options_of(Objectives, args, deadline_s=settings.request_timeout_s)
-    return options_of(ServeOptions, args, objectives=objectives)
+    return options_of(ServeOptions, args, deadline_s=settings.request_timeout_s)
 
 
 def server_flags(args: argparse.Namespace) -> list[str]:

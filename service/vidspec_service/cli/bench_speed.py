@@ -10,59 +10,42 @@ import argparse
 from dataclasses import replace
 
 from vidspec_models.synthetic.recipe import SHAPES
-from vidspec_service.bench.common.options import add_options, new_picture, options_of
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.common.options import new_picture, options_of
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
-from vidspec_service.cli.bench_flags import add_output_flags, add_sampling_flags, pair_of, run_bench, sampling_of
-from vidspec_service.cli.settings_flags import add_settings_flags
-from vidspec_service.cli.terminal import note
+from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings.derived import BUNDLED
 
-_RANDOM = SyntheticOptions()
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    add_options(parser, SpeedOptions)
+    add_bench_flags(parser, SpeedOptions, "draw the speed-ups")
     parser.add_argument(
         "--random-weights",
         action="store_true",
         help="measure the machinery apart from any checkpoint: random models of real shapes, acceptance imposed",
     )
-    parser.add_argument("--shape", choices=list(SHAPES), help=f"of random models (default {_RANDOM.shape})")
-    parser.add_argument(
-        "--alpha", type=float, metavar="A", help=f"acceptance of random models (default {_RANDOM.acceptance})"
-    )
-    add_sampling_flags(parser, "prompt")
-    add_output_flags(parser, "draw the speed-ups")
     about = "draw one request's work on both workers"
     parser.add_argument("--timeline", type=new_picture, metavar="FILE.png", help=about)
-    add_settings_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = speed_options(args)
     pair = _named(options, pair_of(args))
-    report = run_bench(
-        args, lambda provenance, tell: build_report(options, pair, measure_speed(options, pair, provenance, tell))
-    )
-    if report.figures["identical"] is False:
-        note("vidspec bench speed: the modes did not give the same token ids")
-        return 1
-    return 0
+    return run_bench(args, lambda tell: build_report(options, pair, measure_speed(options, pair, tell)))
 
 
 def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
     """The pair with the names that the report gives its models."""
-    if options.synthetic is None:
+    if not options.is_synthetic:
         return pair
     if pair.target.model != BUNDLED or pair.draft is None or pair.draft.model != BUNDLED:
         raise ConfigError("--random-weights makes its own models: leave out --model, --draft-model and --speculation")
-    shapes = SHAPES[options.synthetic.shape]
+    shapes = SHAPES[options.shape]
     return replace(
         pair,
         target=replace(pair.target, model=f"random weights, shape of {shapes.target.source}"),
@@ -72,30 +55,17 @@ def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
 
 def speed_options(args: argparse.Namespace) -> SpeedOptions:
     """The options that the flags make; raises ConfigError for what cannot go together."""
-    synthetic = _synthetic_options(args)
-    modes = tuple(mode for mode in Mode if mode.value in args.modes)
-    if args.timeline is not None and Mode.PARALLEL not in modes:
+    options = options_of(SpeedOptions, args, task=Task.SYNTHETIC if args.random_weights else Task(args.task))
+    if args.timeline is not None and Mode.PARALLEL not in options.modes:
         raise ConfigError("--timeline shows a request in mode parallel, which --modes leaves out")
-    return options_of(
-        SpeedOptions,
-        args,
-        task=Task.SYNTHETIC if synthetic else Task(args.task),
-        modes=modes,
-        sampling=sampling_of(args),
-        synthetic=synthetic,
-    )
-
-
-def _synthetic_options(args: argparse.Namespace) -> SyntheticOptions | None:
-    if not args.random_weights:
-        if args.shape is not None or args.alpha is not None:
+    if not options.is_synthetic:
+        if args.shape is not None or args.acceptance is not None:
             raise ConfigError("--shape and --alpha belong to --random-weights")
-        return None
-    acceptance = _RANDOM.acceptance if args.alpha is None else args.alpha
-    if not 0 <= acceptance <= 1:
+        return options
+    if not 0 <= options.acceptance <= 1:
         raise ConfigError("--alpha is a probability, from 0 to 1")
-    if args.temperature > 0:
+    if options.temperature > 0:
         raise ConfigError("random models are compared greedily: leave out --temperature")
-    if Mode.OFF.value not in args.modes:
+    if Mode.OFF not in options.modes:
         raise ConfigError("--random-weights needs mode off: what the target says alone is what the oracle proposes")
-    return SyntheticOptions(shape=args.shape or _RANDOM.shape, acceptance=acceptance)
+    return options

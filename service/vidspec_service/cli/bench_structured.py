@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.structured.report import structured_report
-from vidspec_service.bench.structured.run import StructuredOptions, measure_structured
-from vidspec_service.cli.bench_flags import add_output_flags, add_sampling_flags, pair_of, run_bench, sampling_of
-from vidspec_service.cli.settings_flags import add_settings_flags
-from vidspec_service.cli.terminal import note
+from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
+from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    add_options(parser, StructuredOptions)
-    add_sampling_flags(parser, "clip")
-    add_output_flags(parser)
-    add_settings_flags(parser)
+    add_bench_flags(parser, StructuredOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    options, pair = options_of(StructuredOptions, args, sampling=sampling_of(args)), pair_of(args)
-    report = run_bench(
-        args,
-        lambda provenance, tell: structured_report(options, pair, measure_structured(options, pair, tell), provenance),
-    )
-    if report.figures["identical"] is False:
-        note("vidspec bench structured: the modes did not give the same token ids")
-        return 1
-    return 0
+    options, pair = options_of(StructuredOptions, args), pair_of(args)
+    return run_bench(args, lambda tell: structured_report(options, pair, measure_structured(options, pair, tell)))

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.decode.readers import Reader
 from vidspec_service.bench.decode.run import DecodeOptions, measure_decoding
 
@@ -16,7 +15,7 @@ from vidspec_service.bench.decode.run import DecodeOptions, measure_decoding
 def test_every_reader_of_ours_is_timed() -> None:
     told = list[str]()
     options = DecodeOptions(rendered_s=1.0, num_frames=4, repeats=2)
-    report = measure_decoding(options, Provenance.now("test"), lambda text, *_: told.append(text))
+    report = measure_decoding(options, lambda text, *_: told.append(text))
     written = json.loads(report.to_json())
     (clip,) = written["clips"]
     assert (clip["codec"], clip["num_frames"], clip["frame_size"]) == ("h264", 4, [1280, 720])

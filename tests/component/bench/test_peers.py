@@ -14,12 +14,11 @@ from vidspec_models.bundled import BUNDLED_DRAFT
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.loading.spec import BUNDLED, ModelSpec
 from vidspec_models.request import GenerationRequest
+from vidspec_service.bench.common.asking import StockModel
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.common.stock import StockModel
 from vidspec_service.bench.peers.engines import ENGINES
-from vidspec_service.bench.peers.gguf_file import write_gguf
+from vidspec_service.bench.peers.llama import write_gguf
 from vidspec_service.bench.peers.pair import PromptRows, ask
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
@@ -123,8 +122,7 @@ def test_a_whole_comparison() -> None:
         draft_tokens=(4,),
     )
     found = measure_peers(options, PAIR, lambda *_: None)
-    provenance = Provenance.now("test")
-    figures = peers_report(options, found, provenance).figures
+    figures = peers_report(options, found).figures
     assert [row["name"] for row in figures["results"]] == [
         "transformers",
         "vidspec float32, off",

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.pruning.judging import LoadedPair, answered, judged, laws_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
 from vidspec_service.bench.pruning.run import measure_pruning
@@ -28,8 +27,9 @@ def test_a_run_measures_everything_that_it_reports(tmp_path: Path) -> None:
         max_tokens=24,
         long_frames=12,
         use_engine=True,
+        overlay=tmp_path / "drawn",
     )
-    report = measure_pruning(options, PAIR, tmp_path / "drawn", Provenance.now("test"), lambda *_: None)
+    report = measure_pruning(options, PAIR, lambda *_: None)
     (hippo,) = (row for row in report.figures["results"] if (row["strategy"], row["task"]) == ("hippo", Task.CAPTION))
     assert hippo["video_tokens"] == 52
     assert hippo["tokens_per_s_from"] == "engine"

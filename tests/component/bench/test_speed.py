@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from vidspec_models.request import SamplingParams
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.speed.costs import measure_round_trip
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.report import build_report
@@ -29,11 +27,11 @@ def test_a_message_goes_there_and_back() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_every_mode_is_timed_and_gives_the_same_ids(concurrency: int) -> None:
-    law = SamplingParams(temperature=0.0 if concurrency == 1 else 0.8, seed=3)
+    temperature = 0.0 if concurrency == 1 else 0.8
     # Long enough that forwards of both workers begin while it is decoded.
-    options = SpeedOptions(num_prompts=3, max_tokens=48, concurrency=concurrency, sampling=law)
+    options = SpeedOptions(num_prompts=3, max_tokens=48, concurrency=concurrency, temperature=temperature, seed=3)
     told: list[str] = []
-    measured = measure_speed(options, PAIR, Provenance.now("test"), lambda text, *_: told.append(text))
+    measured = measure_speed(options, PAIR, lambda text, *_: told.append(text))
     report = build_report(options, PAIR, measured)
     found = report.figures
     assert found["identical"] is True

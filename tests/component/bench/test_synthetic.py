@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
@@ -21,15 +20,15 @@ PAIR = EngineConfig(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_acceptance_is_imposed_and_changes_no_id() -> None:
-    asked = SyntheticOptions(shape="tiny", acceptance=0.7)
     options = SpeedOptions(
         num_prompts=2,
         task=Task.SYNTHETIC,
         modes=(Mode.HF, Mode.OFF, Mode.SERIAL, Mode.PARALLEL),
         max_tokens=300,
-        synthetic=asked,
+        shape="tiny",
+        acceptance=0.7,
     )
-    measured = measure_speed(options, PAIR, Provenance.now("test"), lambda *_: None)
+    measured = measure_speed(options, PAIR, lambda *_: None)
     report = build_report(options, PAIR, measured)
     found = report.figures
     assert found["identical"] is True

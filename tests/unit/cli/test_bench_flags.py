@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bench.common.test_report import REPORT
-from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.common.report import Report
 from vidspec_service.cli.bench_flags import run_bench
 from vidspec_service.cli.parsing import parse
-
-
-def measure(provenance: Provenance, _: Tell) -> Report:
-    return replace(REPORT, provenance=provenance)
 
 
 def test_figures_are_in_their_file_though_nobody_reads_the_table(
@@ -30,6 +25,17 @@ def test_figures_are_in_their_file_though_nobody_reads_the_table(
     monkeypatch.setattr(sys, "argv", ["vidspec", "bench", "decode", "--json", "a file"])
     args = parse(["bench", "decode", "--json", str(tmp_path / "r.json")])[1]
     with pytest.raises(BrokenPipeError):
-        run_bench(args, measure)
+        run_bench(args, lambda _: REPORT)
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["answer"], found["command"]) == (42, "vidspec bench decode --json 'a file'")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "said"), [(None, 0, ""), ("It broke", 1, "vidspec bench some: It broke\n")]
+)
+def test_what_must_not_come_out_is_said_and_is_the_exit_code(
+    capsys: pytest.CaptureFixture[str], failure: str | None, code: int, said: str
+) -> None:
+    args = parse(["bench", "decode"])[1]
+    assert run_bench(args, lambda _: replace(REPORT, failure=failure)) == code
+    assert capsys.readouterr().err == said

@@ -13,8 +13,8 @@ from tests.fakes import INFO
 from tests.unit.engine.test_kv_budget import on, worker
 from vidspec_models.loading.cuda_driver import Devices
 from vidspec_models.step_path import CAPTURED, COMPILED, fallen_back
+from vidspec_service.bench.speed.costs import Forwards
 from vidspec_service.bench.speed.device import DeviceFacts
-from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.cli import check_device
 from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine
 from vidspec_service.settings import Settings

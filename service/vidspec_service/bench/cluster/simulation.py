@@ -10,10 +10,11 @@ from __future__ import annotations
 import bisect
 import hashlib
 import heapq
+import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -76,6 +77,7 @@ class Scenario:
 @dataclass(slots=True, eq=False)
 class _Request:
     session: int
+    question: int  # of the session, from 1 on
     asked_at: float
     tokens: float
     prefill: float = 0.0  # of which so much is left
@@ -140,14 +142,11 @@ class Simulation:
         self._rng = random.Random(scenario.seed)
         self._engines: dict[int, _Engine] = {}
         self._ring = Ring(())
-        self._next_engine = 0
         self._num_starting = 0
         self._waiting: dict[int, deque[_Request]] = {}  # engine -> requests that it could take if it had room
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
+        self._order, self._sessions, self._numbers = itertools.count(), itertools.count(), itertools.count()
         self._now = 0.0
-        self._asked: dict[int, int] = {}  # session -> questions so far
-        self._next_session = 0
         self._firsts: list[float] = []
         self._tokens = 0.0
         self._answers = self._follow_ups = self._moved = self._num_lost = self._num_handed = 0
@@ -164,7 +163,8 @@ class Simulation:
             self._later(scenario.engine_lost_every_s, self._lose_engine)
         if scenario.least_engines is not None:
             self._later(scenario.look_s, self._scale)
-        for time, action in self._until(scenario.warm_up_s + scenario.seconds):
+        while self._events and self._events[0][0] <= scenario.warm_up_s + scenario.seconds:
+            time, _, action = heapq.heappop(self._events)
             if time > scenario.warm_up_s:
                 self._engine_seconds += len(self._engines) * (time - max(self._now, scenario.warm_up_s))
             self._now = time
@@ -185,35 +185,24 @@ class Simulation:
     def _counts(self) -> bool:
         return self._now >= self._scenario.warm_up_s
 
-    def _until(self, end: float) -> Iterator[tuple[float, Callable[[], None]]]:
-        while self._events and self._events[0][0] <= end:
-            time, _, action = heapq.heappop(self._events)
-            yield time, action
-
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (self._now + seconds, self._order, action))
+        heapq.heappush(self._events, (self._now + seconds, next(self._order), action))
 
     # Callers
 
     def _new_session(self) -> None:
-        session, self._next_session = self._next_session, self._next_session + 1
-        self._asked[session] = 0
-        self._ask(session)
+        self._ask(next(self._sessions), 1)
 
-    def _ask(self, session: int) -> None:
-        self._asked[session] += 1
+    def _ask(self, session: int, question: int) -> None:
         tokens = 1 + self._rng.expovariate(1 / self._scenario.tokens)
-        self._place(_Request(session, self._now, tokens))
+        self._place(_Request(session, question, self._now, tokens))
 
     def _answered(self, request: _Request) -> None:
         if self._counts:
             self._answers += 1
             self._tokens += request.tokens if request.in_time else 0.0
-        is_last = self._asked[request.session] == self._scenario.questions
-        if is_last:
-            del self._asked[request.session]
-        go_on = self._new_session if is_last else lambda: self._ask(request.session)
+        is_last = request.question == self._scenario.questions
+        go_on = self._new_session if is_last else lambda: self._ask(request.session, request.question + 1)
         self._later(self._rng.expovariate(1 / self._scenario.pause_s), go_on)
 
     # Routing
@@ -227,7 +216,7 @@ class Simulation:
                 self._waiting.setdefault(each.number, deque()).append(request)
             return
         is_new = request.session not in engine.videos and self._routing is not Routing.PERFECT
-        is_first = self._asked[request.session] == 1
+        is_first = request.question == 1
         engine.videos.add(request.session)
         request.prefill = self._times.prefill_s if is_new or is_first else self._times.prefill_again_s
         if self._counts and not is_first:
@@ -260,7 +249,7 @@ class Simulation:
     # Engines
 
     def _start_engine(self) -> None:
-        number, self._next_engine = self._next_engine, self._next_engine + 1
+        number = next(self._numbers)
         self._engines[number] = _Engine(number, at=self._now)
         self._set_ring()
 
@@ -291,8 +280,7 @@ class Simulation:
     def _scale(self) -> None:
         scenario = self._scenario
         self._later(scenario.look_s, self._scale)
-        waiting = {id(each) for queue in self._waiting.values() for each in queue if not each.is_placed}
-        ongoing = sum(each.num_ongoing for each in self._engines.values()) + len(waiting)
+        ongoing = sum(each.num_ongoing for each in self._engines.values()) + len(self._all_waiting())
         wanted = math.ceil(ongoing / (scenario.busy * scenario.max_running))
         wanted = min(max(wanted, scenario.least_engines or 1), scenario.num_engines)
         for _ in range(wanted - len(self._engines) - self._num_starting):
@@ -302,10 +290,14 @@ class Simulation:
     def _set_ring(self) -> None:
         """Requests that wait may have other engines to wait for now."""
         self._ring = Ring(self._engines)
-        waiting = {id(each): each for queue in self._waiting.values() for each in queue if not each.is_placed}
-        self._waiting = {}
-        for request in waiting.values():
+        waiting, self._waiting = self._all_waiting(), {}
+        for request in waiting:
             self._place(request)
+
+    def _all_waiting(self) -> list[_Request]:
+        """Each once, though it may stand in several queues."""
+        found = {id(each): each for queue in self._waiting.values() for each in queue if not each.is_placed}
+        return list(found.values())
 
     # Time on an engine
 

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -34,10 +34,10 @@ _CPU_INFO = Path("/proc/cpuinfo")
 class Provenance:
     """Where figures come from, taken before anything is measured. A load well above zero: others were at work."""
 
-    command: str
-    created: str
-    versions: Mapping[str, str]
-    load_average: float
+    command: str = ""
+    created: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    load_average: float = 0.0
 
     @classmethod
     def now(cls, command: str) -> Provenance:

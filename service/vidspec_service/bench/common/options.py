@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
-from dataclasses import field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vidspec_models.request import SamplingParams
+
 T = TypeVar("T")
 
 
-def option(default: T, flag: str, about: str, **of_argument: Any) -> T:
-    """A field of a dataclass of options that is a flag, too. `of_argument`: what argparse shall know besides."""
+def option(default: T, /, flag: str, about: str, **of_argument: Any) -> T:
+    """A field of a dataclass of options that is a flag, too. `of_argument`: what else argparse shall know."""
     return field(default=default, metadata={"flag": flag, "help": about, **of_argument})
 
 
@@ -25,18 +27,28 @@ def number(default: T, flag: str, about: str, metavar: str = "N") -> T:
     return option(default, flag, about + shown, type=kind, metavar=metavar)
 
 
+def several(kinds: Iterable[T], flag: str, about: str) -> tuple[T, ...]:
+    """A field with a flag for some of these, by default all; they keep this order, each once."""
+    every = tuple(kinds)
+    return option(every, flag, about, nargs="+", choices=[str(kind) for kind in every], kinds=every)
+
+
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:
     """The flags of a dataclass, each under the name of its field."""
     for each in fields(options):
-        if declared := dict(each.metadata):
-            parser.add_argument(declared.pop("flag"), dest=each.name, default=each.default, **declared)
+        declared = {key: value for key, value in each.metadata.items() if key not in ("flag", "kinds")}
+        if each.metadata:
+            parser.add_argument(each.metadata["flag"], dest=each.name, **{"default": each.default, **declared})
 
 
 def options_of(options: Callable[..., T], args: argparse.Namespace, **others: Any) -> T:
-    """The dataclass as its flags make it, but for these other fields."""
-    given = {each.name: getattr(args, each.name) for each in fields(options) if each.metadata}  # type: ignore[arg-type]
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return options(**{**given, **lists, **others})
+    """The dataclass as its flags make it, but for these other fields. What is None has its field's own default."""
+    given = {}
+    for each in fields(options):  # type: ignore[arg-type]
+        if each.metadata and (value := getattr(args, each.name)) is not None:
+            kinds = each.metadata.get("kinds", value)
+            given[each.name] = tuple(kind for kind in kinds if kind in value) if isinstance(value, list) else value
+    return options(**{**given, **others})
 
 
 def count(text: str) -> int:
@@ -77,6 +89,23 @@ def existing_file(text: str) -> Path:
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"{path} is not a file")
     return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How prompts are sampled, each with a seed of its own."""
+
+    temperature: float = option(0.0, "--temperature", "0, the default, is greedy", type=amount, metavar="T")
+    seed: int = option(0, "--seed", "of sampling; prompt i has N + i (default 0)", type=from_zero, metavar="N")
+
+    def sampling(self, prompt: int = 0) -> SamplingParams:
+        """Of the prompt of this number."""
+        return SamplingParams(temperature=self.temperature, seed=self.seed + prompt)
+
+    @property
+    def law(self) -> str:
+        """In the words of a report."""
+        return f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
 
 
 # Minutes of measuring must not end in what cannot be written or drawn.

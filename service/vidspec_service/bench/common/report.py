@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.facts import Placement, Provenance, hardware
 
 _QUIET_LOAD = 0.3  # per core
 _LEAST_WIDTH = 148  # a table that is wrapped by the terminal is still whole
@@ -37,13 +37,23 @@ class Report:
 
     bench: str
     baseline: str
-    provenance: Provenance
-    hardware: Row  # of `facts.hardware`
     subject: str  # the models or libraries, for a plot's signature
     facts: Mapping[str, str]  # what else was fixed, by label
     figures: Mapping[str, Any]  # as they go into the JSON file
     body: Sequence[RenderableType]  # tables and lines
     pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the flag that names their file
+    placements: Sequence[Placement] = ()  # of the models that may be on an accelerator
+    libraries: Mapping[str, str] = field(default_factory=dict)  # what was measured besides ourselves, with its version
+    failure: str | None = None  # what must not have come out: the command's exit code is 1
+    provenance: Provenance = field(default_factory=Provenance)  # added by who runs the bench: taken before it
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {**self.provenance.versions, **self.libraries}
+
+    @property
+    def hardware(self) -> Row:
+        return hardware(*self.placements)
 
     def to_json(self) -> str:
         """As written to the file; null for what is not finite."""
@@ -53,7 +63,7 @@ class Report:
             "command": self.provenance.command,
             "baseline": self.baseline,
             "hardware": self.hardware,
-            "versions": self.provenance.versions,
+            "versions": self.versions,
             "load_average_before": self.provenance.load_average,
             **self.figures,
         }
@@ -66,8 +76,9 @@ class Report:
         for device, name in machine["accelerators"].items():
             yield f"          {device} {name}"
         labelled = {
-            "versions": self._versions,
+            "versions": _listed(self.versions),
             **self.facts,
+            "load": f"{load:.2f} before the run",
             "baseline": self.baseline,
             "command": self.provenance.command,
         }
@@ -101,15 +112,15 @@ class Report:
         picture.draw(figure)
         lines = (
             "{cpu}, {cores} cores; {}".format(self.subject, **self.hardware),
-            f"{self._versions}; baseline: {self.baseline}",
+            f"{_listed(self.versions)}; baseline: {self.baseline}",
             *wrap(self.provenance.command, _SIGNATURE_WIDTH),
         )
         figure.supxlabel("\n".join(lines), fontsize=6, x=0.01, ha="left")
         figure.savefig(path)
 
-    @property
-    def _versions(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.provenance.versions.items())
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in versions.items())
 
 
 def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterable[object]) -> Table:
@@ -122,7 +133,7 @@ def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterabl
     return made
 
 
-def number(value: float | None, form: str, scale: float = 1) -> str:
+def shown(value: float | None, form: str, scale: float = 1) -> str:
     """In a format; a dash for None."""
     return form.format(value * scale) if value is not None else _DASH
 
@@ -135,9 +146,14 @@ def span(interval: tuple[float, float] | None, form: str, scale: float = 1) -> s
 def with_span(value: float | None, interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
     """In a format, its interval behind it, where there is one."""
     behind = "" if interval is None else f" ({span(interval, form, scale)})"
-    return number(value, form, scale) + behind
+    return shown(value, form, scale) + behind
 
 
 def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
     """A column that shows one entry of a row of results."""
-    return lambda row: row[key] if isinstance(row[key], str) else number(row[key], form, scale)
+    return lambda row: row[key] if isinstance(row[key], str) else shown(row[key], form, scale)
+
+
+def column_with_span(key: str, form: str, scale: float = 1) -> Callable[[Row], str]:
+    """The same with the interval that the row has of it."""
+    return lambda row: with_span(row[key], row[f"{key}_interval"], form, scale)

@@ -1,18 +1,15 @@
-"""Sample: one answer of an engine or a peer, with its clock. And what samples of one mode add up to."""
+"""Sample: one answer of an engine or a peer, with its clock. And what samples of one mode add up to. Pure."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from statistics import median
 
-from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, ratio
-from vidspec_service.engine.frontend.interface import Engine
-from vidspec_service.engine.types import Accepted, Finished, SpeculationStats, TextDelta
+from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import GenerationFailed
 
 Interval = tuple[float, float]  # start and stop, in seconds
@@ -45,6 +42,11 @@ class Sample:
         return self.times[-1]
 
     @property
+    def ttft_s(self) -> float:
+        """From submission to the first token."""
+        return self.first - self.submitted
+
+    @property
     def decoding(self) -> Interval:
         """From first to last token."""
         return self.first, self.last
@@ -58,36 +60,10 @@ class Sample:
             "num_tokens": len(self.ids),
             "num_first": self.num_first,
             "prompt_tokens": self.prompt_tokens,
-            "ttft_s": self.first - self.submitted,
+            "ttft_s": self.ttft_s,
             "decode_s": self.last - self.first,
             "speculation": self.speculation,
         }
-
-
-async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
-    """Times are those of the committed tokens' arrival in this process."""
-    ids: list[int] = []
-    times: list[float] = []
-    prompt_tokens, num_first, stats = 0, 0, SpeculationStats()
-    submitted = time.monotonic()
-    async for event in engine.generate(request):
-        match event:
-            case Accepted():
-                prompt_tokens = event.prompt_tokens
-            case TextDelta() if event.ids:
-                times.append(time.monotonic())
-                num_first = num_first or len(event.ids)
-                ids += event.ids
-            case Finished():
-                stats = event.speculation
-    return Sample(
-        ids=tuple(ids),
-        prompt_tokens=prompt_tokens,
-        submitted=submitted,
-        times=tuple(times),
-        num_first=num_first,
-        speculation=stats,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +116,7 @@ def throughput(samples: Sequence[Sample]) -> Work:
 
 def first_token_s(samples: Sequence[Sample]) -> float:
     """Median time from submission to the first token."""
-    return median(sample.first - sample.submitted for sample in samples)
+    return median(sample.ttft_s for sample in samples)
 
 
 def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:

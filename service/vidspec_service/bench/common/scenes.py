@@ -1,19 +1,25 @@
-"""Rendered scenes, whose truth is known: as frames, and as the files that `vidspec render-clip` writes."""
+"""Clips: rendered scenes, whose truth is known, as frames and as files; and files like a camera's, for decoders."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_models.bundled.render import render
-from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, Scene, sample_scene
-from vidspec_models.request import VIDEO, Turn, Video
+from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, TEST_SEEDS, Scene, sample_scene
+from vidspec_models.request import VIDEO, GenerationRequest, Turn, Video
+from vidspec_service.bench.common.options import amount, existing_file, option
+from vidspec_service.bench.common.report import Tell
 from vidspec_service.decoding.writer import write_clip
 
 CAPTION_PROMPT = "Describe the video."
 _SOURCE_FPS = 16
+_WIDTH, _HEIGHT, _FPS = 1280, 720, 30
+_ENCODING = {"preset": "veryfast", "crf": "23"}  # B-frames and references as any encoder's; x264's own GOP of 250
 
 
 def scene_video(seed: int, num_frames: int = NUM_SLOTS, key: str | None = None) -> Video:
@@ -45,6 +51,51 @@ def _times(num_frames: int) -> NDArray[np.float64]:
     return (np.arange(num_frames) + 0.5) / num_frames
 
 
+def scene_request(
+    request_id: str, clip: int, max_tokens: int, text: str = CAPTION_PROMPT, key: str | None = None
+) -> GenerationRequest:
+    """A question about the test clip of this number, to be answered greedily."""
+    videos = (scene_video(TEST_SEEDS[clip], key=key),)
+    return GenerationRequest(request_id=request_id, turns=about_video(text), videos=videos, max_tokens=max_tokens)
+
+
 def about_video(text: str) -> tuple[Turn, ...]:
     """One question about one video."""
     return (Turn(role="user", parts=(VIDEO, text)),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipOptions:
+    """By default a minute of 720p."""
+
+    clips: tuple[Path, ...] = option((), "--clip", "these, too", type=existing_file, nargs="+", metavar="FILE")
+    rendered_s: float = option(
+        60.0,
+        "--seconds",
+        "length of the 720p clip that is rendered; 0 for none (default %(default)g)",
+        type=amount,
+        metavar="S",
+    )
+
+    def files(self, folder: Path, tell: Tell) -> Iterator[tuple[str, Path]]:
+        """What to call each, and where it is; the one that is rendered is written into `folder`."""
+        if self.rendered_s > 0:
+            tell("rendering a clip", 0, 0)
+            path, num_pictures = folder / "rendered.mp4", max(round(self.rendered_s * _FPS), 1)
+            write_clip(path, _pictures(num_pictures), _FPS, options=_ENCODING)
+            yield f"720p of {self.rendered_s:g} s", path
+        yield from ((path.name, path) for path in self.clips)
+
+
+def _pictures(count: int) -> Iterator[NDArray[np.uint8]]:
+    """A camera that moves over a textured scene."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(30, 226, (2 * _HEIGHT // 40, 2 * _WIDTH // 40, 3))
+    scene = np.clip(coarse.repeat(40, 0).repeat(40, 1) + rng.integers(-12, 13, (2 * _HEIGHT, 2 * _WIDTH, 1)), 0, 255)
+    texture = scene.astype(np.uint8)
+    for index in range(count):
+        left, top = 3 * index % _WIDTH, 2 * index % _HEIGHT
+        picture = texture[top : top + _HEIGHT, left : left + _WIDTH].copy()
+        at = 7 * index % (_WIDTH - 160)
+        picture[280:440, at : at + 160] = (230, 40, 40)
+        yield picture

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate
-from vidspec_service.bench.common.facts import Placement, Provenance, hardware
-from vidspec_service.bench.common.report import Picture, Report, Row, column, table, with_span
+from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, table
 from vidspec_service.bench.compression.methods import Method
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score
 
@@ -94,7 +94,6 @@ def compression_report(
     placement: Placement,
     model: str,
     threads: int,
-    provenance: Provenance,
 ) -> Report:
     """Figures, tables and picture of what was measured."""
     rows = results(measured)
@@ -102,8 +101,7 @@ def compression_report(
     return Report(
         bench="compression",
         baseline="none: the same target, prompt and seeds without compression, at as many frames",
-        provenance=provenance,
-        hardware=hardware(placement),
+        placements=[placement],
         subject=f"{model} {where}; {options.num_clips} clips",
         facts={
             "target": f"{model}, {where}, {threads} threads, alone and greedy",
@@ -129,7 +127,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "compression": column("compression"),
         "tokens": column("video_tokens", "{:.0f}"),
         "accuracy": column("accuracy", "{:.3f}"),
-        "change, points": _change,
+        "change, points": column_with_span("accuracy_change", "{:+.1f}", 100),
         "first ms": lambda row: f"{1000 * row['prepare_s']:.0f}+{1000 * row['prefill_s']:.0f}",
         "ms/token": column("time_per_output_token_s", "{:.1f}", 1000),
         "request s": column("request_s", "{:.2f}"),
@@ -143,10 +141,6 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         yield table(f"{frames} frames", columns, [row for row in rows if row["frames"] == frames])
     yield "change: with its 95 % interval over clips; first: tower + prefill; request: a caption of one common length"
     yield "read: KV of a last token; RSS: the process's peak while captioning, with the model that it had loaded before"
-
-
-def _change(row: Row) -> str:
-    return with_span(row["accuracy_change"], row["accuracy_change_interval"], "{:+.1f}", 100)
 
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:

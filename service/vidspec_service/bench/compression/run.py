@@ -15,7 +15,7 @@ from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.options import count, number, option
+from vidspec_service.bench.common.options import count, number, option, several
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.engine.config import DyCoke
@@ -40,9 +40,7 @@ class CompressionOptions:
     ratios: tuple[float, ...] = option(
         (0.25, 0.5), "--ratios", "of tokens kept (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"
     )
-    methods: tuple[Method, ...] = option(
-        tuple(Method)[1:], "--methods", "(default: all)", type=Method, choices=tuple(Method)[1:], nargs="+"
-    )
+    methods: tuple[Method, ...] = several(tuple(Method)[1:], "--methods", "(default: all)")
     dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
     max_tokens: int = number(160, "--max-tokens", "per caption")
 

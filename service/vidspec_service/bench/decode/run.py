@@ -1,25 +1,27 @@
-"""`bench decode` from options to report: every reader on every clip, one after the other, each in its own process."""
+"""`bench decode`: every reader on every clip, each in its own process; a table and a verdict for each, and bars."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
+from rich.console import RenderableType
 
-from vidspec_service.bench.common.camera_clip import ClipOptions
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.common.report import Picture, Report, Tell, shown, table
+from vidspec_service.bench.common.scenes import ClipOptions
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
-from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import Job
@@ -29,8 +31,129 @@ from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import ConfigError
 from vidspec_service.forking import ForkServer
 
+_SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
+_OURS, _OTHERS = "#1f5f8b", "#b0b0b0"
 _START_TIMEOUT_S = 60.0
 _LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderResult:
+    """One reader on one clip: wall and processor time of each repeat, or why there are none."""
+
+    wall_s: Sequence[float] = ()
+    cpu_s: Sequence[float] = ()
+    difference: float | None = None  # mean brightness, of 255, of the frame that is least like ours; None for ours
+    error: str | None = None
+    version: str = ""  # of the library; empty for ours
+
+    @property
+    def median_s(self) -> float | None:
+        return median(self.wall_s) if self.wall_s else None
+
+    @property
+    def has_same_frames(self) -> bool:
+        """A library that gives other frames than those asked for is no peer, however fast."""
+        return self.difference is None or self.difference < _SAME_FRAME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipResult:
+    """Every reader on one clip."""
+
+    name: str
+    codec: str
+    duration_s: float
+    source_num_frames: int
+    num_frames: int
+    frame_size: tuple[int, int]  # (width, height) as we give it
+    readers: Mapping[Reader, ReaderResult]
+
+    @property
+    def fastest_other(self) -> Reader | None:
+        """Of those that gave the frames asked for."""
+        times = {
+            reader: result.median_s
+            for reader, result in self.readers.items()
+            if not reader.is_ours and result.median_s is not None and result.has_same_frames
+        }
+        return min(times, key=lambda reader: times[reader]) if times else None
+
+    @property
+    def over_fastest_other(self) -> float | None:
+        """Our child's time over the fastest other's; None where there is nothing to compare."""
+        ours, other = self.readers[Reader.CHILD].median_s, self.fastest_other
+        theirs = self.readers[other].median_s if other else None
+        return ours / theirs if ours is not None and theirs else None
+
+
+def decode_report(
+    options: DecodeOptions, clips: Sequence[ClipResult], not_installed: Sequence[Reader], libraries: Mapping[str, str]
+) -> Report:
+    """`fastest_other` and `over_fastest_other` of each clip are in the file, too."""
+    body = [part for clip in clips for part in _of_clip(clip, options.repeats)]
+    if not_installed:
+        body.append(f"not installed: {', '.join(not_installed)}")
+    return Report(
+        bench="decode",
+        baseline="the fastest other library that gives the same frames",
+        subject=f"{options.num_frames} frames",
+        facts={},
+        libraries=libraries,
+        figures={
+            "num_frames": options.num_frames,
+            "repeats": options.repeats,
+            "not_installed": not_installed,
+            "clips": [
+                {
+                    **dataclasses.asdict(clip),
+                    "fastest_other": clip.fastest_other,
+                    "over_fastest_other": clip.over_fastest_other,
+                }
+                for clip in clips
+            ],
+        },
+        body=body,
+        pictures={"plot": Picture(size=(9, 1.5 + 2.2 * len(clips)), draw=lambda figure: _draw(figure, clips))},
+    )
+
+
+def _of_clip(clip: ClipResult, repeats: int) -> Iterator[RenderableType]:
+    width, height = clip.frame_size
+    facts = f"{clip.codec}, {clip.duration_s:.1f} s, {clip.source_num_frames} frames"
+    title = f"{clip.name} ({facts}): {clip.num_frames} frames of {width}x{height}, median of {repeats}"
+    ours = clip.readers[Reader.CHILD].median_s
+    columns = {
+        "reader": lambda row: row[0],
+        "wall ms": lambda row: shown(row[1].median_s, "{:.1f}", 1000) if row[1].wall_s else "failed",
+        "fastest": lambda row: shown(min(row[1].wall_s, default=None), "{:.1f}", 1000),
+        "slowest": lambda row: shown(max(row[1].wall_s, default=None), "{:.1f}", 1000),
+        "CPU ms": lambda row: shown(median(row[1].cpu_s) if row[1].cpu_s else None, "{:.1f}", 1000),
+        "ms/frame": lambda row: shown(row[1].median_s, "{:.2f}", 1000 / clip.num_frames),
+        "vs vidspec": lambda row: shown(row[1].median_s, "{:.2f}x", 1 / ours) if ours else "-",
+        "unlike ours": lambda row: shown(row[1].difference, "{:.1f}") + ("" if row[1].has_same_frames else " !"),
+    }
+    yield table(title, columns, clip.readers.items())
+    if (over := clip.over_fastest_other) is None:
+        yield "no other library to compare with: pip install opencv-python-headless"
+    else:
+        yield f"vidspec takes {over:.2f}x the time of the fastest other, {clip.fastest_other}"
+    for reader, result in clip.readers.items():
+        if result.error is not None:
+            yield f"{reader}: {result.error}"
+
+
+def _draw(figure: Any, clips: Sequence[ClipResult]) -> None:
+    """One group of bars a clip, in milliseconds."""
+    all_axes = figure.subplots(len(clips), 1, squeeze=False)[:, 0]
+    for axes, clip in zip(all_axes, clips, strict=True):
+        times = {reader: result.median_s for reader, result in clip.readers.items() if result.median_s is not None}
+        colours = [_OURS if reader.is_ours else _OTHERS for reader in times]
+        bars = axes.barh(list(times), [1000 * seconds for seconds in times.values()], color=colours)
+        axes.bar_label(bars, fmt="%.0f ms", padding=3, fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+        axes.set_title(f"{clip.num_frames} frames of {clip.name}, {clip.codec}", fontsize=9, loc="left")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +164,20 @@ class DecodeOptions(ClipOptions):
     repeats: int = number(5, "--repeats", "timed reads")
 
 
-def measure_decoding(options: DecodeOptions, provenance: Provenance, tell: Tell) -> Report:
+def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
     """Raises VideoError for a clip that we cannot read, ConfigError if no decode child starts."""
     readers = [reader for reader in Reader if is_installed(reader)]
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
-    clips, library_versions, done = list[ClipResult](), dict[str, str](), 0
+    clips, libraries, done = list[ClipResult](), {"av": version("av")}, 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         for name, path in options.files(Path(folder), tell):
             clip = asyncio.run(_through_pool(path, options, 1))[0]  # readers read its frames, and must get the same
             found = {}
             for reader in readers:
                 tell(f"{name}: {reader}", done, total)
-                found[reader], library_version = _measure(reader, path, clip, options)
-                if library_version:
-                    library_versions[reader.partition(",")[0]] = library_version
+                found[reader] = _measure(reader, path, clip, options)
+                if found[reader].version:
+                    libraries[reader.partition(",")[0]] = found[reader].version
                 done += 1
             clips.append(
                 ClipResult(
@@ -67,26 +190,23 @@ def measure_decoding(options: DecodeOptions, provenance: Provenance, tell: Tell)
                     readers=found,
                 )
             )
-    provenance = replace(provenance, versions={**provenance.versions, "av": version("av"), **library_versions})
     not_installed = [reader for reader in Reader if reader not in readers]
-    return decode_report(clips, not_installed, options.num_frames, options.repeats, provenance)
+    return decode_report(options, clips, not_installed, libraries)
 
 
-def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> tuple[ReaderResult, str]:
-    """Its result and its library's version."""
+def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> ReaderResult:
     if reader is Reader.POOL:
-        return ReaderResult(wall_s=asyncio.run(_through_pool(path, options, options.repeats))[1]), ""
+        return ReaderResult(wall_s=asyncio.run(_through_pool(path, options, options.repeats))[1])
     if reader is Reader.COLD:
         times = [asyncio.run(_time_cold(path.absolute(), options)) for _ in range(options.repeats)]
-        return ReaderResult(wall_s=tuple(times)), ""
+        return ReaderResult(wall_s=tuple(times))
     try:
         answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.video.source_indices)
     except ConfigError as error:  # it took its process with it
-        return ReaderResult(error=str(error)), ""
+        return ReaderResult(error=str(error))
     if "error" in answer:
-        return ReaderResult(error=answer["error"]), ""
-    unlike = difference(clip, answer["means"])
-    return ReaderResult(wall_s=answer["wall_s"], cpu_s=answer["cpu_s"], difference=unlike), answer["version"]
+        return ReaderResult(**answer)
+    return ReaderResult(difference=difference(clip, answer.pop("means")), **answer)
 
 
 def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:

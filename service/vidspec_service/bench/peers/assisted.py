@@ -11,8 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows
-from vidspec_service.bench.peers.streamed import Step, streamed
+from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows, Step, streamed
 
 
 class _Streamer:

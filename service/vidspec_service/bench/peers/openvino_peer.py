@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows
-from vidspec_service.bench.peers.streamed import Step, streamed
+from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows, Step, streamed
 
 _ARITHMETIC = {"f32": {"INFERENCE_PRECISION_HINT": "f32"}}  # else it takes bfloat16 where the processor has it
 

@@ -2,82 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio
-from vidspec_service.bench.common.facts import Provenance, hardware, num_cores
-from vidspec_service.bench.common.report import Picture, Report, Row, column, number, table, with_span
+from vidspec_service.bench.common.facts import num_cores
+from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, shown, table
 from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
-from vidspec_service.bench.peers.run import STOCK, PeersOptions, Results
+from vidspec_service.bench.peers.run import STOCK, Contender, PeersOptions
 
 _OURS = "vidspec"
 
 
-def peer_row(results: Results, stock: Results) -> Row:
+def peer_row(mine: Contender, stock: Contender) -> Row:
     """Rates leave out each answer's first tokens, and of theirs the draft's prompt, which nothing overlaps there."""
     theirs = {sample.group: sample.ids for sample in stock.samples}
-    works = decoding_by_group(results.samples).values()
+    works = decoding_by_group(mine.samples).values()
     found = estimate(rate, [(work.tokens, work.seconds) for work in works])
     return {
-        "name": results.contender.name,
-        "bits": results.contender.bits,
-        "speculates": results.contender.speculates,
-        "tokens_per_s": decoding(results.samples).rate,
+        "name": mine.name,
+        "bits": mine.bits,
+        "speculates": mine.speculates,
+        "tokens_per_s": decoding(mine.samples).rate,
         "tokens_per_s_interval": found.interval,
-        "prefill_s": median(results.prefill_s),
-        "as_transformers": sum(sample.ids == theirs[sample.group] for sample in results.samples),
-        "acceptance_rate": total_speculation(results.samples).acceptance_rate,
+        "prefill_s": median(mine.prefill_s),
+        "as_transformers": sum(sample.ids == theirs[sample.group] for sample in mine.samples),
+        "acceptance_rate": total_speculation(mine.samples).acceptance_rate,
     }
 
 
-def comparisons(found: Sequence[Results]) -> Iterator[Row]:
+def comparisons(found: Sequence[Contender]) -> Iterator[Row]:
     """Ours over the best of theirs, as the ratio of one prompt after the other."""
-    ours = [each for each in found if each.contender.name.startswith(_OURS)]
-    stock = next(each for each in found if each.contender.name == STOCK)
+    ours = [each for each in found if each.name.startswith(_OURS)]
+    stock = next(each for each in found if each.name == STOCK)
     others = [each for each in found if each not in ours]
     for mine in ours:
-        speculates, bits = mine.contender.speculates, mine.contender.bits
-        peers = [each for each in others if each.contender.speculates is speculates]
+        speculates, bits = mine.speculates, mine.bits
+        peers = [each for each in others if each.speculates is speculates]
         if not speculates:  # whoever reads fewer bits of weights has less to do
-            peers = [each for each in peers if each.contender.bits >= bits]
+            peers = [each for each in peers if each.bits >= bits]
         if peers:
             best = max(peers, key=lambda each: decoding(each.samples).rate)
             yield _compared("decoding", mine, best, speedup(mine.samples, best.samples))
         if not speculates:
-            rivals = [each for each in others if not each.contender.speculates and each is not stock]
+            rivals = [each for each in others if not each.speculates and each is not stock]
             for peer in (stock, *sorted(rivals, key=lambda each: median(each.prefill_s))[:1]):
                 yield _compared("prefill, time", mine, peer, _prefill_ratio(mine, peer))
 
 
-def _compared(what: str, mine: Results, theirs: Results, over: Estimate) -> Row:
+def _compared(what: str, mine: Contender, theirs: Contender, over: Estimate) -> Row:
     return {
         "what": what,
-        "ours": mine.contender.name,
-        "over": theirs.contender.name,
+        "ours": mine.name,
+        "over": theirs.name,
         "ratio": over.value,
         "ratio_interval": over.interval,
     }
 
 
-def _prefill_ratio(mine: Results, theirs: Results) -> Estimate:
+def _prefill_ratio(mine: Contender, theirs: Contender) -> Estimate:
     pairs = zip(mine.prefill_s, theirs.prefill_s, strict=True)
     return estimate(ratio, [(ours, 1.0, others, 1.0) for ours, others in pairs])
 
 
-def peers_report(options: PeersOptions, found: Sequence[Results], provenance: Provenance) -> Report:
+def peers_report(options: PeersOptions, found: Sequence[Contender]) -> Report:
     """Figures, tables and a plot of what was measured."""
-    stock = next(each for each in found if each.contender.name == STOCK)
+    stock = next(each for each in found if each.name == STOCK)
     rows, compared = [peer_row(each, stock) for each in found], list(comparisons(found))
     num_rows = stock.samples[0].prompt_tokens
     return Report(
         bench="peers",
         baseline=f"other engines and transformers on the same weights, {num_cores()} threads, in the same run",
-        provenance=provenance,
-        hardware=hardware(),
         subject=f"the bundled pair; {options.num_prompts} captions after {num_rows} rows",
         facts={"prompts": f"{options.num_prompts} captions of test clips, {num_rows} rows each, greedy"},
         figures={"prompts": options.num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
@@ -89,9 +87,9 @@ def peers_report(options: PeersOptions, found: Sequence[Results], provenance: Pr
 def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Iterator[RenderableType]:
     columns = {
         "": column("name"),
-        "tokens/s": _with_interval("tokens_per_s", "{:.0f}"),
+        "tokens/s": column_with_span("tokens_per_s", "{:.0f}"),
         "prefill ms": column("prefill_s", "{:.0f}", 1000),
-        "alpha": lambda row: number(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
+        "alpha": lambda row: shown(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
         "as transformers": lambda row: f"{row['as_transformers']} of {num_prompts}",
     }
     yield table("Decoding and prefill on the same weights", columns, rows)
@@ -99,15 +97,11 @@ def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Ite
         "": column("what"),
         "ours": column("ours"),
         "over": column("over"),
-        "ratio": _with_interval("ratio", "{:.2f}x"),
+        "ratio": column_with_span("ratio", "{:.2f}x"),
     }
     yield table("Ours over theirs", ratios, compared)
     yield "prefill: the language model alone, of a prompt's embeddings; medians. Peers have no server around them"
     yield "alpha: acceptance rate; as transformers: the ids are those of `generate` in float32; () 95 % intervals"
-
-
-def _with_interval(key: str, form: str) -> Callable[[Row], str]:
-    return lambda row: with_span(row[key], row[f"{key}_interval"], form)
 
 
 def draw_rates(figure: Any, rows: Sequence[Row]) -> None:

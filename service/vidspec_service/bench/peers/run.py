@@ -11,19 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
-from prometheus_client import CollectorRegistry
-
-from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
-from vidspec_service.bench.common.options import count, number, option
+from vidspec_service.bench.common.options import count, number, option, several
 from vidspec_service.bench.common.report import Tell
-from vidspec_service.bench.common.samples import Sample, ask_engine
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.common.stock import StockModel
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.common.scenes import scene_request
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
 from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
 from vidspec_service.bench.peers.pair import ask as ask_peer
@@ -32,9 +28,6 @@ from vidspec_service.engine.config import MOST_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
-from vidspec_service.telemetry import Metrics
-
-T = TypeVar("T")
 
 STOCK = "transformers"
 _WARM_UP_PROMPTS = 1
@@ -50,9 +43,7 @@ class PeersOptions:
     dtypes: Sequence[str] = option(
         ("float32", "int8"), "--dtypes", "ours (default float32 int8)", nargs="+", choices=list(_BITS)
     )
-    peers: Sequence[str] = option(
-        tuple(ENGINES), "--peers", "engines beside stock transformers (default: all)", nargs="+", choices=list(ENGINES)
-    )
+    peers: Sequence[str] = several(ENGINES, "--peers", "engines beside stock transformers (default: all)")
     weights: Sequence[str] = option(
         ("bf16", "q8_0"), "--weights", "theirs, or what they have of as many bits (default bf16 q8_0)",
         nargs="+", choices=list(GGML_BITS),
@@ -72,26 +63,19 @@ class Prompt:
     rows: PromptRows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Contender:
-    """Answers prompts in one way."""
+    """Answers prompts in one way; a sample and a prefill for each that was asked."""
 
     name: str
     bits: int  # of its weights
     speculates: bool
     ask: Callable[[Prompt], Awaitable[tuple[Sample, float]]]  # and the seconds of the language model's prefill
-
-
-@dataclass(slots=True, kw_only=True)
-class Results:
-    """Of one contender, a sample and a prefill for each prompt."""
-
-    contender: Contender
     samples: list[Sample] = field(default_factory=list)
     prefill_s: list[float] = field(default_factory=list)
 
 
-def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Results]:
+def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
         raise ConfigError("peers are compared on the bundled pair, whose language models can be handed to them")
@@ -102,7 +86,7 @@ def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list
     return asyncio.run(_measure(options, pair, tell))
 
 
-async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Results]:
+async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
     async with AsyncExitStack() as stack:
         tell("making the prompts", 0, 0)
         prompts, end_id = await asyncio.to_thread(_prompts, options, pair)
@@ -113,33 +97,26 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
         for dtype in options.dtypes:
             contenders += await _ours(stack, pair, dtype, tell)
         rows = [prompt.rows for prompt in prompts]
-        for engine in (ENGINES[name] for name in dict.fromkeys(options.peers)):
+        for engine in (ENGINES[name] for name in options.peers):
             for weights in engine.weights(options.weights):
                 tell(f"loading {engine.name} in {weights}", 0, 0)
-                child = await _opened(stack, engine.make, weights, num_cores(), end_id, rows)
+                child = await opened_child(stack, engine.make, weights, num_cores(), end_id, rows)
                 contenders += _theirs(options, engine, weights, child)
-        results = [Results(contender=each) for each in contenders]
-        for number_, prompt in enumerate(prompts):
-            by = number_ % len(results)
-            for each in [*results[by:], *results[:by]]:
-                tell(each.contender.name, max(prompt.index, 0), options.num_prompts)
-                sample, prefill_s = await each.contender.ask(prompt)
+        for place, prompt in enumerate(prompts):
+            for each in rotated(contenders, place):
+                tell(each.name, max(prompt.index, 0), options.num_prompts)
+                sample, prefill_s = await each.ask(prompt)
                 if prompt.index >= 0:
-                    each.samples.append(replace(sample, mode=each.contender.name, group=prompt.index))
+                    each.samples.append(replace(sample, mode=each.name, group=prompt.index))
                     each.prefill_s.append(prefill_s)
-        return results
+        return contenders
 
 
 def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], int]:
     """Made by our own models in float32, in processes that end before anything is timed; and the end token."""
     assert pair.draft is not None
     requests = {
-        index: GenerationRequest(
-            request_id=f"prompt-{index}",
-            turns=about_video(CAPTION_PROMPT),
-            videos=(scene_video(TEST_SEEDS[index]),),
-            max_tokens=options.max_tokens,
-        )
+        index: scene_request(f"prompt-{index}", index, options.max_tokens)
         for index in range(-_WARM_UP_PROMPTS, options.num_prompts)
     }
     found = []
@@ -158,15 +135,12 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
 async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Contender:
     tell("loading stock transformers", 0, 0)
     spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
-    child = await _opened(stack, StockModel, spec, num_cores())
+    child = await opened_child(stack, StockModel, spec, num_cores())
 
     async def ask(prompt: Prompt) -> tuple[Sample, float]:
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
-        began = asyncio.get_running_loop().time()
-        found = await asyncio.to_thread(child.ask, StockModel.answer, request)
-        prefill_s = await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
-        sample = Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=began, times=found.token_times)
-        return sample, prefill_s
+        sample = await ask_stock(child, request)
+        return sample, await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
 
     return Contender(name=STOCK, bits=32, speculates=False, ask=ask)
 
@@ -174,12 +148,12 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Conte
 async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tell) -> list[Contender]:
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
-    child = await _opened(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
+    child = await opened_child(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
     chunk, found = pair.prefill_chunk or MOST_PREFILL_ROWS, []  # as a prompt that is alone
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
         tell(f"loading {name}", 0, 0)
-        engine = await stack.enter_async_context(LocalEngine(config, Metrics(CollectorRegistry())))
+        engine = await stack.enter_async_context(new_engine(config))
 
         async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> tuple[Sample, float]:
             request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
@@ -219,9 +193,3 @@ def peer_sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
         num_first=answer.num_first,
         speculation=SpeculationStats(num_draft_tokens=answer.num_judged, num_accepted_tokens=answer.num_accepted),
     )
-
-
-async def _opened(stack: AsyncExitStack, make: Callable[..., T], *given: object) -> Child[T]:
-    child = await asyncio.to_thread(Child, make, *given)
-    stack.push_async_callback(asyncio.to_thread, child.close)
-    return child

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import Turn, Video
-from vidspec_service.bench.common.options import number, option
+from vidspec_service.bench.common.options import new_pictures, number, option, several
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import Preservation
 
@@ -58,18 +59,17 @@ class PruningOptions:
     """What to measure; by default everything."""
 
     num_clips: int = number(24, "--clips", "test clips")
-    strategies: tuple[Preservation, ...] = option(
-        tuple(Preservation), "--strategies", "default all", nargs="+", choices=[each.value for each in Preservation]
-    )
+    strategies: tuple[Preservation, ...] = several(Preservation, "--strategies", "default all")
     ratios: tuple[float, ...] = option(
         (0.0, 0.5, 0.75, 0.9, 0.95), "--ratios", "default %(default)s", nargs="+", type=float, metavar="R"
     )
-    tasks: tuple[Task, ...] = option(
-        tuple(Task), "--tasks", "default all", nargs="+", choices=[each.value for each in Task]
-    )
+    tasks: tuple[Task, ...] = several(Task, "--tasks", "default all")
     max_tokens: int = number(160, "--max-tokens", "per answer")
     long_frames: int = number(64, "--long-frames", "frames of the clip that is timed")
     use_engine: bool = option(False, "--engine", "measure tokens/s of captions in the engine", action="store_true")
+    overlay: Path | None = option(  # noqa: RUF009
+        None, "--overlay", "draw what each strategy keeps of the first clip", type=new_pictures, metavar="DIR"
+    )
     seed: int = option(0, "--seed", "of the strategy random (default 0)", type=int, metavar="N")
 
 

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
-from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Picture, Report, Row, column, span, table, with_span
 from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
@@ -97,8 +97,7 @@ def pruning_report(
     rows: Sequence[Row],
     clip: Row,
     models: Mapping[str, Row],
-    machine: Row,
-    provenance: Provenance,
+    placements: Sequence[Placement],
 ) -> Report:
     """`clip`: the long one; `models`: facts by role."""
     named = {role: "{model}, {device} {dtype}, {threads} threads".format(**facts) for role, facts in models.items()}
@@ -107,8 +106,7 @@ def pruning_report(
     return Report(
         bench="pruning",
         baseline="none: the draft sees every video token (ratio 0)",
-        provenance=provenance,
-        hardware=machine,
+        placements=placements,
         subject=f"{subject}; {options.num_clips} clips",
         facts={**named, "clips": of_clips},
         figures={

@@ -2,23 +2,170 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import TypeVar
 
-from vidspec_service.bench.common.facts import Placement, Provenance, hardware
-from vidspec_service.bench.common.report import Report, Tell
-from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, settings_of
-from vidspec_service.bench.pruning.options import PruningOptions, Task, asked_about
+import torch
+
+from vidspec_models.bundled.scene import TEST_SEEDS
+from vidspec_models.inputs import pruned
+from vidspec_models.preservation.selection import kept_of_prompt
+from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.request import SpeculationMode
+from vidspec_service.bench.common.asking import ask_engine, new_engine
+from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.report import Report, Row, Tell
+from vidspec_service.bench.common.samples import Sample, decoding
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
+from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
+from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
 from vidspec_service.bench.pruning.plots import draw_overlays
-from vidspec_service.bench.pruning.report import pruning_report, results
-from vidspec_service.bench.pruning.timing import engine_speeds, measure_long_clip, speeds
-from vidspec_service.engine.config import EngineConfig
+from vidspec_service.bench.pruning.report import Speed, pruning_report, results
+from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.engine.frontend.workers import worker_configs
+from vidspec_service.engine.speculation.plan import StepCosts, best_plan
+from vidspec_service.engine.speculation.probe import measure_costs
+
+T = TypeVar("T")
+
+_REPEATS = 5
+_WARM_UP = 2
+_SHOWN = Preservation.HIPPO
 
 
-def measure_pruning(
-    options: PruningOptions, pair: EngineConfig, overlay: Path | None, provenance: Provenance, tell: Tell
-) -> Report:
-    """`overlay`: a folder for pictures of what is kept of the first clip. Raises ConfigError."""
+def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
+    """Medians of a few runs on the caption of one clip, of more frames than the bundled pair was made for.
+
+    Every part is timed on its own, so that none waits for another.
+
+    Keys of `selection_s` are strategies, of `draft_prefill_s` ratios. `scoring_over_prefill` is relevance on the target
+    and hippo's choice on the draft; `draft_prefill_ratio` is at the largest ratio up to 0.9, over unpruned.
+    """
+    inputs = about_video(CAPTION_PROMPT), (scene_video(TEST_SEEDS[0], options.long_frames),)
+    target, law = models.run_as("target"), STRATEGIES[_SHOWN].relevance
+    assert law is not None
+    target_prepare_s, prompt = _timed(lambda: target.prepare(*inputs), 2)
+    runs = [prefilled(target, prompt, models.chunk, 0, [law]) for _ in range(_REPEATS)]
+    target_prefill_s = median(run.seconds for run in runs)
+    relevance_s, relevance = _timed(lambda: runs[-1].queries[law].relevance(runs[-1].cache))
+
+    draft = models.run_as("draft")
+    draft_prepare_s, whole = _timed(lambda: draft.prepare(*inputs), 2)
+    selection_s = {
+        strategy.value: _timed(partial(kept_of_prompt, STRATEGIES[strategy], 0.9, whole, relevance))[0]
+        for strategy in options.strategies
+    }
+    ratios = sorted({0.0, *options.ratios})
+    prefills = {}
+    for ratio in ratios:
+        seen = pruned(whole, kept_of_prompt(STRATEGIES[_SHOWN], ratio, whole))
+        prefills[ratio] = median(prefilled(draft, seen, models.chunk, 0).seconds for _ in range(_REPEATS))
+    shown = max(ratio for ratio in ratios if ratio <= 0.9)
+    choice_s = selection_s.get(_SHOWN.value, 0.0)
+    return {
+        "frames": options.long_frames,
+        "video_tokens": prompt.num_video_tokens,
+        "target_prepare_s": target_prepare_s,
+        "target_prefill_s": target_prefill_s,
+        "draft_prepare_s": draft_prepare_s,
+        "relevance_s": relevance_s,
+        "scoring_over_prefill": (relevance_s + choice_s) / target_prefill_s,
+        "selection_s": selection_s,
+        "draft_prefill_s": {f"{ratio:g}": seconds for ratio, seconds in prefills.items()},
+        "draft_prefill_ratio": prefills[shown] / prefills[0.0],
+        "time_line": time_line(
+            first_token_s=target_prepare_s + target_prefill_s,
+            relevance_s=relevance_s,
+            draft_prepare_s=draft_prepare_s,
+            choice_s=choice_s,
+            draft_prefill_s=prefills[shown],
+        ),
+    }
+
+
+def time_line(
+    *, first_token_s: float, relevance_s: float, draft_prepare_s: float, choice_s: float, draft_prefill_s: float
+) -> dict[str, float]:
+    """Seconds after both workers took the request up; the target measures relevance after its first token.
+
+    The draft is `ready` when it can propose, from its own scores, and `refined` when it sees what the target's scores
+    chose; the last entry is for a draft that waits for those scores before its prefill.
+    """
+    scores_s = first_token_s + relevance_s
+    ready_s = draft_prepare_s + choice_s + draft_prefill_s
+    return {
+        "target_first_token_s": first_token_s,
+        "relevance_s": scores_s,
+        "draft_ready_s": ready_s,
+        "draft_refined_s": max(ready_s, scores_s) + choice_s + draft_prefill_s,
+        "draft_ready_if_it_waited_s": max(draft_prepare_s, scores_s) + choice_s + draft_prefill_s,
+    }
+
+
+def _timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
+    """Median seconds, and what the last repeat gave."""
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        done = work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return median(seconds), done
+
+
+def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
+    """Tokens per second: of the engine where it was run (captions), else predicted by the policy's speed model.
+
+    Forwards of both models are timed in this process, one model after the other.
+    """
+    target, draft = measure_costs(models.run_as("target")), measure_costs(models.run_as("draft"))
+    costs = StepCosts(base_s=target.base_s, row_s=target.row_s, draft_s=draft.base_s + draft.row_s)
+
+    def speed(setting: Setting, task: str, acceptance: float) -> tuple[float, str]:
+        if task == Task.CAPTION and setting in engine:
+            return engine[setting], "engine"
+        plan = best_plan(acceptance, costs, overlap=True, least_gain=0.0)
+        return plan.speedup / costs.verification_s(1), "speed model"
+
+    return speed
+
+
+def engine_speeds(
+    options: PruningOptions, pair: EngineConfig, settings: Sequence[Setting], tell: Tell
+) -> dict[Setting, float]:
+    """Captions in mode parallel, one engine after another: decoding speed, each answer's first tokens left out."""
+    found = {}
+    for index, setting in enumerate(settings):
+        tell(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))
+        config = replace(
+            pair,
+            preservation=setting.strategy,
+            prune_ratio=setting.prune_ratio,
+            speculation=SpeculationMode.PARALLEL,
+        )
+        found[setting] = asyncio.run(_engine_speed(options, config))
+    return found
+
+
+async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
+    clips = range(options.num_clips)
+    samples: list[Sample] = []
+    async with new_engine(config) as engine:
+        for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
+            request = scene_request(f"pruning-{group}", clip, options.max_tokens)
+            sample = await ask_engine(engine, replace(request, speculation=config.speculation))
+            samples += [replace(sample, group=group)] if group >= 0 else []
+    return decoding(samples).rate
+
+
+def measure_pruning(options: PruningOptions, pair: EngineConfig, tell: Tell) -> Report:
+    """Raises ConfigError."""
     tell("loading both models", 0, 0)
     models = LoadedPair(pair)
     settings = list(settings_of(options))
@@ -28,8 +175,8 @@ def measure_pruning(
         for asked in asked_about(clip, options.tasks):
             answer = answered(models, asked, laws_of(settings), options.max_tokens)
             found += judged(models, asked, answer, settings, options.seed)
-            if overlay is not None and clip == 0 and asked.task is Task.CAPTION:
-                draw_overlays(models, asked, answer, settings, overlay)
+            if options.overlay is not None and clip == 0 and asked.task is Task.CAPTION:
+                draw_overlays(models, asked, answer, settings, options.overlay)
     tell("timing a long clip", 0, 0)
     long_clip = measure_long_clip(models, options)
     speed = speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})
@@ -37,4 +184,4 @@ def measure_pruning(
     workers = worker_configs(pair).items()
     facts = {role: placements[role].facts(worker.model, models.threads[role]) for role, worker in workers}
     rows = results(options, found, speed)
-    return pruning_report(options, rows, long_clip, facts, hardware(*placements.values()), provenance)
+    return pruning_report(options, rows, long_clip, facts, list(placements.values()))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
 from vidspec_service.bench.serve.client import Outcome
@@ -78,21 +77,20 @@ def serve_report(
     outcomes: Mapping[str, Sequence[Outcome]],
     soak: Row | None,
     served: Row,
-    provenance: Provenance,
 ) -> Report:
     """`served`: model, server and settings. `outcomes` has every request, so that every figure can be made again."""
     body = [part for load in loads for part in _of_load(load)]
+    is_whole = not any(load["num_lost"] for load in loads) and not _has_left_something(soak)
     return Report(
         bench="serve",
         baseline="none: absolute figures of this server on this machine, its client on the same one if local",
-        provenance=provenance,
-        hardware=hardware(),
         subject=served["model"],
         facts={
-            "server": f"{served['server']}: {served['model']}; load before the run: {provenance.load_average:.2f}",
+            "server": f"{served['server']}: {served['model']}",
             "settings": ", ".join(f"{name} {value}" for name, value in served["settings"].items()),
         },
         figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},
+        failure=None if is_whole else "something was lost or left over, see above",
         body=body if soak is None else [*body, _footprints(soak)],
         pictures={
             "plot": Picture(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))
@@ -100,14 +98,8 @@ def serve_report(
     )
 
 
-def num_lost(report: Report) -> int:
-    """Requests without an answer or a proper refusal, over all loads."""
-    return sum(load["num_lost"] for load in report.figures["loads"])
-
-
-def has_left_something(report: Report) -> bool:
-    """Files or processes that were not there before a soak."""
-    soak = report.figures["soak"]
+def _has_left_something(soak: Row | None) -> bool:
+    """Files or processes that were not there before."""
     if soak is None:
         return False
     return bool(soak["after"]["num_files"] or soak["after"]["num_processes"] > soak["before"]["num_processes"])

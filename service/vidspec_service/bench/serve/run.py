@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import existing_file, number, option, positive
 from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.bench.serve.footprint import Watched, watched_server
 from vidspec_service.bench.serve.load import (
+    Told,
     closed_load,
     mixed_requests,
     open_load,
@@ -32,9 +32,10 @@ _GRACE_S = 30.0  # a client waits so much longer than the server's deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(Objectives):
     """One load: `rate` makes it open, else `concurrency` closed; `overload` and `soak` are runs of their own."""
 
+    url: str | None = option(None, "--url", "ask this server; else one is started and ended", metavar="URL")
     num_requests: int = number(64, "--requests", "in all")
     concurrency: int = number(8, "--concurrency", "at once")
     rate: float | None = option(None, "--rate", "open load: R arrivals a second, Poisson", type=positive, metavar="R")
@@ -53,7 +54,6 @@ class ServeOptions:
     )
     max_tokens: int = number(64, "--max-tokens", "per answer")
     num_frames: int | None = number(None, "--frames", "of each clip (default: the server's)")
-    objectives: Objectives = field(default_factory=Objectives)
     seed: int = option(0, "--seed", "of arrivals and of who leaves (default 0)", type=int, metavar="N")
 
     def as_settings(self) -> Row:
@@ -63,35 +63,32 @@ class ServeOptions:
             "num_frames": self.num_frames,
             "clips": len(self.clips) or self.num_clips,
             "repeated_files": self.has_repeated_files,
-            "slo_ttft_s": self.objectives.ttft_s,
-            "slo_tpot_s": self.objectives.tpot_s,
-            "deadline_s": self.objectives.deadline_s,
+            "slo_ttft_s": self.ttft_s,
+            "slo_tpot_s": self.tpot_s,
+            "deadline_s": self.deadline_s,
             "seed": self.seed,
         }
 
 
-def run_load(
-    options: ServeOptions, url: str | None, flags: list[str], api_key: str | None, provenance: Provenance, tell: Tell
-) -> Report:
-    """Against `url`, or a server started with `flags`. Raises ConfigError if that does not start."""
+def run_load(options: ServeOptions, flags: list[str], api_key: str | None, tell: Tell) -> Report:
+    """Against the server named, or one started with `flags`. Raises ConfigError if that does not start."""
     if options.clips:
         clips = [path.read_bytes() for path in options.clips]
     else:
         tell("rendering clips", 0, 0)
         clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
-    if url is None:
+    if options.url is None:
         tell("starting a server", 0, 0)
-    with nullcontext() if url else watched_server(flags) as watched:
-        address = watched.server.url if watched else url or ""
-        client = LoadClient(address, options.objectives.deadline_s + _GRACE_S, api_key)
+    with nullcontext() if options.url else watched_server(flags) as watched:
+        address = watched.server.url if watched else options.url or ""
+        client = LoadClient(address, options.deadline_s + _GRACE_S, api_key)
         run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), tell)
         asyncio.run(run.measure(watched))
     return serve_report(
         run.loads,
         run.outcomes,
         run.soaked,
-        {"model": run.model, "server": url or "its own", "settings": options.as_settings()},
-        provenance=provenance,
+        {"model": run.model, "server": options.url or "its own", "settings": options.as_settings()},
     )
 
 
@@ -111,8 +108,7 @@ class _Run:
     async def measure(self, watched: Watched | None) -> None:
         async with self.client:
             self.model = await self.client.model()  # at once, if it is not there or wants another key
-            told = lambda done: self.tell("warming up", done, _WARM_UP)  # noqa: E731
-            await closed_load(self.client, self.requests(_WARM_UP), 1, told)
+            await closed_load(self.client, self.requests(_WARM_UP), 1, self._told("warming up", _WARM_UP))
             await self._load(watched)
 
     async def _load(self, watched: Watched | None) -> None:
@@ -141,7 +137,7 @@ class _Run:
         options = self.options
         num_warm_up = options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1)
         requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
-        told = lambda done: self.tell("warming up", done, num_warm_up)  # noqa: E731
+        told = self._told("warming up", num_warm_up)
         await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, told)
         before = await watched.quiet_footprint()
         samples = [(0, before)]
@@ -165,13 +161,16 @@ class _Run:
 
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
-        told = lambda done: self.tell(name, done, total)  # noqa: E731
+        told = self._told(name, total)
         found = await closed_load(self.client, self.requests(total), self.options.concurrency, told)
         return self._note(name, *found)
 
     async def _open(self, name: str, times: list[float]) -> None:
-        told = lambda done: self.tell(name, done, len(times))  # noqa: E731
+        told = self._told(name, len(times))
         self._note(name, *await open_load(self.client, self.requests(len(times)), times, told), is_open=True)
+
+    def _told(self, what: str, total: int) -> Told:
+        return lambda done: self.tell(what, done, total)
 
     def requests(self, count: int) -> Iterator[LoadRequest]:
         """So many, each with the next clip."""
@@ -181,5 +180,5 @@ class _Run:
 
     def _note(self, name: str, outcomes: list[Outcome], duration_s: float, *, is_open: bool = False) -> Row:
         self.outcomes[name] = outcomes
-        self.loads.append(load_result(name, outcomes, duration_s, self.options.objectives, is_open=is_open))
+        self.loads.append(load_result(name, outcomes, duration_s, self.options, is_open=is_open))
         return self.loads[-1]

@@ -1,29 +1,123 @@
-"""What a forward and a message cost, each measured alone, and the speed-up that the speed model makes of it."""
+"""What a forward and a message cost, each measured alone, and the speed-up that the speed model makes of it.
+
+Models are timed in child processes: only those import torch.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import signal
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from statistics import fmean
+from threading import Thread
 
 import numpy as np
 
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child, call_in_child
-from vidspec_service.bench.common.facts import alone_config, spec_of, threads_of
+from vidspec_service.bench.common.facts import Placement, alone_config, spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.options import Mode
-from vidspec_service.bench.speed.worker import BusyDraft, Forwards, echo, time_forwards, time_model
-from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.ipc.channel import Channel, wait_readable
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
 from vidspec_service.engine.speculation.plan import LEAST_GAIN_AUTO, Plan, StepCosts, best_plan
 from vidspec_service.errors import ConfigError
 
+_REPEATS = 60
+_ROOM = 4  # rows behind the context: a stride
+_PATIENCE_S = 60.0
 _EXCHANGES, _WARM_UP = 2000, 200
 _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwards(Placement):
+    """One model as probed on its own: median seconds of a forward over n rows, token choice included, as in a step."""
+
+    threads: int
+    seconds: dict[int, float]
+    stride_s: float | None = None  # a token of several that are made in one go, where the model does that
+    bandwidth: float | None = None  # of copies on its device (of several, one reads at a time), bytes/s both ways
+
+    @property
+    def token_s(self) -> float:
+        """What a token takes where nobody proposes any."""
+        return self.seconds[1] if self.stride_s is None else self.stride_s
+
+
+def time_forwards(
+    spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...], *, with_copies: bool = False
+) -> Forwards:
+    """With `context` rows in the cache. `with_copies`: the bandwidth, too, of the best of several large ones."""
+    import torch
+
+    from vidspec_models.decoder.kv_cache import KVCache
+    from vidspec_models.loading.load_model import load_model
+    from vidspec_models.reference.measure import time_copies, time_steps, time_strides
+
+    torch.set_num_threads(threads)
+    model = load_model(spec)
+    model.use_when_alone(threads)
+    context = min(context, model.context_length - max(*rows, _ROOM))
+    cache = KVCache(model.decoder.geometry, context + max(*rows, _ROOM))
+    placement = Placement.of(model)
+    return Forwards(
+        threads=threads,
+        seconds=time_steps(model, cache, context, rows, _REPEATS),
+        stride_s=time_strides(model, cache, context),
+        bandwidth=time_copies(torch.device(placement.device.partition(",")[0])) if with_copies else None,
+        **dataclasses.asdict(placement),
+    )
+
+
+class BusyDraft:
+    """A draft that makes tokens, as many at once as it does in the engine, until its process ends."""
+
+    def __init__(self, spec: ModelSpec, threads: int, context: int) -> None:
+        import torch
+
+        from vidspec_models.decoder.kv_cache import KVCache
+        from vidspec_models.loading.load_model import load_model
+        from vidspec_models.request import SamplingParams
+        from vidspec_models.sampling import CoupledSampler
+        from vidspec_models.video_lm import StepRows
+        from vidspec_service.engine.draft.request import MOST_AT_ONCE
+
+        torch.set_num_threads(threads)
+        model = load_model(spec)
+        context = min(context, model.context_length - MOST_AT_ONCE)
+        cache = KVCache(model.decoder.geometry, context + MOST_AT_ONCE)
+        rows, greedy = StepRows(cache=cache, ids=[0], position=context), CoupledSampler(SamplingParams())
+
+        def make_tokens() -> None:
+            while True:
+                cache.length = context
+                model.guess([(rows, greedy, [])], MOST_AT_ONCE)
+
+        self._thread = Thread(target=make_tokens, daemon=True)
+        self._thread.start()
+
+    def is_at_work(self) -> bool:
+        """False once an error has ended it; its process has printed which."""
+        return self._thread.is_alive()
+
+
+def echo(sock: socket.socket) -> None:
+    """The far end of the channel round trip: a Verdict for every Proposal, until the channel closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    channel = Channel(sock)
+    with suppress(ChannelClosed):
+        while True:
+            wait_readable([channel], _PATIENCE_S)
+            while (received := channel.receive()) is not None:
+                if isinstance(asked := received[0], Proposal):
+                    channel.send(Verdict(request_id=asked.request_id, start=asked.start, ids=asked.ids, max_lead=16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,32 +144,23 @@ def typical_context(samples: Sequence[Sample]) -> int:
     return round(fmean(sample.prompt_tokens + len(sample.ids) / 2 for sample in samples))
 
 
-def probe_costs(
-    pair: EngineConfig, context: int, rows: tuple[int, ...], *, with_copies: bool = False
-) -> tuple[ProbedCosts, dict[str, float]]:
+def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with_copies: bool = False) -> ProbedCosts:
     """The target's forwards over so many rows, by itself and beside a draft that never rests; the draft's over one.
 
-    Raises ConfigError. With copies also the bandwidth of each role's device, with the threads of `alone` and `draft`.
+    Raises ConfigError. With copies also the bandwidth of the devices of `alone` and `draft`.
     """
-    bandwidths = dict[str, float]()
-
-    def time_role(role: str, worker: WorkerConfig, threads: int, rows: tuple[int, ...]) -> Forwards:
-        if not with_copies:
-            return call_in_child(time_forwards, spec_of(worker, role), threads, context, rows)
-        forwards, bandwidths[role] = call_in_child(time_model, spec_of(worker, role), threads, context, rows)
-        return forwards
-
     threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
-    alone = time_role("target", pair.target, threads_alone, rows)
+    spec = spec_of(pair.target, "target")
+    alone = call_in_child(time_forwards, spec, threads_alone, context, rows, with_copies=with_copies)
     if pair.draft is None or pair.has_ngram_draft:
-        return ProbedCosts(context=context, target=alone, alone=alone), bandwidths
-    spec = spec_of(pair.draft, "draft")
-    with Child(BusyDraft, spec, threads["draft"], context) as busy:  # the two share caches, memory, or even a device
-        target = call_in_child(time_forwards, spec_of(pair.target, "target"), threads["target"], context, rows)
+        return ProbedCosts(context=context, target=alone, alone=alone)
+    draft_spec, draft_threads = spec_of(pair.draft, "draft"), threads["draft"]
+    with Child(BusyDraft, draft_spec, draft_threads, context) as busy:  # the two share caches, memory, even a device
+        target = call_in_child(time_forwards, spec, threads["target"], context, rows)
         if not busy.ask(BusyDraft.is_at_work):
             raise ConfigError("the draft beside which the target was timed has stopped; its output says why")
-    draft = time_role("draft", pair.draft, threads["draft"], (1,))
-    return ProbedCosts(context=context, target=target, alone=alone, draft=draft), bandwidths
+    draft = call_in_child(time_forwards, draft_spec, draft_threads, context, (1,), with_copies=with_copies)
+    return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
 
 
 def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:

@@ -16,16 +16,15 @@ from prometheus_client import CollectorRegistry
 
 from vidspec_models.step_path import StepPath
 from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.bench.common.asking import ask_engine
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.common.report import Row, Tell
-from vidspec_service.bench.common.samples import Sample, ask_engine
-from vidspec_service.bench.speed.contenders import make_prompts
-from vidspec_service.bench.speed.costs import step_costs, typical_context
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.speed.costs import Forwards, step_costs, time_forwards, typical_context
 from vidspec_service.bench.speed.identity import find_forks
-from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SyntheticOptions, Task
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
-from vidspec_service.bench.speed.worker import Forwards, time_model
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
@@ -77,15 +76,12 @@ async def measure_device(
     pair: EngineConfig, shape: str, tell: Tell, launcher: WorkerLauncher | None = None
 ) -> DeviceFacts:
     """`pair` says devices and types; its models are not looked at. Raises ConfigError and EngineError."""
-    synthetic = SyntheticOptions(shape=shape)
     options = SpeedOptions(
-        num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, synthetic=synthetic
+        num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
     )
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        made = RandomPair(Path(folder), options, synthetic)
-        pair = replace(
-            pair, target=made.worker(pair.target, "target"), draft=pair.draft and made.worker(pair.draft, "draft")
-        )
+        made = RandomPair(Path(folder), options)
+        pair = made.stand_in_for(pair)
         tell(f"loading {shape}", 0, 0)
         async with LocalEngine(pair, Metrics(CollectorRegistry()), launcher=launcher) as engine:
             samples = await _answers(engine, options, made, tell)
@@ -96,10 +92,10 @@ async def measure_device(
             tell(f"timing the {role}", 0, 0)
             worker = pair.target if role == "target" else pair.draft
             assert worker is not None
-            found, bandwidth = call_in_child(time_model, spec_of(worker, role), threads[role], context, rows)
-            forwards[role] = found
+            spec = spec_of(worker, role)
+            forwards[role] = call_in_child(time_forwards, spec, threads[role], context, rows, with_copies=True)
             part = SHAPES[shape].target if role == "target" else SHAPES[shape].draft
-            rooflines[role] = roofline(part, found, context, bandwidth)
+            rooflines[role] = roofline(part, forwards[role], context)
     costs = step_costs(forwards["target"], forwards["draft"].seconds[1], _LATENCY_S)
     return DeviceFacts(
         shape=shape,

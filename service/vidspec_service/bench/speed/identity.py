@@ -50,7 +50,7 @@ def is_identical(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
 
 def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
     """Did `hf` agree with the engine? Of greedy answers only: when sampling, transformers draws by itself."""
-    if Mode.HF not in options.modes or len(options.modes) < 2 or options.sampling.temperature > 0:
+    if Mode.HF not in options.modes or len(options.modes) < 2 or options.temperature > 0:
         return None
     return not any(fork["mode"] == Mode.HF for fork in forks)
 

@@ -1,12 +1,17 @@
-"""What a run of `bench speed` is asked to do."""
+"""What a run of `bench speed` is asked to do, and the prompts about its clips."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
-from vidspec_models.request import SamplingParams, SpeculationMode
-from vidspec_service.bench.common.options import number, option
+from vidspec_models.bundled.questions import questions
+from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
+from vidspec_models.request import GenerationRequest, SpeculationMode, Video
+from vidspec_models.synthetic.recipe import SHAPES, prompt_text
+from vidspec_service.bench.common.options import SamplingOptions, number, option, several
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 
 
 class Mode(StrEnum):
@@ -34,6 +39,7 @@ class Mode(StrEnum):
 
 
 BASELINE = Mode.OFF
+_SHAPE = "llava-onevision-7b+0.5b"
 
 
 class Task(StrEnum):
@@ -46,15 +52,7 @@ class Task(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticOptions:
-    """Random models of a pair's real shapes, and the acceptance that is imposed on them."""
-
-    shape: str = "llava-onevision-7b+0.5b"
-    acceptance: float = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedOptions:
+class SpeedOptions(SamplingOptions):
     """By default greedy captions, one request at a time."""
 
     num_prompts: int = number(24, "--prompts", "test clips")
@@ -64,10 +62,52 @@ class SpeedOptions:
         "default %(default)s",
         choices=[task.value for task in Task if task is not Task.SYNTHETIC],
     )
-    modes: tuple[Mode, ...] = option(
-        tuple(Mode), "--modes", "only these (default all)", nargs="+", choices=[mode.value for mode in Mode]
-    )
+    modes: tuple[Mode, ...] = several(Mode, "--modes", "only these (default all)")
     max_tokens: int = number(160, "--max-tokens", "per answer")
-    sampling: SamplingParams = field(default_factory=SamplingParams)
     concurrency: int = number(1, "--concurrency", "requests at once")
-    synthetic: SyntheticOptions | None = None
+    shape: str = option(  # of random models, and the acceptance that is imposed on them
+        _SHAPE, "--shape", f"of random models (default {_SHAPE})", choices=list(SHAPES), default=None
+    )
+    acceptance: float = option(
+        0.8, "--alpha", "acceptance of random models (default 0.8)", type=float, metavar="A", default=None
+    )
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Random models of a pair's real shapes, no checkpoints."""
+        return self.task is Task.SYNTHETIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPrompt:
+    """One question about one clip."""
+
+    index: int
+    text: str
+    video: Video
+
+    def request(self, mode: Mode, group: int, options: SpeedOptions) -> GenerationRequest:
+        """The same for every mode but for how it speculates; each prompt has a seed of its own."""
+        return GenerationRequest(
+            request_id=f"{mode}-{group}-{self.index}",
+            turns=about_video(self.text),
+            videos=(self.video,),
+            max_tokens=options.max_tokens,
+            sampling=options.sampling(self.index),
+            speculation=mode.speculation,
+        )
+
+
+def make_prompts(task: Task, indices: range) -> Iterator[BenchPrompt]:
+    """Prompt i is about the i-th test scene; questions go round the types that apply. Random models see no scene."""
+    for index in indices:
+        yield BenchPrompt(index=index, text=_text(task, index), video=scene_video(TEST_SEEDS[index]))
+
+
+def _text(task: Task, index: int) -> str:
+    if task is Task.SYNTHETIC:
+        return prompt_text(index)
+    if task is Task.CAPTION or (task is Task.MIXED and index % 2 == 0):
+        return CAPTION_PROMPT
+    asked = questions(sample_scene(TEST_SEEDS[index]))
+    return asked[index % len(asked)].text

@@ -1,16 +1,24 @@
-"""What `bench speed` says: from samples to a row for every mode, and what explains it."""
+"""What `bench speed` says: a row for every mode, and what explains it; bars, and one request's work as two lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.facts import hardware, num_cores
-from vidspec_service.bench.common.report import Picture, Report, Row, column, number, span, table
-from vidspec_service.bench.common.samples import decoding, first_token_s, speedup, throughput, total_speculation
-from vidspec_service.bench.speed.activity import forward_facts, idle_ratio
-from vidspec_service.bench.speed.costs import ProbedCosts, predict
+from vidspec_service.bench.common.facts import num_cores
+from vidspec_service.bench.common.report import Picture, Report, Row, column, shown, span, table
+from vidspec_service.bench.common.samples import (
+    Interval,
+    decoding,
+    first_token_s,
+    speedup,
+    throughput,
+    total_speculation,
+)
+from vidspec_service.bench.speed.activity import Span, forward_facts, idle_ratio, within
+from vidspec_service.bench.speed.costs import Forwards, ProbedCosts, predict
 from vidspec_service.bench.speed.identity import (
     find_forks,
     fork_lines,
@@ -19,11 +27,56 @@ from vidspec_service.bench.speed.identity import (
     reference_mode,
 )
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
-from vidspec_service.bench.speed.plots import draw_speedups, draw_timeline
 from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.bench.speed.synthetic import roofline_table
-from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.engine.config import EngineConfig
+
+_COLOURS = {"target": "#1f5f8b", "draft": "#e08e45"}
+_ZOOM_FORWARDS = 10
+_LANE = 0.8
+
+
+def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
+    """One bar per mode: speed-up over the baseline with its interval, tokens per second written on it."""
+    axes = figure.add_subplot()
+    for index, row in enumerate(modes.values()):
+        height = row["speedup_vs_off"] or 0.0
+        low, high = row["speedup_interval"] or (height, height)
+        errors = [[max(height - low, 0.0)], [max(high - height, 0.0)]]
+        axes.bar(index, height, yerr=errors, capsize=4, color=_COLOURS["target"], width=0.6)
+        label = f"{height:.2f}x\n{row['tokens_per_s']:.0f} tok/s"
+        axes.annotate(label, (index, max(height, high)), (0, 4), textcoords="offset points", ha="center", va="bottom")
+        if row["predicted_speedup"] is not None:
+            axes.plot([index - 0.3, index + 0.3], [row["predicted_speedup"]] * 2, "k--", linewidth=1)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xticks(range(len(modes)), list(modes))
+    axes.set_ylabel("decoding speed relative to off")
+    axes.margins(y=0.2)
+    axes.set_title("Speed by mode (dashed: predicted by the speed model; bars: 95 % interval over prompts)", fontsize=9)
+
+
+def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[Span]], window: Interval) -> None:
+    """Work of both workers from a request's first to its last token, above; its middle enlarged, below."""
+    whole, zoom = figure.subplots(2, 1)
+    forwards = within(lanes["target"], window)  # of which a few are enlarged
+    middle = forwards[max((len(forwards) - _ZOOM_FORWARDS) // 2, 0) :][:_ZOOM_FORWARDS]
+    zoomed = (middle[0][0], middle[-1][1]) if len(forwards) > _ZOOM_FORWARDS else window
+    for axes, (start, stop), title in (
+        (whole, window, "One request in mode parallel, first to last token"),
+        (zoom, zoomed, "Enlarged; numbers are rows of a forward"),
+    ):
+        for height, role in enumerate(("draft", "target")):
+            work = within(lanes[role], (start, stop))
+            bars = [(1000 * (begin - window[0]), 1000 * (end - begin)) for begin, end, _ in work]
+            place = (height - _LANE / 2, _LANE)
+            axes.broken_barh(bars, place, color=_COLOURS[role], edgecolor="white", linewidth=0.3)
+        axes.set_yticks((0, 1), ("draft", "target"))
+        axes.set_xlim(1000 * (start - window[0]), 1000 * (stop - window[0]))
+        axes.set_title(title, fontsize=9, loc="left")
+        axes.set_xlabel("ms after the first token", fontsize=8)
+    for begin, end, num_rows in within(lanes["target"], zoomed):
+        at_ms = 1000 * ((begin + end) / 2 - window[0])
+        zoom.annotate(str(num_rows), (at_ms, 1), ha="center", va="center", color="white", clip_on=True, fontsize=8)
 
 
 def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
@@ -64,30 +117,30 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     """Measurements in the words of the report. `identical` speaks of the engine's modes, ids not text."""
     costs, synthetic = measured.costs, measured.synthetic
     forks = find_forks(measured.samples, reference_mode(options.modes))
-    models, law = _models(pair, costs), options.sampling
+    identical = is_identical(options, forks)
+    models = _models(pair, costs)
     figures: Row = {
         "models": models,
         "prompts": options.num_prompts,
         "task": options.task,
         "max_tokens": options.max_tokens,
-        "sampling": law,
+        "sampling": options.sampling(),
         "concurrency": options.concurrency,
         "modes": {mode: mode_row(mode, measured, options.concurrency) for mode in options.modes},
         "cost_ratio": costs.cost_ratio,  # c = T_target(1) / T_draft(1)
         "costs": costs,
         "channel_round_trip": measured.round_trip,
-        "identical": is_identical(options, forks),
+        "identical": identical,
         "identical_to_hf": is_identical_to_hf(options, forks),
         "forks": forks,
         "idle_workers_cpu": measured.idle_workers_cpu,
         "samples": [sample.facts() for sample in measured.samples],
         "synthetic": synthetic,  # of random models only
     }
-    sampling = f"temperature {law.temperature:g}, seed {law.seed}" if law.temperature else "greedy"
     at_once = f", {options.concurrency} at once" if options.concurrency > 1 else ""
     facts = {role: "{model}, {device} {dtype}, {threads} threads".format(**of) for role, of in models.items()}
     facts["prompts"] = (
-        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {sampling}{at_once}"
+        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {options.law}{at_once}"
     )
     if synthetic is not None:
         form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"
@@ -104,13 +157,13 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     return Report(
         bench="speed",
         baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
-        provenance=measured.provenance,
-        hardware=hardware(*costs.all),
+        placements=costs.all,
         subject=f"{', '.join(named)}; {options.num_prompts} prompts",
         facts=facts,
         figures=figures,
         body=list(_body(figures, measured)),
         pictures=pictures,
+        failure="the modes did not give the same token ids" if identical is False else None,
     )
 
 
@@ -146,7 +199,7 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
         ]
         if steps:
             yield f"steps in the run, {mode}: {', '.join(steps)}"
-    yield f"c = T_target(1) / T_draft = {number(figures['cost_ratio'], '{:.2f}')}"
+    yield f"c = T_target(1) / T_draft = {shown(figures['cost_ratio'], '{:.2f}')}"
     p50_s, p99_s, count = measured.round_trip.values()
     yield f"channel round trip: p50 {1000 * p50_s:.3f} ms, p99 {1000 * p99_s:.3f} ms ({count})"
     yield f"cores kept busy by workers out of turn: {figures['idle_workers_cpu']:.3f}"
@@ -156,7 +209,7 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
 
 def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
     def idle(row: Row) -> str:
-        return " / ".join(number(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
+        return " / ".join(shown(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
 
     columns = {
         "mode": column("mode"),

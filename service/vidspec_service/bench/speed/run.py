@@ -8,42 +8,62 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
-from prometheus_client import CollectorRegistry
 
-from vidspec_service.bench.common.facts import Provenance, alone_config, num_cores, spec_of
+from vidspec_models.request import GenerationRequest
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
+from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
-from vidspec_service.bench.speed.contenders import (
-    BenchPrompt,
-    Contender,
-    engine_contender,
-    make_prompts,
-    stock_contender,
-)
 from vidspec_service.bench.speed.costs import (
     ProbedCosts,
     measure_round_trip,
     probe_costs,
     typical_context,
 )
-from vidspec_service.bench.speed.options import Mode, SpeedOptions
+from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.errors import ConfigError
-from vidspec_service.telemetry import Metrics
 
 _ROWS = (1, 2, 5, 9, 17)  # of the probed forwards of a target
 _WARM_UP_PROMPTS = 2
 _SHOWN_TOKENS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Answers requests; its processes sleep between answers."""
+
+    answer: Callable[[GenerationRequest], Awaitable[Sample]]
+    pids: Callable[[], list[int]]
+
+
+def engine_contender(engine: LocalEngine) -> Contender:
+    """Our engine; the mode is part of the request."""
+    return Contender(partial(ask_engine, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
+
+
+def stock_contender(child: Child[StockModel]) -> Contender:
+    """One request at a time: `generate` has no continuous batching."""
+    lock = asyncio.Lock()
+
+    async def answer(request: GenerationRequest) -> Sample:
+        submitted = time.monotonic()  # that it waits is its own fault
+        async with lock:
+            return replace(await ask_stock(child, request), submitted=submitted)
+
+    return Contender(answer, lambda: [child.pid])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +75,6 @@ class Measurements:
     idle_workers_cpu: float  # cores kept busy, on average, by processes whose turn it was not
     round_trip: Mapping[str, float]
     costs: ProbedCosts
-    provenance: Provenance
     synthetic: Row | None = None
 
     def of(self, mode: Mode) -> list[Sample]:
@@ -68,56 +87,44 @@ class Measurements:
         return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
 
 
-def measure_speed(options: SpeedOptions, pair: EngineConfig, provenance: Provenance, tell: Tell) -> Measurements:
+def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
     """`pair` is the engine with its draft; of random models it says devices and types, their names are not looked at.
 
     Raises ConfigError and EngineError.
     """
-    random = options.synthetic
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        if random is None:
-            run = asyncio.run(compare(options, pair, tell))
-        else:
-            made = RandomPair(Path(folder), options, random)
-            pair = replace(
-                pair, target=made.worker(pair.target, "target"), draft=pair.draft and made.worker(pair.draft, "draft")
-            )
-            run = asyncio.run(compare(options, pair, tell, phases(options.modes), made.write_references))
+        random = RandomPair(Path(folder), options) if options.is_synthetic else None
+        pair = random.stand_in_for(pair) if random else pair
+        run = asyncio.run(compare(options, pair, tell, random))
         tell("timing the channel", 0, 0)
         round_trip = measure_round_trip()
         tell("timing forwards", 0, 0)
-        rows = _ROWS if random is None else RANDOM_ROWS
-        costs, bandwidths = probe_costs(pair, typical_context(run.samples), rows, with_copies=random is not None)
+        rows = RANDOM_ROWS if options.is_synthetic else _ROWS
+        costs = probe_costs(pair, typical_context(run.samples), rows, with_copies=options.is_synthetic)
     return Measurements(
         samples=run.samples,
         activities=run.activities,
         idle_workers_cpu=run.idle_cpu_s / run.wall_s if run.wall_s > 0 else 0.0,
         round_trip=round_trip,
         costs=costs,
-        provenance=provenance,
-        synthetic=None if random is None else synthetic_facts(random, costs, bandwidths),
+        synthetic=synthetic_facts(options, costs) if options.is_synthetic else None,
     )
 
 
-async def compare(
-    options: SpeedOptions,
-    pair: EngineConfig,
-    tell: Tell,
-    of_phases: Sequence[tuple[Mode, ...]] = (),
-    ended: Callable[[Sequence[Sample]], None] = lambda _: None,
-) -> Run:
-    """For each phase (all modes in one by default) start what its modes need, warm it up, measure, end it.
+async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random: RandomPair | None = None) -> Run:
+    """For each phase (all modes are one, but of random models) start what its modes need, warm it up, measure, end it.
 
-    After each, `ended` gets the samples so far. Raises ConfigError and EngineError.
+    Raises ConfigError and EngineError.
     """
     if pair.draft is None and any(mode.needs_draft for mode in options.modes):
         raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
     run = Run(options, tell)
-    for modes in of_phases or (options.modes,):
+    for modes in phases(options.modes) if random else [options.modes]:
         async with AsyncExitStack() as stack:
             await run.open_contenders(stack, modes, pair)
             await run.measure(modes)
-        ended(run.samples)
+        if random:
+            random.write_references(run.samples)
     return run
 
 
@@ -138,15 +145,15 @@ class Run:
         self.contenders.clear()
         if Mode.HF in modes:
             self.tell("loading stock transformers", 0, 0)
-            stock = stock_contender(spec_of(pair.target, "target"), num_cores())
-            self.contenders[Mode.HF] = await stack.enter_async_context(stock)
+            child = await opened_child(stack, StockModel, spec_of(pair.target, "target"), num_cores())
+            self.contenders[Mode.HF] = stock_contender(child)
         for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
             wanted = [mode for mode in members if mode in modes]
             if not wanted:
                 continue
             self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
-            engine = LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=activity.take)
+            engine = new_engine(config, on_heartbeat=activity.take)
             contender = engine_contender(await stack.enter_async_context(engine))
             self.contenders.update(dict.fromkeys(wanted, contender))
             self.activities.update(dict.fromkeys(wanted, activity))
@@ -186,12 +193,6 @@ class Run:
     async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
         sample = await self.contenders[mode].answer(prompt.request(mode, group, self.options))
         return replace(sample, mode=mode, group=group, prompt=prompt.index)
-
-
-def rotated(modes: Sequence[Mode], by: int) -> list[Mode]:
-    """Another mode goes first each time, so that no mode always follows the same one."""
-    start = by % len(modes)
-    return [*modes[start:], *modes[:start]]
 
 
 def cpu_s(pids: Iterable[int]) -> float:

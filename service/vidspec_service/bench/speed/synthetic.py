@@ -16,10 +16,9 @@ from rich.table import Table
 from vidspec_models.synthetic.recipe import SHAPES, Oracle, PairShape, Recipe, Shape
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import ProbedCosts
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SyntheticOptions
-from vidspec_service.bench.speed.worker import Forwards
-from vidspec_service.engine.config import WorkerConfig
+from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target
 _ITEMSIZES = {"bfloat16": (2, 2), "float16": (2, 2), "float32": (4, 4), "int8": (1, 4)}  # of weights; keys, values
@@ -31,17 +30,21 @@ class RandomPair:
 
     folder: Path
     options: SpeedOptions
-    asked: SyntheticOptions
 
     @property
     def references(self) -> Path:
         return self.folder / "references.json"
 
+    def stand_in_for(self, pair: EngineConfig) -> EngineConfig:
+        """The same workers, each with a recipe of its own."""
+        draft = None if pair.draft is None else self.worker(pair.draft, "draft")
+        return replace(pair, target=self.worker(pair.target, "target"), draft=draft)
+
     def worker(self, config: WorkerConfig, role: str) -> WorkerConfig:
         """The same worker with a recipe of its own."""
-        seed = self.options.sampling.seed
-        oracle = Oracle(acceptance=self.asked.acceptance, seed=seed, references=str(self.references))
-        recipe = Recipe(pair=self.asked.shape, role=role, seed=seed, oracle=oracle if role == "draft" else None)
+        asked = self.options
+        oracle = Oracle(acceptance=asked.acceptance, seed=asked.seed, references=str(self.references))
+        recipe = Recipe(pair=asked.shape, role=role, seed=asked.seed, oracle=oracle if role == "draft" else None)
         recipe.write(self.folder / role)
         return replace(config, model=str(self.folder / role), revision=None)
 
@@ -58,11 +61,8 @@ def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
     return [phase for phase in found if phase]
 
 
-def synthetic_facts(asked: SyntheticOptions, costs: ProbedCosts, bandwidths: Mapping[str, float]) -> Row:
-    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle.
-
-    `bandwidths`: by role, as in `roofline`.
-    """
+def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts) -> Row:
+    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle."""
     shapes = SHAPES[asked.shape]
     probed = {"target": (shapes.target, costs.alone)}
     if costs.draft is not None:
@@ -72,20 +72,18 @@ def synthetic_facts(asked: SyntheticOptions, costs: ProbedCosts, bandwidths: Map
         "acceptance": asked.acceptance,  # imposed; the table's alpha is what came out
         "video_tokens": shapes.video_tokens,
         "text_tokens": shapes.text_tokens,
-        "rooflines": {role: roofline(*probe, costs.context, bandwidths[role]) for role, probe in probed.items()},
+        "rooflines": {role: roofline(*probe, costs.context) for role, probe in probed.items()},
         "notes": synthetic_notes(shapes, {role: forwards.device for role, (_, forwards) in probed.items()}),
     }
 
 
-def roofline(shape: Shape, forwards: Forwards, context: int, bandwidth: float) -> Row:
-    """A model's step of one row: what it must read, of weights and of the context's keys and values, and its time.
-
-    `bandwidth`: bytes per second, of a large copy on the same device.
-    """
+def roofline(shape: Shape, forwards: Forwards, context: int) -> Row:
+    """A model's step of one row: what it must read, of weights and of the context's keys and values, and its time."""
+    assert forwards.bandwidth is not None, "timed without copies"
     of_weights, of_cache = _ITEMSIZES[forwards.dtype]
     weight_bytes = shape.step_bytes(0, of_weights)
     num_bytes = weight_bytes + shape.step_bytes(context, of_cache) - shape.step_bytes(0, of_cache)
-    step_s = forwards.seconds[1]
+    step_s, bandwidth = forwards.seconds[1], forwards.bandwidth
     return {
         "source": shape.source,  # the checkpoint whose shape this is
         "weight_bytes": weight_bytes,

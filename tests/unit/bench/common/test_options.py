@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.errors import ConfigError
+
+
+def ran(argv: Sequence[str]) -> int:
+    command, args = parse(argv)
+    return command.run(args)
+
 
 NUMBERS = {
     "--rate": ("bench serve", 0.0, False),
@@ -28,10 +36,53 @@ def test_a_number_out_of_bounds_is_refused(flag: str, value: float) -> None:
             parse(argv)
 
 
-@pytest.mark.parametrize("command", ["bench speed", "bench structured", "check"])
-def test_there_are_no_seeds_below_zero(command: str) -> None:
-    with pytest.raises(UsageError, match="--seed: must be 0 or more, not -1"):
-        parse([*command.split(), "--seed=-1"])
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        ("check --seed=-1", "--seed: must be 0 or more, not -1"),
+        ("bench speed --seed=-1", "--seed: must be 0 or more, not -1"),
+        ("bench speed --prompts 0", "bench speed: .*must be 1 or more"),
+        ("bench speed --modes fast", "bench speed: .*invalid choice: 'fast'"),
+        ("bench speed --promts 3", "bench speed: .*--promts"),
+        ("bench speed --concurrency many", "bench speed: .*many"),
+        ("bench speed --timeline t.png --modes off", "leaves out"),
+        ("bench speed --shape tiny", "belong to --random-weights"),
+        ("bench speed --alpha 0.5", "belong to --random-weights"),
+        ("bench speed --random-weights --alpha 1.5", "from 0 to 1"),
+        ("bench speed --random-weights --temperature 1", "greedily"),
+        ("bench speed --random-weights --modes parallel", "needs mode off"),
+        ("bench speed --random-weights --model some/checkpoint", "leave out --model"),
+        ("bench pruning --clips 0", "--clips: must be 1 or more, not 0"),
+        ("bench pruning --ratios 1", r"from 0 to 0\.99"),
+        ("bench pruning --engine --tasks motion", "--engine measures captions, which --tasks leaves out"),
+        ("bench compression --ratios 1", "at most 0.99, not 1"),
+        ("bench compression --ratios 0", "above 0 .*, not 0"),
+        ("bench compression --methods none", "bench compression: .*invalid choice: 'none'"),
+        ("bench compression --frames 0", "must be 1 or more"),
+        ("bench compression --clips none", "bench compression: .*none"),
+        ("bench compression --compression dycoke", "with and without"),
+        ("bench decode --frames 0", "must be 1 or more"),
+        ("bench decode --repeats 0", "must be 1 or more"),
+        ("bench decode --seconds 0", "--seconds must be above 0, or 0 with --clip"),
+        ("bench decode --clip /no/such.mp4", "is not a file"),
+        ("bench first-token --seconds -1", "--seconds: must be 0 or more"),
+        ("bench structured --temperature -1", "--temperature: must be 0 or more"),
+        ("bench cluster --engines-simulated 5 --callers 80", "must be more than the engines answer at once: 80"),
+        ("bench serve --rate 1 --soak 5", "--rate and --soak cannot go together"),
+        ("bench serve --soak 5 --url http://localhost", "leave out --url"),
+        ("bench serve --warm-up 5", "--warm-up goes with --soak"),
+        ("bench serve --concurrency 0", "1 or more"),
+        ("bench serve --overload -1", "above 0"),
+        *(
+            (f"bench serve {flags}", "is fixed for a server of a bench's own")
+            for flags in ("--port 80", "--host ::", "--upload-dir up", "--log-level warning", "--no-access-log")
+        ),
+        ("bench first-token --log-format text", "is fixed for a server of a bench's own"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(argv: str, why: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=why):
+        ran(argv.split())
 
 
 @pytest.mark.parametrize(

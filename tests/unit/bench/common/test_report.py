@@ -10,27 +10,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields, hardware
-from vidspec_service.bench.common.report import Picture, Report, column, number, span, table, with_span
+from tests.unit.bench.reports import text_of
+from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields
+from vidspec_service.bench.common.report import Picture, Report, column, shown, span, table, with_span
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
 REPORT = Report(
     bench="some",
     baseline="none",
     provenance=PROVENANCE,
-    hardware=hardware(Placement(device="cuda:0", dtype="bfloat16", device_name="Some GPU")),
+    placements=[Placement(device="cuda:0", dtype="bfloat16", device_name="Some GPU")],
     subject="a model",
     facts={"server": "its own"},
     figures={"answer": 42},
     body=["a line"],
     pictures={"plot": Picture(size=(4, 3), draw=lambda figure: figure.add_subplot())},
 )
-
-
-def text_of(report: Report) -> str:
-    console = Console(file=io.StringIO(), width=160, record=True)
-    report.show(console)
-    return console.export_text()
 
 
 def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
@@ -45,6 +40,7 @@ def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
         "          cuda:0 Some GPU",
         "versions  vidspec 0",
         "server    its own",
+        "load      0.00 before the run",
         "baseline  none",
         "command   vidspec bench some",
         "a line",
@@ -72,7 +68,7 @@ def test_what_is_not_there_is_a_dash() -> None:
     console.print(made)
     text = console.export_text()
     assert "12.5" in text
-    assert number(None, "{:.1f}") == "-"
+    assert shown(None, "{:.1f}") == "-"
 
 
 def test_what_is_not_finite_is_null_in_the_file() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.fakes import ACCEPTED, FINISHED, FakeEngine
 from tests.unit.bench.speed.worlds import sample, stats
 from vidspec_models.request import GenerationRequest
+from vidspec_service.bench.common.asking import ask_engine
 from vidspec_service.bench.common.samples import (
     Work,
-    ask_engine,
     decoding,
     decoding_by_group,
     first_token_s,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from tests.fakes import clip
-from vidspec_service.bench.common.facts import Provenance
+from tests.unit.bench.reports import draws, text_of
 from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, is_installed, means
-from vidspec_service.bench.decode.report import ClipResult, ReaderResult, decode_report
-from vidspec_service.bench.decode.run import DecodeOptions, difference
+from vidspec_service.bench.decode.run import ClipResult, DecodeOptions, ReaderResult, decode_report, difference
 from vidspec_service.cli.bench_decode import decode_options
-from vidspec_service.cli.parsing import UsageError, parse
-from vidspec_service.errors import ConfigError
+from vidspec_service.cli.parsing import parse
 
 
 def result(**readers: ReaderResult) -> ClipResult:
@@ -60,32 +56,21 @@ def test_a_picture_from_afar_does_not_depend_on_its_size() -> None:
 
 
 def test_table_and_file_say_the_same(tmp_path: Path) -> None:
-    provenance = Provenance(command="vidspec bench decode", created="now", versions={}, load_average=0.0)
-    report = decode_report([CLIP], [Reader.OPENCV_SEEK], 32, 3, provenance)
-    console = Console(width=132, record=True, file=io.StringIO())
-    report.show(console)
-    text = console.export_text()
+    report = decode_report(DecodeOptions(), [CLIP], [Reader.OPENCV_SEEK], {})
+    text = text_of(report)
     assert "vidspec takes 0.50x the time of the fastest other, opencv" in text
     assert "40.0 !" in text
     assert "torchcodec: RuntimeError: no FFmpeg" in text
     assert "not installed: opencv, seeking" in text
-    report.write({"json": tmp_path / "r.json"})
-    written = json.loads((tmp_path / "r.json").read_text())["clips"][0]
+    written = json.loads(report.to_json())["clips"][0]
     assert (written["fastest_other"], written["over_fastest_other"]) == ("opencv", 0.5)
-    report.write({"plot": tmp_path / "p.png"})
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert draws(report, tmp_path, "plot")
 
 
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, Reader.DECORD, "no_such_module")
     assert not is_installed(Reader.DECORD)
     assert is_installed(Reader.COLD)
-
-
-@pytest.mark.parametrize("flags", ["--frames 0", "--repeats 0", "--seconds 0", "--seconds -1", "--clip /no/such.mp4"])
-def test_what_cannot_be_measured_is_refused(flags: str) -> None:
-    with pytest.raises((ConfigError, UsageError)):
-        decode_options(parse(["bench", "decode", *flags.split()])[1])
 
 
 def test_without_flags_it_is_the_row_of_the_issue() -> None:

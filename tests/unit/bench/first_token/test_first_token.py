@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import httpx
 import pytest
-from rich.console import Console
 
-from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.first_token.report import clip_row, first_token_report
-from vidspec_service.bench.first_token.run import ClipTimes, FirstToken, FirstTokenOptions, Stage, ask, spans_of
-from vidspec_service.cli.parsing import UsageError, parse
+from tests.unit.bench.reports import draws, text_of
+from vidspec_service.bench.first_token import (
+    ClipTimes,
+    FirstToken,
+    FirstTokenOptions,
+    Stage,
+    ask,
+    clip_row,
+    first_token_report,
+    spans_of,
+)
 from vidspec_service.errors import ConfigError
 
 TIMINGS = {"time_to_first_token_s": 0.9, "decode_s": 0.3, "queue_s": 0.1, "prefill_s": 0.5}
@@ -67,13 +72,11 @@ def test_rates_at_once_compare_with_one_request_after_the_other() -> None:
     both = ClipTimes(clip="a", num_at_once=2, num_frames=8, rounds=[several])
     assert clip_row(alone)["answers_per_s"] == pytest.approx(1.0)
     assert clip_row(both)["answers_per_s"] == pytest.approx(1.0)  # the second ended after 2 s
-    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
-    report = first_token_report([alone, both], "target a, draft b", provenance)
+    report = first_token_report([alone, both], "target a, draft b")
     figures = json.loads(report.to_json())
     assert [row["over_one_by_one"] for row in figures["clips"]] == pytest.approx([1.0, 1.0])
     assert figures["rounds"][0]["rounds"][0][0]["spans"][1]["stage"] == "decode"
-    report.show(Console(file=(shown := io.StringIO()), width=200))
-    assert "over stage" in shown.getvalue()
+    assert "over stage" in text_of(report)
 
 
 def test_clips_of_one_name_are_compared_each_with_itself() -> None:
@@ -82,16 +85,13 @@ def test_clips_of_one_name_are_compared_each_with_itself() -> None:
         for seconds in (1.0, 4.0)
         for count in (1, 2)
     ]
-    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
-    rows = first_token_report(times, "models", provenance).figures["clips"]
+    rows = first_token_report(times, "models").figures["clips"]
     assert [row["over_one_by_one"] for row in rows] == pytest.approx([1.0, 2.0, 1.0, 2.0])
 
 
 def test_both_workers_are_drawn(tmp_path: Path) -> None:
     times = [ClipTimes(clip="a", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)]
-    provenance = Provenance(command="vidspec bench first-token", created="now", versions={}, load_average=0.0)
-    first_token_report(times, "models", provenance).write({"plot": tmp_path / "lanes.png"})
-    assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
+    assert draws(first_token_report(times, "models"), tmp_path, "plot")
 
 
 @pytest.mark.anyio
@@ -110,8 +110,3 @@ async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: htt
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         with pytest.raises(ConfigError, match=told):
             await ask(client, FirstTokenOptions(), b"clip", 0.0)
-
-
-def test_a_negative_length_is_refused() -> None:
-    with pytest.raises(UsageError, match="--seconds: must be 0 or more"):
-        parse(["bench", "first-token", "--seconds", "-1"])

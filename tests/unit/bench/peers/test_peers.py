@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
-from vidspec_service.bench.common.facts import Provenance
+from tests.unit.bench.reports import text_of
 from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.peers import engines
 from vidspec_service.bench.peers.engines import ENGINES
-from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows
+from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows, Step, streamed
 from vidspec_service.bench.peers.report import peers_report
-from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, Results, measure_peers, peer_sample
-from vidspec_service.bench.peers.streamed import Step, streamed
+from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, measure_peers, peer_sample
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
 
 PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
-PROVENANCE = Provenance(command="vidspec bench peers", created="now", versions={}, load_average=0.0)
 
 
 async def unasked(_: Prompt) -> tuple[Sample, float]:
@@ -33,7 +29,7 @@ async def unasked(_: Prompt) -> tuple[Sample, float]:
 
 def results(
     name: str, bits: int, token_s: float, prefill_s: float, *, speculates: bool = False, last_id: int = 7
-) -> Results:
+) -> Contender:
     stats = SpeculationStats(num_draft_tokens=10, num_accepted_tokens=9) if speculates else SpeculationStats()
     samples = [
         Sample(
@@ -46,8 +42,9 @@ def results(
         )
         for clip in range(3)
     ]
-    contender = Contender(name=name, bits=bits, speculates=speculates, ask=unasked)
-    return Results(contender=contender, samples=samples, prefill_s=[prefill_s] * 3)
+    return Contender(
+        name=name, bits=bits, speculates=speculates, ask=unasked, samples=samples, prefill_s=[prefill_s] * 3
+    )
 
 
 FOUND = [
@@ -64,7 +61,7 @@ FOUND = [
 
 
 def test_ours_are_compared_with_the_best_that_do_as_much() -> None:
-    report = peers_report(PeersOptions(num_prompts=3), FOUND, PROVENANCE)
+    report = peers_report(PeersOptions(num_prompts=3), FOUND)
     found = {(row["what"], row["ours"], row["over"]): row["ratio"] for row in report.figures["comparisons"]}
     assert found == {
         ("decoding", "vidspec int8, off", "ik_llama.cpp q8_0"): pytest.approx(0.5),
@@ -79,9 +76,9 @@ def test_ours_are_compared_with_the_best_that_do_as_much() -> None:
 
 
 def test_ours_are_compared_with_transformers_where_nobody_else_was_asked() -> None:
-    alone = [each for each in FOUND if each.contender.name in ("transformers", "vidspec int8, off")]
-    parallel = next(each for each in FOUND if each.contender.name == "vidspec int8, parallel")
-    report = peers_report(PeersOptions(num_prompts=3, peers=("assisted",)), [*alone, parallel], PROVENANCE)
+    alone = [each for each in FOUND if each.name in ("transformers", "vidspec int8, off")]
+    parallel = next(each for each in FOUND if each.name == "vidspec int8, parallel")
+    report = peers_report(PeersOptions(num_prompts=3, peers=("assisted",)), [*alone, parallel])
     assert [(row["what"], row["over"]) for row in report.figures["comparisons"]] == [
         ("decoding", "transformers"),
         ("prefill, time", "transformers"),
@@ -89,23 +86,19 @@ def test_ours_are_compared_with_transformers_where_nobody_else_was_asked() -> No
 
 
 def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
-    report = peers_report(PeersOptions(num_prompts=3), FOUND, PROVENANCE)
+    report = peers_report(PeersOptions(num_prompts=3), FOUND)
     rows = {row["name"]: row for row in report.figures["results"]}
     assert rows["vidspec int8, off"]["tokens_per_s"] == pytest.approx(250)
     assert rows["vidspec int8, parallel"]["acceptance_rate"] == pytest.approx(0.9)
     assert rows["ik_llama.cpp bf16"]["as_transformers"] == 3
     assert rows["ik_llama.cpp q8_0"]["as_transformers"] == 0
-    console = Console(file=io.StringIO(), width=148)
-    report.show(console)
-    assert "0.79x (0.79x..0.79x)" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0.79x (0.79x..0.79x)" in text_of(report)
 
 
 def test_the_plot_has_a_bar_for_each() -> None:
     figure = Figure()
-    peers_report(PeersOptions(num_prompts=3), FOUND, PROVENANCE).pictures["plot"].draw(figure)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
-        each.contender.name for each in reversed(FOUND)
-    ]
+    peers_report(PeersOptions(num_prompts=3), FOUND).pictures["plot"].draw(figure)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [each.name for each in reversed(FOUND)]
 
 
 def test_other_models_are_refused() -> None:
@@ -195,16 +188,15 @@ def test_a_rate_is_of_the_tokens_behind_those_of_the_prompt() -> None:
 
 def test_answers_that_end_with_their_prompt_are_not_compared() -> None:
     short = [replace(each, samples=[replace(one, num_first=5, times=(1.0,)) for one in each.samples]) for each in FOUND]
-    report = peers_report(PeersOptions(num_prompts=3), short, PROVENANCE)
+    report = peers_report(PeersOptions(num_prompts=3), short)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio"] for row in report.figures["comparisons"] if row["what"] == "decoding"} == {None}
-    report.show(Console(file=(shown := io.StringIO()), width=148))
-    assert "nan" not in shown.getvalue()
+    assert "nan" not in text_of(report)
 
 
 def test_one_prompt_has_no_intervals() -> None:
     one = [replace(each, samples=each.samples[:1], prefill_s=each.prefill_s[:1]) for each in FOUND]
-    report = peers_report(PeersOptions(num_prompts=1), one, PROVENANCE)
+    report = peers_report(PeersOptions(num_prompts=1), one)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio_interval"] for row in report.figures["comparisons"]} == {None}
     report.pictures["plot"].draw(Figure())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_service.bench.common.bootstrap import difference
-from vidspec_service.bench.common.facts import Provenance, hardware
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.pruning.judging import Judged, laws_of, mean_accepted, settings_of
 from vidspec_service.bench.pruning.options import (
@@ -25,11 +23,10 @@ from vidspec_service.bench.pruning.options import (
 )
 from vidspec_service.bench.pruning.plots import overlay
 from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
-from vidspec_service.bench.pruning.timing import time_line
-from vidspec_service.cli.bench_pruning import pruning_options, run
-from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.bench.pruning.run import time_line
+from vidspec_service.cli.bench_pruning import pruning_options
+from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import Preservation
-from vidspec_service.errors import ConfigError
 
 OPTIONS = PruningOptions(
     strategies=(Preservation.HIPPO, Preservation.RANDOM, Preservation.NONE, Preservation.BLIND),
@@ -73,12 +70,6 @@ def rows_of(found: Sequence[Judged], speed: Speed = predicted) -> list[Row]:
     return results(OPTIONS, found, speed)
 
 
-def text_of(report: Report) -> str:
-    console = Console(width=160, record=True, file=io.StringIO())
-    report.show(console)
-    return console.export_text()
-
-
 def report_of(found: Sequence[Judged], speed: Speed = predicted) -> Report:
     line = time_line(first_token_s=1.0, relevance_s=0.1, draft_prepare_s=0.5, choice_s=0.01, draft_prefill_s=0.02)
     clip = {
@@ -94,9 +85,8 @@ def report_of(found: Sequence[Judged], speed: Speed = predicted) -> Report:
         "time_line": line,
     }
     facts = {"model": "bundled", "device": "cpu", "dtype": "float32", "threads": 1}
-    provenance = Provenance(command="vidspec bench pruning", created="now", versions={"torch": "2"}, load_average=0.0)
     rows, models = rows_of(found, speed), {"target": facts, "draft": facts}
-    return pruning_report(OPTIONS, rows, clip, models, hardware(), provenance)
+    return pruning_report(OPTIONS, rows, clip, models, [])
 
 
 def test_results_have_the_keys_and_rows_that_were_promised() -> None:
@@ -182,7 +172,7 @@ def test_cells_that_are_not_kept_are_dark() -> None:
 def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
     report = report_of(everything_judged())
     text = text_of(report)
-    named = ("hippo", "random", "none", "blind", "0.600", "vidspec bench pruning", "baseline", report.hardware["cpu"])
+    named = ("hippo", "random", "none", "blind", "0.600", "baseline", report.hardware["cpu"])
     for word in named:
         assert word in text
     assert "0.600*" in text, "hippo is better beyond the interval"
@@ -198,15 +188,9 @@ def test_what_the_engine_made_of_captions_is_shown() -> None:
     assert "Captions in the engine" not in text_of(report_of(everything_judged()))
 
 
-def test_the_engine_is_not_run_for_what_is_not_asked() -> None:
-    with pytest.raises(ConfigError, match="--engine measures captions, which --tasks leaves out"):
-        run(parse(["bench", "pruning", "--engine", "--tasks", "motion"])[1])
-
-
 @pytest.mark.parametrize("num_clips", [1, 4])
 def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
-    report_of([each for each in everything_judged() if each.clip < num_clips]).write({"plot": tmp_path / "plot.png"})
-    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    assert draws(report_of([each for each in everything_judged() if each.clip < num_clips]), tmp_path, "plot")
 
 
 def test_flags_become_options() -> None:
@@ -215,13 +199,3 @@ def test_flags_become_options() -> None:
     assert options.num_clips == 3
     assert options.strategies == (Preservation.HIPPO, Preservation.NONE)
     assert options.ratios == (0.0, 0.9)
-
-
-def test_a_ratio_of_everything_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"from 0 to 0\.99"):
-        run(parse(["bench", "pruning", "--ratios", "1"])[1])
-
-
-def test_a_wrong_number_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="--clips: must be 1 or more, not 0"):
-        parse(["bench", "pruning", "--clips", "0"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.bench.speed.worlds import sample
-from vidspec_models.request import SamplingParams
 from vidspec_service.bench.speed.identity import (
     find_forks,
     fork_lines,
@@ -56,7 +55,7 @@ def test_stock_transformers_may_differ_without_breaking_our_contract() -> None:
     forks = find_forks([sample(Mode.OFF, 0, (1, 2)), sample(Mode.HF, 0, (1, 3))], Mode.OFF)
     assert is_identical(SpeedOptions(), forks) is True
     assert is_identical_to_hf(SpeedOptions(), forks) is False
-    assert is_identical_to_hf(SpeedOptions(sampling=SamplingParams(temperature=0.8)), forks) is None
+    assert is_identical_to_hf(SpeedOptions(temperature=0.8), forks) is None
 
 
 def test_one_mode_alone_is_not_compared() -> None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from tests.unit.bench.reports import draws, text_of
 from tests.unit.bench.speed.worlds import costs, sample, stats
-from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.asking import rotated
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import Activity
-from vidspec_service.bench.speed.contenders import make_prompts
 from vidspec_service.bench.speed.costs import typical_context
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
 from vidspec_service.bench.speed.report import build_report
-from vidspec_service.bench.speed.run import Measurements, rotated
+from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Heartbeat
 
@@ -45,9 +44,6 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
         idle_workers_cpu=0.001,
         round_trip={"p50_s": 0.00005, "p99_s": 0.0002, "num_exchanges": 2000},
         costs=costs(),
-        provenance=Provenance(
-            command="vidspec bench speed", created="2026-01-01", versions={"vidspec": "0"}, load_average=0.1
-        ),
     )
 
 
@@ -97,18 +93,23 @@ def test_without_the_baseline_there_is_no_speed_up_and_at_once_no_prediction() -
 
 
 def test_the_table_names_hardware_models_versions_command_and_baseline() -> None:
-    console = Console(file=io.StringIO(), width=132, record=True)
-    report(SpeedOptions()).show(console)
-    text = console.export_text()
-    for words in ("hardware", "versions", "target    bundled", "command   vidspec bench", "baseline  off:", "4.00x"):
+    text = text_of(report(SpeedOptions()))
+    for words in ("hardware", "versions", "target    bundled", "baseline  off:", "4.00x"):
         assert words in text
     assert "identical ids: yes, 100 %" in text
 
 
+def test_other_ids_in_a_mode_of_the_engine_are_a_failure() -> None:
+    options = SpeedOptions(modes=(Mode.OFF, Mode.PARALLEL))
+    found = measured(options.modes)
+    assert build_report(options, PAIR, found).failure is None
+    *others, last = found.samples
+    other = replace(found, samples=[*others, replace(last, ids=IDS[:-1])])
+    assert build_report(options, PAIR, other).failure == "the modes did not give the same token ids"
+
+
 def test_plots_are_written(tmp_path: Path) -> None:
-    report(SpeedOptions()).write({"plot": tmp_path / "bars.png", "timeline": tmp_path / "lanes.png"})
-    for name in ("bars.png", "lanes.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert draws(report(SpeedOptions()), tmp_path, "plot", "timeline")
 
 
 def test_modes_take_turns_at_being_first() -> None:

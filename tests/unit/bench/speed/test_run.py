@@ -8,9 +8,8 @@ import pytest
 
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.contenders import Contender
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
-from vidspec_service.bench.speed.run import Run
+from vidspec_service.bench.speed.run import Contender, Run
 from vidspec_service.errors import GenerationFailed
 
 

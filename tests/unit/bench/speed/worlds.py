@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import ProbedCosts
+from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
 from vidspec_service.bench.speed.options import Mode
-from vidspec_service.bench.speed.worker import Forwards
 from vidspec_service.engine.types import SpeculationStats
 
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from rich.console import Console
 
+from tests.unit.bench.reports import text_of
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, describe
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import SpeculationMode
-from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.structured.report import structured_report
-from vidspec_service.bench.structured.run import MODES, Form, Judged, StructuredOptions, judge
-from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.bench.structured import MODES, Form, Judged, StructuredOptions, judge, structured_report
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(target=WorkerConfig(model="a"), draft=WorkerConfig(model="b"))
-PROVENANCE = Provenance(command="vidspec bench structured", created="now", versions={}, load_average=0.0)
 
 
 def samples(token_s: float, count: int = 2, num_tokens: int = 11) -> Sequence[Sample]:
@@ -50,7 +45,7 @@ def test_a_row_compares_modes_and_forms_in_one_run() -> None:
         Form.ANY_TEXT: judged(0.0125, 0.005),
         Form.JSON: judged(0.010, 0.0025, num_forced=11),
     }
-    report = structured_report(StructuredOptions(num_clips=2), PAIR, found, PROVENANCE)
+    report = structured_report(StructuredOptions(num_clips=2), PAIR, found)
     caption, any_text, as_json = report.figures["results"]
     assert caption["tokens_per_s_off"] == pytest.approx(100)
     assert (caption["speedup"], caption["speedup_over_captions"]) == (pytest.approx(2), pytest.approx(1))
@@ -58,9 +53,7 @@ def test_a_row_compares_modes_and_forms_in_one_run() -> None:
     assert (as_json["speedup"], as_json["speedup_over_captions"]) == (pytest.approx(4), pytest.approx(2))
     assert (as_json["forced"], as_json["valid"], as_json["all_facts_right"]) == (0.5, 1.0, 0.5)
     assert report.figures["identical"]
-    console = Console(file=io.StringIO(), width=148)
-    report.show(console)
-    assert "4.00x" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "4.00x" in text_of(report)
     assert json.loads(report.to_json())["results"][2]["form"] == "JSON"
 
 
@@ -68,10 +61,9 @@ def test_one_clip_has_no_interval_and_one_token_no_rate() -> None:
     for num_tokens, speedup in ((11, pytest.approx(2)), (1, None)):
         answers = dict(zip(MODES, (samples(0.010, 1, num_tokens), samples(0.005, 1, num_tokens)), strict=True))
         found = dict.fromkeys(Form, Judged(samples=answers, num_valid=1, num_right=1, num_forced=0))
-        report = structured_report(StructuredOptions(num_clips=1), PAIR, found, PROVENANCE)
+        report = structured_report(StructuredOptions(num_clips=1), PAIR, found)
         assert [(row["speedup"], row["speedup_interval"]) for row in report.figures["results"]] == [(speedup, None)] * 3
-        report.show(Console(file=(shown := io.StringIO()), width=148))
-        assert "nan" not in shown.getvalue()
+        assert "nan" not in text_of(report)
 
 
 def test_other_ids_in_a_mode_are_seen() -> None:
@@ -80,8 +72,9 @@ def test_other_ids_in_a_mode_are_seen() -> None:
         samples={**one.samples, SpeculationMode.PARALLEL: samples(0.01, num_tokens=12)},
         num_valid=2, num_right=2, num_forced=0,
     )  # fmt: skip
-    assert one.is_identical
-    assert not other.is_identical
+    for found, failure in ((one, None), (other, "the modes did not give the same token ids")):
+        report = structured_report(StructuredOptions(num_clips=2), PAIR, dict.fromkeys(Form, found))
+        assert (report.figures["identical"], report.failure) == (failure is None, failure)
 
 
 def test_answers_are_judged_against_their_scenes() -> None:
@@ -100,8 +93,3 @@ def test_the_grammars_allow_what_is_asked_for() -> None:
         assert matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
         assert matcher.is_accepting()
     assert Form.CAPTION.grammar is None
-
-
-def test_a_negative_temperature_is_refused() -> None:
-    with pytest.raises(UsageError, match="--temperature: must be 0 or more"):
-        parse(["bench", "structured", "--temperature", "-1"])

@@ -1,19 +1,27 @@
-"""What `bench cluster` says: a row for each situation, and the clusters that one could think of beside what we have."""
+"""`bench cluster`: what one engine takes for its work here, and what many of them would make of each situation."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
 
+from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
-from vidspec_service.bench.common.facts import Provenance, hardware
+from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
+from vidspec_service.bench.common.samples import decoding, first_token_s
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 
+NUMBERS = (1, 2, 4, 8, 16)  # of answers at the same time
+_TOKENS = 80
+_WARM_UP = 2
 _BASELINE = "one queue for engines that have all had every video, of which none is lost (nobody can reach it)"
 _LOADS = (0.6, 0.8, 0.9, 1.0)  # of what the engines can do; about so much comes out
 _ROUTINGS = (
@@ -23,6 +31,42 @@ _ROUTINGS = (
     ("any engine", Routing.RANDOM, 2),
 )
 _LOST_EVERY_S = 36.0  # with 100 engines each one once an hour
+
+
+def calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
+    """Start the engine, ask it about rendered clips: alone, again, and several at once."""
+    return asyncio.run(_calibrate(config, tell))
+
+
+async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
+    steps = 3 + len(NUMBERS)
+    tell("starting an engine", 0, steps)
+    began = time.monotonic()
+    async with new_engine(config) as engine:
+        start_s = time.monotonic() - began
+        clips = range(NUMBERS[-1])
+        for clip in range(_WARM_UP):
+            await ask_engine(engine, _request(len(clips) + clip, "warm-up"))
+        tell("prompts", 1, steps)
+        new = [await ask_engine(engine, _request(clip, "new")) for clip in clips]
+        tell("prompts again", 2, steps)
+        again = [await ask_engine(engine, _request(clip, "again")) for clip in clips]
+        rates = {}
+        for step, number in enumerate(NUMBERS):
+            tell(f"{number} at once", 3 + step, steps)
+            asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # known, so that none prefills
+            rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
+    return EngineTimes(
+        prefill_s=first_token_s(new),
+        prefill_again_s=first_token_s(again),
+        rates=rates,
+        start_s=start_s,
+    )
+
+
+def _request(clip: int, why: str) -> GenerationRequest:
+    text = "How many objects are there?" if why == "again" else CAPTION_PROMPT
+    return replace(scene_request(f"{why} {clip}", clip, _TOKENS, text, key=f"clip {clip}"), ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +130,16 @@ def _figures(outcome: Outcome, best: Outcome, seconds: float) -> Row:
     }
 
 
-def cluster_report(
-    options: ClusterOptions, pair: EngineConfig, times: EngineTimes, rows: Sequence[Row], provenance: Provenance
-) -> Report:
-    """Figures, table and plot of what was simulated."""
+def cluster_report(options: ClusterOptions, pair: EngineConfig, tell: Tell) -> Report:
+    """Measure one engine, simulate many: figures, table and plot."""
+    times = calibrate(pair, tell)
+    rows = simulate(times, options, tell)
     models = f"target {pair.target.model}, draft {pair.draft.model if pair.draft else 'none'}"
     rates = ", ".join(f"{rate:.0f} with {number}" for number, rate in times.rates.items())
     scenario = Scenario()
     return Report(
         bench="cluster",
         baseline=_BASELINE,
-        provenance=provenance,
-        hardware=hardware(),
         subject=f"{models}; simulated",
         facts={
             "models": models,

@@ -1,37 +1,39 @@
-"""The run of `bench structured`: every clip is asked about in every form and mode, in an order that rotates.
+"""`bench structured`: what a grammar costs and gains, and whether the JSON says what the clips show.
 
-Each answer is judged against the scene that was rendered. A last pass, which is not timed, counts forced tokens.
+Every clip is asked about in every form and mode, in an order that rotates; each answer is judged against the scene that
+was rendered. A last pass, which is not timed, counts forced tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from llguidance import LLMatcher
-from prometheus_client import CollectorRegistry
+from rich.console import RenderableType
 
 from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
-from vidspec_models.request import GenerationRequest, Include, SamplingParams, SpeculationMode
-from vidspec_service.bench.common.facts import alone_config
-from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Tell
-from vidspec_service.bench.common.samples import Sample, ask_engine
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_models.request import GenerationRequest, Include, SpeculationMode
+from vidspec_service.bench.common.asking import ask_engine, new_engine, rotated
+from vidspec_service.bench.common.facts import alone_config, num_cores
+from vidspec_service.bench.common.options import SamplingOptions, number
+from vidspec_service.bench.common.report import Report, Row, Tell, column, column_with_span, table
+from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import TextDelta, TokenSource
 from vidspec_service.errors import ConfigError
-from vidspec_service.telemetry import Metrics
 
 MODES = (SpeculationMode.OFF, SpeculationMode.PARALLEL)
 _WARM_UP_CLIPS = 2
+_OFF, _PARALLEL = MODES
 
 
 class Form(StrEnum):
@@ -56,24 +58,16 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOptions:
+class StructuredOptions(SamplingOptions):
     """By default greedy."""
 
     num_clips: int = number(24, "--clips", "test clips")
     max_tokens: int = number(250, "--max-tokens", "per answer")
-    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def request(self, form: Form, mode: SpeculationMode, clip: int) -> GenerationRequest:
         """About the test clip of this number, with a seed of its own."""
-        return GenerationRequest(
-            request_id=f"{form}-{mode}-{clip}",
-            turns=about_video(form.prompt),
-            videos=(scene_video(TEST_SEEDS[clip]),),
-            max_tokens=self.max_tokens,
-            sampling=replace(self.sampling, seed=self.sampling.seed + clip),
-            speculation=mode,
-            grammar=form.grammar,
-        )
+        request = scene_request(f"{form}-{mode}-{clip}", clip, self.max_tokens, form.prompt)
+        return replace(request, sampling=self.sampling(clip), speculation=mode, grammar=form.grammar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +96,11 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -
         engines: dict[SpeculationMode, LocalEngine] = {}
         for mode, config in zip(MODES, (alone_config(pair), pair), strict=True):
             tell(f"loading the engine of {mode}", 0, 0)
-            engines[mode] = await stack.enter_async_context(LocalEngine(config, Metrics(CollectorRegistry())))
+            engines[mode] = await stack.enter_async_context(new_engine(config))
         cases = [(form, mode) for form in Form for mode in MODES]
         found: dict[tuple[Form, SpeculationMode], list[Sample]] = {case: [] for case in cases}
         for clip in range(-_WARM_UP_CLIPS, options.num_clips):
-            by = clip % len(cases)
-            for form, mode in [*cases[by:], *cases[:by]]:
+            for form, mode in rotated(cases, clip):
                 tell(f"{form}, {mode}", max(clip, 0), options.num_clips)
                 sample = await ask_engine(engines[mode], options.request(form, mode, clip))
                 if clip >= 0:
@@ -149,3 +142,79 @@ def judge(
         num_right=sum(all(is_right for _, is_right in clip) for clip in marks),
         num_forced=num_forced,
     )
+
+
+def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
+    """Rates leave out each answer's first tokens. `over_caption` compares with plain captions, mode off."""
+    mine, captions = judged[form], judged[Form.CAPTION]
+    gain, captions_gain = (speedup(of.samples[_PARALLEL], of.samples[_OFF]) for of in (mine, captions))
+    num_tokens = sum(len(sample.ids) for sample in mine.samples[_OFF])
+    speculation = total_speculation(mine.samples[_PARALLEL])
+    return {
+        "form": form.value,
+        "tokens": num_tokens / num_clips,
+        "tokens_per_s_off": decoding(mine.samples[_OFF]).rate,
+        "tokens_per_s_parallel": decoding(mine.samples[_PARALLEL]).rate,
+        "over_caption": speedup(mine.samples[_OFF], captions.samples[_OFF]).value,
+        "speedup": gain.value,
+        "speedup_interval": gain.interval,
+        "speedup_over_captions": _over(gain.value, captions_gain.value),
+        "acceptance_rate": speculation.acceptance_rate,
+        "accepted_per_verification": speculation.mean_accepted_tokens,
+        "forced": mine.num_forced / num_tokens,
+        "valid": mine.num_valid / num_clips,
+        "all_facts_right": mine.num_right / num_clips,
+        "identical": mine.is_identical,
+    }
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Mapping[Form, Judged]) -> Report:
+    """Figures and table of what was measured."""
+    rows = [form_row(form, judged, options.num_clips) for form in Form]
+    assert pair.draft is not None
+    models = f"target {pair.target.model}, draft {pair.draft.model}"
+    is_identical = all(row["identical"] for row in rows)
+    return Report(
+        bench="structured",
+        baseline=f"plain captions in the same run; speed-ups over off: the target alone, {num_cores()} threads",
+        subject=f"{models}; {options.num_clips} clips",
+        facts={
+            "models": models,
+            "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, {options.law}",
+        },
+        figures={
+            "clips": options.num_clips,
+            "max_tokens": options.max_tokens,
+            "sampling": options.sampling(),
+            "identical": is_identical,
+            "results": rows,
+        },
+        body=list(_body(rows)),
+        failure=None if is_identical else "the modes did not give the same token ids",
+    )
+
+
+def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    columns = {
+        "form": column("form"),
+        "tokens": column("tokens", "{:.0f}"),
+        "off tok/s": column("tokens_per_s_off", "{:.0f}"),
+        "ratio": column("over_caption", "{:.2f}x"),
+        "parallel": column("tokens_per_s_parallel", "{:.0f}"),
+        "speed-up": column_with_span("speedup", "{:.2f}x"),
+        "ratio ": column("speedup_over_captions", "{:.2f}x"),
+        "alpha": column("acceptance_rate", "{:.0%}"),
+        "accepted": column("accepted_per_verification", "{:.1f}"),
+        "forced": column("forced", "{:.0%}"),
+        "valid": column("valid", "{:.0%}"),
+        "right": column("all_facts_right", "{:.0%}"),
+        "same": lambda row: "yes" if row["identical"] else "NO",
+    }
+    yield table("Answers with and without a grammar", columns, rows)
+    yield "ratio: to plain captions; alpha: acceptance rate; accepted: draft tokens a verification;"
+    yield "same: the ids of both modes; forced: tokens that the grammar leaves no choice about;"
+    yield "valid: the answer can be read in full; right: it states every fact of the clip, and none wrongly"

@@ -1,4 +1,4 @@
-"""The run of `bench first-token`: new files, one and several at once, for an answer of one token each.
+"""`bench first-token`: where the time to the first token goes: new files, one and several at once, over HTTP.
 
 Stages are those that the server tells of each answer (`timings`, `timeline`); what is left of the time that a client
 waits is the way there and back.
@@ -9,23 +9,31 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
 
 from vidspec_models.bundled.scene import TEST_SEEDS
-from vidspec_service.bench.common.camera_clip import ClipOptions
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Tell
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
+from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, endless, own_server
 from vidspec_service.errors import ConfigError
 
 _TIMEOUT_S = 300.0
+_COLOURS = {  # of the stages
+    "upload": "#d9d9d9",
+    "decode": "#7f9f3f",
+    "queue": "#f0f0f0",
+    "tower": "#e08e45",
+    "prefill": "#1f5f8b",
+}
+_LANE = 0.8
 
 
 class Stage(StrEnum):
@@ -157,3 +165,87 @@ def spans_of(timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]]
         start_s, end_s = upload_s + each["start_s"], upload_s + each["end_s"]
         if (stage := stages.get(each["phase"])) is not None and start_s < seconds:
             yield Span(stage=stage, worker=each["worker"], start_s=start_s, end_s=min(end_s, seconds))
+
+
+def clip_row(times: ClipTimes) -> Row:
+    """Medians over all requests; `over_slowest` is what waiting for one stage after the other costs."""
+    every = [each for one in times.rounds for each in one]
+
+    def middle(figure: Callable[[FirstToken], float]) -> float:
+        return median(map(figure, every))
+
+    ends = [max(each.sent_s + each.seconds for each in one) for one in times.rounds]
+    return {
+        "clip": times.clip,
+        "at_once": times.num_at_once,
+        "frames": times.num_frames,
+        "first_token_s": middle(lambda each: each.seconds),
+        "slowest_request_s": max(each.seconds for each in every),
+        **{f"{stage}_s": median(each.stage_s(stage) for each in every) for stage in Stage},
+        "over_slowest": middle(lambda each: each.seconds / each.slowest_s),
+        "answers_per_s": times.num_at_once / median(ends),
+    }
+
+
+def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
+    """Figures, table and picture of what was measured."""
+    rows, alone = [clip_row(times) for times in found], 1.0
+    for row in rows:  # each clip's own row of one request at a time comes first
+        alone = row["answers_per_s"] if row["at_once"] == 1 else alone
+        row["over_one_by_one"] = row["answers_per_s"] / alone
+    columns = {
+        "clip": column("clip"),
+        "at once": column("at_once"),
+        "frames": column("frames"),
+        "first token": column("first_token_s", "{:.0f}", 1000),
+        "slowest": column("slowest_request_s", "{:.0f}", 1000),
+        **{stage.value: column(f"{stage}_s", "{:.0f}", 1000) for stage in Stage},
+        "over stage": column("over_slowest", "{:.2f}x"),
+        "answers/s": column("answers_per_s", "{:.2f}"),
+        "over 1 by 1": column("over_one_by_one", "{:.2f}x"),
+    }
+    height = sum(1.0 + 0.25 * _num_lanes(times) for times in found)
+    return Report(
+        bench="first-token",
+        baseline="the slowest stage alone; answers a second: of one request after the other",
+        subject=models,
+        facts={"models": models, "requests": f"{len(found[0].rounds)} rounds, one token each, every file new"},
+        figures={"clips": rows, "rounds": found},
+        body=[
+            table("Time to the first token over HTTP, medians in ms", columns, rows),
+            "slowest: of all requests; upload: with the way back; decode: with the wait for a decoder; over stage: the",
+            "first token over the slowest stage before it; over 1 by 1: answers a second, at once over alone",
+        ],
+        pictures={"plot": Picture(size=(9, height), draw=lambda figure: _draw(figure, found))},
+    )
+
+
+def _num_lanes(times: ClipTimes) -> int:
+    return 2 if times.num_at_once == 1 else times.num_at_once
+
+
+def _draw(figure: Any, found: Sequence[ClipTimes]) -> None:
+    """Each clip's first round: of one request both workers' lanes, of several a lane each."""
+    from matplotlib.patches import Patch
+
+    heights = [1.0 + 0.25 * _num_lanes(times) for times in found]
+    all_axes = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, times in zip(all_axes, found, strict=True):
+        for lane, request in enumerate(times.rounds[0]):
+            for span in request.spans:
+                is_beside = span.worker == "draft"
+                if is_beside and times.num_at_once > 1:
+                    continue
+                bar = (1000 * (request.sent_s + span.start_s), 1000 * (span.end_s - span.start_s))
+                place = (lane + is_beside - _LANE / 2, _LANE)
+                axes.broken_barh([bar], place, color=_COLOURS[span.stage], edgecolor="white", linewidth=0.3)
+        if times.num_at_once == 1:
+            axes.set_yticks((0, 1), ("target", "draft"))
+        else:
+            axes.set_yticks(())
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_title(f"{times.clip}: {times.num_at_once} at once, {times.num_frames} frames", fontsize=9, loc="left")
+        axes.set_xlabel("ms", fontsize=8)
+    handles = [Patch(color=_COLOURS[stage], label=stage.value) for stage in Stage if stage is not Stage.QUEUE]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8)

@@ -1,0 +1,101 @@
+"""What answers a bench's requests, each answer a Sample: our engine, and stock transformers in a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import GenerationRequest
+from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.interface import Engine
+from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.ipc.messages import Heartbeat
+from vidspec_service.engine.types import Accepted, Finished, SpeculationStats, TextDelta
+from vidspec_service.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from vidspec_models.reference.stock import StockAnswer
+
+T = TypeVar("T")
+
+
+def new_engine(config: EngineConfig, on_heartbeat: Callable[[str, Heartbeat], None] = lambda *_: None) -> LocalEngine:
+    """One that is to be entered; nobody reads its metrics."""
+    return LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=on_heartbeat)
+
+
+def rotated(those: Sequence[T], by: int) -> list[T]:
+    """Another one goes first each time, so that none always follows the same one."""
+    start = by % len(those)
+    return [*those[start:], *those[:start]]
+
+
+async def opened_child(stack: AsyncExitStack, make: Callable[..., T], *given: object) -> Child[T]:
+    """A child that ends with the stack."""
+    child = await asyncio.to_thread(Child, make, *given)
+    stack.push_async_callback(asyncio.to_thread, child.close)
+    return child
+
+
+async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
+    """Times are those of the committed tokens' arrival in this process."""
+    ids: list[int] = []
+    times: list[float] = []
+    prompt_tokens, num_first, stats = 0, 0, SpeculationStats()
+    submitted = time.monotonic()
+    async for event in engine.generate(request):
+        match event:
+            case Accepted():
+                prompt_tokens = event.prompt_tokens
+            case TextDelta() if event.ids:
+                times.append(time.monotonic())
+                num_first = num_first or len(event.ids)
+                ids += event.ids
+            case Finished():
+                stats = event.speculation
+    return Sample(
+        ids=tuple(ids),
+        prompt_tokens=prompt_tokens,
+        submitted=submitted,
+        times=tuple(times),
+        num_first=num_first,
+        speculation=stats,
+    )
+
+
+class StockModel:
+    """Made where it answers: it imports torch."""
+
+    def __init__(self, spec: ModelSpec, threads: int) -> None:
+        import torch
+
+        from vidspec_models.reference.stock import load_stock
+
+        torch.set_num_threads(threads)
+        self._generator = load_stock(spec)
+
+    def answer(self, request: GenerationRequest) -> StockAnswer:
+        """One generation."""
+        assert request.max_tokens is not None, "stock `generate` has no limit of its own"
+        return self._generator.answer(request.turns, request.videos, request.max_tokens, request.sampling)
+
+    def prefill_s(self, embeddings: NDArray[np.float32]) -> float:
+        """Of a prompt's embeddings [P, hidden size]."""
+        return self._generator.prefill_s(embeddings)
+
+
+async def ask_stock(child: Child[StockModel], request: GenerationRequest) -> Sample:
+    """Times of tokens are those in that process: their way here is not `generate`'s fault."""
+    submitted = time.monotonic()
+    found = await asyncio.to_thread(child.ask, StockModel.answer, request)
+    return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)

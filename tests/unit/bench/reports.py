@@ -1,0 +1,24 @@
+"""What a reader sees of a report."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from vidspec_service.bench.common.report import Report
+
+
+def text_of(report: Report) -> str:
+    """What it prints."""
+    console = Console(file=io.StringIO(), width=160, record=True)
+    report.show(console)
+    return console.export_text()
+
+
+def draws(report: Report, folder: Path, *names: str) -> bool:
+    """Whether it writes these pictures, as PNG."""
+    paths = {name: folder / f"{name}.png" for name in names}
+    report.write(paths)
+    return all(path.read_bytes().startswith(b"\x89PNG") for path in paths.values())
