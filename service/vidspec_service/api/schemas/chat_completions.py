@@ -97,7 +97,7 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     @property
     def dialect(self) -> Dialect:
         """How to answer; a stream ends with the usage if that is wanted."""
-        return replace(_WITH_USAGE if self.wants_usage else _PLAIN, speech=self.speech)
+        return replace(_WITH_USAGE if self.wants_usage else _PLAIN, calls=self.tool_use.call_format)
 
     @property
     def most_tokens(self) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -14,10 +13,8 @@ from vidspec_models.request import ChatTemplate, ToolFormat
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.chat_turns import check_conversation
-from vidspec_service.api.schemas.dialects import PlainSpeech, SpeechFactory
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
-from vidspec_service.api.schemas.tool_calls import CallSpeech
 from vidspec_service.api.schemas.tool_use import ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -35,12 +32,6 @@ class Conversation(ModelName, ChatRequest):
     @abstractmethod
     def tool_use(self) -> ToolUse:
         """What may be called, or must."""
-
-    @property
-    def speech(self) -> SpeechFactory:
-        """What the answer's text is told as."""
-        written = self.tool_use.call_format
-        return PlainSpeech if written is None else partial(CallSpeech, written)
 
     def wanted(self) -> list[Wanted]:
         """See StructuredOutput; of tools what must be called. What only may be is known once the engine is."""

@@ -4,56 +4,17 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
 from vidspec_service.api.schemas.answers import Chunk, Completion, FinalChunk
+from vidspec_service.api.schemas.tool_calls import CallFormat, Speech, message_of
 
 Facts = Mapping[str, Any]
 News = Callable[[], Facts]
-Delta = dict[str, Any]  # `content`, or `tool_calls` with one piece of one call
-
-
-class Speech(ABC):
-    """What one answer's text is told as, while it comes: deltas of a message, in OpenAI's shape."""
-
-    @abstractmethod
-    def push(self, text: str) -> list[Delta]:
-        """What is certain by now."""
-
-    @abstractmethod
-    def finish(self, reason: str) -> tuple[list[Delta], str]:
-        """What was held back, once no more comes, and why it ended, in OpenAI's words."""
-
-
-SpeechFactory = Callable[[], Speech]
-
-
-class PlainSpeech(Speech):
-    """Text is content."""
-
-    def push(self, text: str) -> list[Delta]:
-        return [{"content": text}] if text else []
-
-    def finish(self, reason: str) -> tuple[list[Delta], str]:
-        return [], reason
-
-
-def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """The whole message: `content`; or `tool_calls`, beside which nothing said is null."""
-    content = ""
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        content += delta.get("content", "")
-        for piece in delta.get("tool_calls", ()):
-            if piece["index"] == len(calls):
-                calls.append({"id": piece["id"], "type": "function", "function": {**piece["function"]}})
-            else:
-                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
-    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +82,7 @@ class ChatDialect(Dialect):
     chunk: type[BaseModel]  # one event of a stream
     final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
     names_role: bool = True  # a stream's first event says who speaks
-    speech: SpeechFactory = field(default=PlainSpeech)  # what the text is told as
+    calls: CallFormat | None = None  # how the text calls tools, if it may
 
     def whole(self, spoken: Spoken) -> str:
         """See Dialect."""
@@ -129,7 +90,7 @@ class ChatDialect(Dialect):
         return self.answer.model_validate({**spoken.head, "choices": choices, **spoken.facts}).model_dump_json()
 
     def _choice(self, index: int, spoken: SpokenChoice) -> dict[str, Any]:
-        speech = self.speech()
+        speech = Speech(self.calls)
         deltas = speech.push(spoken.text)
         last, finish_reason = speech.finish(spoken.finish_reason)
         message = message_of([*deltas, *last])
@@ -175,7 +136,7 @@ class _Chunks(Events):
 
     def _begun(self, choice: int) -> Iterator[str]:
         if choice not in self._speeches:
-            self._speeches[choice] = self._dialect.speech()
+            self._speeches[choice] = Speech(self._dialect.calls)
             if self._dialect.names_role:
                 yield self._chunk(choice, {"role": "assistant", "content": ""})
 

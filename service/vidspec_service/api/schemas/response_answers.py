@@ -10,17 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.dialects import (
-    Delta,
-    Dialect,
-    Events,
-    Facts,
-    News,
-    SpeechFactory,
-    Spoken,
-    message_of,
-    sse,
-)
+from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, Spoken, sse
+from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, Speech, message_of
 
 Item = dict[str, Any]
 
@@ -80,13 +71,13 @@ class ResponseDialect(Dialect):
     """`asked` is what an answer repeats of its request."""
 
     asked: Mapping[str, Any]
-    speech: SpeechFactory
+    calls: CallFormat | None  # how the text calls tools, if it may
     id_prefix: str = "resp_"
 
     def whole(self, spoken: Spoken) -> str:
         """See Dialect."""
         (choice,) = spoken.choices
-        speech = self.speech()
+        speech = Speech(self.calls)
         deltas = speech.push(choice.text)
         last, reason = speech.finish(choice.finish_reason)
         message = message_of([*deltas, *last])
@@ -121,7 +112,7 @@ class _ResponseEvents(Events):
     def __init__(self, dialect: ResponseDialect, head: Facts) -> None:
         self._dialect = dialect
         self._head = head
-        self._speech = dialect.speech()
+        self._speech = Speech(dialect.calls)
         self._output: list[Item] = []
         self._is_open = False  # the last of them goes on
         self._num_events = 0

@@ -160,7 +160,7 @@ class ResponseRequest(ClientFields, Conversation):
         """How to answer: with what was asked, as OpenAI's API does."""
         asked = self.model_dump(mode="json", by_alias=True, include=_TOLD, exclude_none=True)
         asked["text"] = {"format": {"type": "text"}, **asked.get("text", {})}
-        return ResponseDialect(asked=asked, speech=self.speech)
+        return ResponseDialect(asked=asked, calls=self.tool_use.call_format)
 
     @property
     def _placed_turns(self) -> list[tuple[str, Turn]]:
