@@ -6,12 +6,13 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, Spoken, sse
-from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, Speech, message_of
+from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, Speech
 
 Item = dict[str, Any]
 
@@ -75,17 +76,12 @@ class ResponseDialect(Dialect):
     id_prefix: str = "resp_"
 
     def whole(self, spoken: Spoken) -> str:
-        """See Dialect."""
+        """See Dialect. It has the items that a stream of the same text would have written."""
         (choice,) = spoken.choices
-        speech = Speech(self.calls)
-        deltas = speech.push(choice.text)
-        last, reason = speech.finish(choice.finish_reason)
-        message = message_of([*deltas, *last])
-        calls = [_call(each["id"], **each["function"]) for each in message.get("tool_calls", ())]
-        said = [_message(message["content"])] if message["content"] or not calls else []
-        output = [{**item, "status": "completed"} for item in (*said, *calls)]
-        output[-1]["status"] = _status(output[-1], reason)
-        return self.response(spoken.head, output, choice.finish_reason, spoken.facts).model_dump_json()
+        events = _ResponseEvents(self, spoken.head)
+        for _ in chain(events.piece(0, choice.text, {}), events.ended(0, choice.finish_reason)):
+            pass  # nobody reads them
+        return self.response(spoken.head, events.output, choice.finish_reason, spoken.facts).model_dump_json()
 
     def events(self, head: Facts, news: News) -> Events:
         """See Dialect."""
@@ -113,7 +109,7 @@ class _ResponseEvents(Events):
         self._dialect = dialect
         self._head = head
         self._speech = Speech(dialect.calls)
-        self._output: list[Item] = []
+        self.output: list[Item] = []
         self._is_open = False  # the last of them goes on
         self._num_events = 0
         self._finish_reason = ""
@@ -132,18 +128,18 @@ class _ResponseEvents(Events):
         deltas, reason = self._speech.finish(finish_reason)
         for delta in deltas:
             yield from self._told(delta)
-        if not self._output:
+        if not self.output:
             yield from self._open(_message(""))
-        yield from self._close(_status(self._output[-1], reason))
+        yield from self._close(_status(self.output[-1], reason))
 
     def closed(self, facts: Facts) -> Iterator[str]:
-        response = self._dialect.response(self._head, self._output, self._finish_reason, facts)
+        response = self._dialect.response(self._head, self.output, self._finish_reason, facts)
         yield self._event(f"response.{response.status}", response=response.model_dump())
 
     def failed(self, error: Facts) -> Iterator[str]:
         if self._is_open:
-            self._output[-1]["status"] = "incomplete"
-        response = self._dialect.response(self._head, self._output).model_dump()
+            self.output[-1]["status"] = "incomplete"
+        response = self._dialect.response(self._head, self.output).model_dump()
         told = {"code": "server_error", "message": error["error"]["message"]}
         yield self._event("response.failed", response={**response, "status": "failed", "error": told})
 
@@ -154,16 +150,16 @@ class _ResponseEvents(Events):
                 yield from self._close()
                 yield from self._open(_call(piece["id"], function["name"], ""))
             if function["arguments"]:
-                self._output[-1]["arguments"] += function["arguments"]
+                self.output[-1]["arguments"] += function["arguments"]
                 yield self._item_event("response.function_call_arguments.delta", delta=function["arguments"])
         if text := delta.get("content"):
             if not self._is_open:
                 yield from self._open(_message(""))
-            self._output[-1]["content"][0]["text"] += text
+            self.output[-1]["content"][0]["text"] += text
             yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
 
     def _open(self, item: Item) -> Iterator[str]:
-        self._output.append(item)
+        self.output.append(item)
         self._is_open = True
         if item["type"] == "message":
             yield self._place_event("response.output_item.added", item={**item, "content": []})
@@ -175,7 +171,7 @@ class _ResponseEvents(Events):
         if not self._is_open:
             return
         self._is_open = False
-        item = self._output[-1]
+        item = self.output[-1]
         item["status"] = status
         if item["type"] == "message":
             (part,) = item["content"]
@@ -188,10 +184,10 @@ class _ResponseEvents(Events):
         yield self._place_event("response.output_item.done", item=item)
 
     def _item_event(self, kind: str, **fields: Any) -> str:
-        return self._place_event(kind, item_id=self._output[-1]["id"], **fields)
+        return self._place_event(kind, item_id=self.output[-1]["id"], **fields)
 
     def _place_event(self, kind: str, **fields: Any) -> str:
-        return self._event(kind, output_index=len(self._output) - 1, **fields)
+        return self._event(kind, output_index=len(self.output) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> str:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
