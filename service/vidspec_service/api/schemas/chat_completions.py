@@ -5,7 +5,6 @@ What is taken and changes nothing is listed in `client_fields`; nothing else is 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -96,8 +95,10 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
 
     @property
     def dialect(self) -> Dialect:
-        """How to answer; a stream ends with the usage if that is wanted."""
-        return replace(_WITH_USAGE if self.wants_usage else _PLAIN, calls=self.tool_use.call_format)
+        """How to answer."""
+        final = ChatCompletionChunk if self.wants_usage else None
+        calls = self.tool_use.call_format
+        return ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionChunk, final, calls=calls)
 
     @property
     def most_tokens(self) -> int | None:
@@ -155,17 +156,8 @@ class OpenAIChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(Answer):
-    """One server-sent event of a stream without usage."""
+    """One server-sent event."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[OpenAIChunkChoice]
-
-
-class ChatCompletionUsageChunk(ChatCompletionChunk):
-    """One event of a stream with usage, which is null in all but the last."""
-
-    usage: Usage | None = None
-
-
-_PLAIN = ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionChunk, None)
-_WITH_USAGE = ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionUsageChunk, ChatCompletionUsageChunk)
+    usage: Usage | None = Field(None, description="If it is wanted; null in all events but the last.")

@@ -60,8 +60,9 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
 
     @property
     def dialect(self) -> Dialect:
-        """How to answer; a stream ends with the usage if that is wanted."""
-        return _WITH_USAGE if self.wants_usage else _PLAIN
+        """How to answer."""
+        final = CompletionChunk if self.wants_usage else None
+        return ChatDialect("cmpl-", CompletionAnswer, CompletionChunk, final, names_role=False)
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
@@ -95,17 +96,8 @@ class CompletionAnswer(Answer):
 
 
 class CompletionChunk(Answer):
-    """One server-sent event of a stream without usage."""
+    """One server-sent event."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
-
-
-class CompletionUsageChunk(CompletionChunk):
-    """One event of a stream with usage, which is null in all but the last."""
-
-    usage: Usage | None = None
-
-
-_PLAIN = ChatDialect("cmpl-", CompletionAnswer, CompletionChunk, None, names_role=False)
-_WITH_USAGE = ChatDialect("cmpl-", CompletionAnswer, CompletionUsageChunk, CompletionUsageChunk, names_role=False)
+    usage: Usage | None = Field(None, description="If it is wanted; null in all events but the last.")

@@ -80,7 +80,7 @@ class ChatDialect(Dialect):
     id_prefix: str
     answer: type[BaseModel]
     chunk: type[BaseModel]  # one event of a stream
-    final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
+    final: type[BaseModel] | None  # the last event of a complete stream; None: none of its events tells the usage
     names_role: bool = True  # a stream's first event says who speaks
     calls: CallFormat | None = None  # how the text calls tools, if it may
 
@@ -143,7 +143,7 @@ class _Chunks(Events):
     def _chunk(self, index: int, delta: Facts, rest: Facts | None = None) -> str:
         choice = {"index": index, "delta": delta, **(rest or {})}
         chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._news()})
-        return sse(chunk.model_dump_json())
+        return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
 
 
 def sse(data: str, event: str | None = None) -> str:
