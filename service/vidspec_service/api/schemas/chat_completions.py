@@ -13,13 +13,13 @@ from typing_extensions import TypedDict
 from vidspec_models.request import ChatTemplate, Turn
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
 from vidspec_service.api.schemas.chat_turns import ChatTurn
-from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields
+from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
 from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
-from vidspec_service.api.schemas.stream_usage import StreamedUsage
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
+from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
 
@@ -41,6 +41,33 @@ class NamedTool(Strict):
 
     type: Literal["function"]
     function: NamedFunction
+
+
+class StreamOptions(Strict):
+    """What a stream tells besides its text."""
+
+    include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
+    include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
+    continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
+        None, description="false."
+    )
+
+
+class StreamedUsage(ChatRequest):
+    """A body whose answer may be streamed with the usage."""
+
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+
+    @model_validator(mode="after")
+    def _is_streamed(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with it."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
 
 class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):

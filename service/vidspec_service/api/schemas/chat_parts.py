@@ -10,25 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from vidspec_service.api.schemas.fields import Id, Said, Source, Strict
 from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.errors import InvalidRequest
 
 FileName = Annotated[str, StringConstraints(max_length=512)]
-
-
-def only(neutral: object, because: str, *others: object) -> BeforeValidator:
-    """For a field of OpenAI's that is not honoured here: what means *not wanted* passes, the rest is told why not."""
-    taken = [(each, isinstance(each, bool)) for each in (None, neutral, *others)]  # to Python false is 0
-
-    def check(value: object) -> object:
-        if (value, isinstance(value, bool)) not in taken:
-            raise ValueError(because)
-        return value
-
-    return BeforeValidator(check)
 
 
 class SaidPart(Strict):

@@ -12,10 +12,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from vidspec_models.request import ChatTemplate
-from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.fields import Strict
 
 _INERT = "Taken; it changes nothing here."
+
+
+def only(neutral: object, because: str, *others: object) -> BeforeValidator:
+    """For a neutral field: what means *not wanted* passes, the rest is told why not."""
+    taken = [(each, isinstance(each, bool)) for each in (None, neutral, *others)]  # to Python false is 0
+
+    def check(value: object) -> object:
+        if (value, isinstance(value, bool)) not in taken:
+            raise ValueError(because)
+        return value
+
+    return BeforeValidator(check)
 
 
 def _minus_one_means(meant: int | None) -> BeforeValidator:

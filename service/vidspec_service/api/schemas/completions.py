@@ -10,11 +10,10 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.answers import Answer, Usage
-from vidspec_service.api.schemas.chat_parts import only
-from vidspec_service.api.schemas.client_fields import ClientFields
+from vidspec_service.api.schemas.chat_completions import StreamedUsage
+from vidspec_service.api.schemas.client_fields import ClientFields, only
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source
-from vidspec_service.api.schemas.stream_usage import StreamedUsage
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 

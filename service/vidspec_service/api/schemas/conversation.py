@@ -11,8 +11,8 @@ from pydantic import Field
 
 from vidspec_models.request import ChatTemplate, ToolFormat
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.chat_turns import check_conversation
+from vidspec_service.api.schemas.client_fields import only
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
 from vidspec_service.api.schemas.tool_use import ToolUse

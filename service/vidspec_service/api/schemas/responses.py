@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
-from vidspec_service.api.schemas.chat_parts import only
-from vidspec_service.api.schemas.client_fields import ClientFields, Label
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Count, Source, Strict, Text
