@@ -33,10 +33,13 @@ def _minus_one_means(meant: int | None) -> BeforeValidator:
     return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
 
+_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
 _NO_TOOLS = "it is the older name; use tools and tool_choice"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
+NoLogprobs = Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)]
+NoTopLogprobs = Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)]
 NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
 NoProcessing = Annotated[
     NoOptions | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
-from vidspec_service.api.schemas.client_fields import ClientFields, Label, only
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, NoLogprobs, NoTopLogprobs, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Count, Source, Strict, Text
@@ -18,7 +18,6 @@ from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice
 from vidspec_service.errors import InvalidRequest
 
 _STATELESS = "answers are not stored here; send the whole conversation as input"
-_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
 _TOLD = {
     "instructions", "max_output_tokens", "temperature", "top_p", "metadata", "text",
     "tools", "tool_choice", "parallel_tool_calls",
@@ -103,8 +102,8 @@ class ResponseRequest(ClientFields, Conversation):
     conversation: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
     prompt: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
     n: Annotated[Literal[1] | None, only(1, "a response is one answer")] = Field(None, description="1.")
-    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="0.")
+    logprobs: NoLogprobs = Field(None, description="Not given.")
+    top_logprobs: NoTopLogprobs = Field(None, description="0.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
