@@ -12,8 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from vidspec_service.api.schemas.fields import Id, Said, Source, Strict
-from vidspec_service.api.schemas.frame_times import WithFrameTimes
+from vidspec_service.api.schemas.fields import FrameTimes, Id, Said, Source, Strict
 from vidspec_service.errors import InvalidRequest
 
 FileName = Annotated[str, StringConstraints(max_length=512)]
@@ -31,7 +30,7 @@ class TextPart(SaidPart):
     type: Literal["text"]
 
 
-class VideoUrl(WithFrameTimes):
+class VideoUrl(FrameTimes):
     """Where a video is. Own frames are `data:video/jpeg;base64,F1,F2,...`, as vLLM takes them."""
 
     url: str = Field(min_length=1, description="`data:video/...;base64,...`, or https if the operator allows the host.")

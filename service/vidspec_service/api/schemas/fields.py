@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
+from vidspec_service.decoding.clip import MAX_FPS
 from vidspec_service.errors import InvalidRequest
 
 MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
 MAX_TURNS = 256
 MAX_STOPS = 4
 MAX_STOP = 256
+_LEAST_STEP_S = 0.001
+_MAX_TIMES = 20_000  # more than any server's max_frames
 _MOST = 1e9  # seconds, and frames per second: no video has more
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 
@@ -58,12 +71,29 @@ class ModelName(Strict):
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameTimes:
-    """When a client's own frames are shown: at a rate, or each at a time of its own."""
+class FrameTimes(Strict):
+    """When a client's own frames are shown, beside a `data:video/jpeg` URL; without either, one frame a second."""
 
-    fps: float | None = None
-    timestamps_s: tuple[float, ...] | None = None
+    fps: Annotated[float, Field(gt=0, le=MAX_FPS, allow_inf_nan=False)] | None = Field(
+        None, description="Of `data:video/jpeg` frames: how many are shown in a second."
+    )
+    timestamps_s: Annotated[list[NotNegative], Field(min_length=1, max_length=_MAX_TIMES)] | None = Field(
+        None, description="Of `data:video/jpeg` frames: when each is shown, in seconds; increasing by 1 ms or more."
+    )
+
+    @model_validator(mode="after")
+    def _times_agree(self) -> Self:
+        if self.fps is not None and self.timestamps_s is not None:
+            raise InvalidRequest("Give fps or timestamps_s of frames, not both.", param="timestamps_s")
+        for earlier, later in pairwise(self.timestamps_s or ()):
+            if later - earlier < _LEAST_STEP_S - 1e-9:
+                raise InvalidRequest("timestamps_s must increase by 0.001 or more.", param="timestamps_s")
+        return self
+
+    @property
+    def times(self) -> FrameTimes | None:
+        """These, if the client says anything of them."""
+        return None if self.fps is None and self.timestamps_s is None else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from vidspec_service.api.schemas.fields import (
     MAX_TURNS,
     Count,
     FormFile,
+    FrameTimes,
     Id,
     NotNegative,
     Positive,
@@ -41,7 +42,6 @@ from vidspec_service.api.schemas.fields import (
     check_said,
     check_turns,
 )
-from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
@@ -244,7 +244,7 @@ class VideoChat(ChatRequest):
         )
 
 
-class VideoRef(WithFrameTimes):
+class VideoRef(FrameTimes):
     """One of several videos."""
 
     video: str | None = Field(None, description=DATA_URL)
