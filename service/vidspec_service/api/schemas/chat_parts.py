@@ -8,12 +8,11 @@ image is a video of one frame.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from vidspec_service.api.schemas.fields import FrameTimes, Id, Said, Source, Strict
-from vidspec_service.errors import InvalidRequest
+from vidspec_service.api.schemas.fields import FrameTimes, Id, Said, Source, Strict, exactly_one_of
 
 FileName = Annotated[str, StringConstraints(max_length=512)]
 
@@ -54,11 +53,7 @@ class InputVideo(Strict):
     data: str | None = Field(None, min_length=1, description="Base64, bare or as a data URL.")
     url: str | None = Field(None, min_length=1, description="As in a video_url part.")
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if (self.data is None) == (self.url is None):
-            raise InvalidRequest("Give exactly one of data and url in input_video.", param="messages")
-        return self
+    _one_of_them = exactly_one_of("data", "url", param="messages", where=" in input_video")
 
 
 class InputVideoPart(Strict):
@@ -102,11 +97,7 @@ class FileRef(Strict):
     )
     filename: FileName | None = Field(None, description="Taken; what a file is its bytes say.")
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if (self.file_id is None) == (self.file_data is None):
-            raise InvalidRequest("Give exactly one of file_id and file_data in a file.", param="messages")
-        return self
+    _one_of_them = exactly_one_of("file_id", "file_data", param="messages", where=" in a file")
 
     @property
     def source(self) -> Source:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -106,6 +106,18 @@ class Source:
     url: str | None = None
     is_still: bool = False
     times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
+
+
+def exactly_one_of(*names: str, param: str, where: str = "") -> Any:
+    """A validator for a model: one of these fields is given, and no more. `where` ends the sentence that says so."""
+    refused = f"Give exactly one of {', '.join(names[:-1])} and {names[-1]}{where}."
+
+    def check(body: Strict) -> Strict:
+        if sum(getattr(body, name) is not None for name in names) != 1:
+            raise InvalidRequest(refused, param=param)
+        return body
+
+    return model_validator(mode="after")(check)
 
 
 def check_said(role: str, text: str, place: str) -> None:

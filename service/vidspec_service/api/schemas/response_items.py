@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from vidspec_models.request import ToolCall, Turn
 from vidspec_service.api.schemas.chat_parts import (
@@ -18,9 +18,8 @@ from vidspec_service.api.schemas.chat_parts import (
 )
 from vidspec_service.api.schemas.chat_turns import MAX_PARTS, Arguments, CallId, parts_of
 from vidspec_service.api.schemas.client_fields import Label
-from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url
+from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url, exactly_one_of
 from vidspec_service.api.schemas.tool_use import ToolName
-from vidspec_service.errors import InvalidRequest
 
 _INERT = "Taken, so that an answer's items can be sent back."
 
@@ -54,11 +53,7 @@ class InputFile(FileRef):
     type: Literal["input_file"]
     file_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if sum(given is not None for given in (self.file_id, self.file_data, self.file_url)) != 1:
-            raise InvalidRequest("Give exactly one of file_id, file_data and file_url.", param="input")
-        return self
+    _one_of_them = exactly_one_of("file_id", "file_data", "file_url", param="input")  # in place of FileRef's
 
     @property
     def source(self) -> Source:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 from vidspec_models.request import Turn
 from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation
 from vidspec_service.api.schemas.client_fields import TemplateFields
-from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName, exactly_one_of
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOKENS = 65_536
@@ -30,10 +30,10 @@ class Tokenize(ModelName, TemplateFields):
     )
     return_token_strs: bool | None = Field(False, description="Tell each token's piece of the vocabulary, too.")
 
+    _one_of_them = exactly_one_of("prompt", "messages", param="prompt")
+
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
+    def _fields_agree(self) -> Self:
         if self.prompt is not None:
             self._check_prompt()
         else:

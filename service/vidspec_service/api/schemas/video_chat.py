@@ -41,6 +41,7 @@ from vidspec_service.api.schemas.fields import (
     Url,
     check_said,
     check_turns,
+    exactly_one_of,
 )
 from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
@@ -216,10 +217,10 @@ class VideoChat(ChatRequest):
         None, description="What else is told: who wrote each token, what the draft saw, who worked when."
     )
 
+    _one_question = exactly_one_of("prompt", "messages", param="prompt")
+
     @model_validator(mode="after")
-    def _one_question(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
+    def _turns_agree(self) -> Self:
         if self.messages is not None:
             check_turns([(message.role, len(message.content)) for message in self.messages])
             for index, message in enumerate(self.messages):
@@ -251,11 +252,7 @@ class VideoRef(FrameTimes):
     video_id: Id | None = Field(None, description=_VIDEO_ID)
     video_url: Url | None = Field(None, description=_VIDEO_URL)
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if sum(given is not None for given in (self.video, self.video_id, self.video_url)) != 1:
-            raise InvalidRequest("Give exactly one of video, video_id and video_url for each video.", param="videos")
-        return self
+    _one_place = exactly_one_of("video", "video_id", "video_url", param="videos", where=" for each video")
 
     @property
     def source(self) -> Source:
