@@ -9,14 +9,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from vidspec_models.request import ToolCall, Turn
-from vidspec_service.api.schemas.chat_parts import (
+from vidspec_service.api.schemas.chat_turns import (
+    MAX_PARTS,
+    Arguments,
+    CallId,
     FileRef,
     InputVideoPart,
     SaidPart,
     VideoUrlPart,
     by_url,
+    parts_of,
 )
-from vidspec_service.api.schemas.chat_turns import MAX_PARTS, Arguments, CallId, parts_of
 from vidspec_service.api.schemas.client_fields import Label
 from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url, exactly_one_of
 from vidspec_service.api.schemas.tool_use import ToolName
