@@ -19,8 +19,7 @@ from vidspec_service.api.generate.tellings import Tellings
 from vidspec_service.api.generate.tracing import TracedGeneration
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import Spoken, SpokenChoice
-from vidspec_service.api.schemas.logprobs import logprobs_of
-from vidspec_service.api.schemas.tellings import details_of
+from vidspec_service.api.schemas.tellings import details_of, logprobs_of
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload

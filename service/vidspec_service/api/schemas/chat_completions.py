@@ -17,7 +17,7 @@ from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFiel
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
-from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
+from vidspec_service.api.schemas.tellings import ChoiceLogprobs
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest

@@ -1,4 +1,7 @@
-"""How an answer came about, as `include` asks: who wrote each token, what the draft saw, who worked when."""
+"""What an answer tells if it is asked for: log probabilities, in OpenAI's shape; and how it came about (`include`).
+
+That is who wrote each token, what the draft saw, who worked when.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,28 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vidspec_models.request import Preservation
 from vidspec_service.api.schemas.fields import Number, is_none
-from vidspec_service.engine.types import DraftView, Phase, SeenCells, TokenDetail, TokenSource
+from vidspec_service.engine.types import DraftView, Logprob, Phase, SeenCells, TokenDetail, TokenLogprob, TokenSource
+
+
+class TopLogprob(BaseModel):
+    """One token that could have stood there."""
+
+    token: str = Field(description="Its text; U+FFFD where it is a part of a character.")
+    logprob: float = Field(description="Natural logarithm of its probability, before temperature and penalties.")
+    bytes: list[int] = Field(description="Its text in UTF-8.")
+
+
+class ContentLogprob(TopLogprob):
+    """The token that stands there."""
+
+    top_logprobs: list[TopLogprob] = Field(description="The likeliest tokens, best first.")
+
+
+class ChoiceLogprobs(BaseModel):
+    """One for each token of the answer, or of a chunk."""
+
+    content: Iterable[ContentLogprob]  # each made when it is written: all at once take ten times as long
+    refusal: None = None
 
 
 class TokenDetails(BaseModel):
@@ -61,6 +85,15 @@ class Told(BaseModel):
 
     draft_view: DraftViewFacts | None = Field(None, exclude_if=is_none, description="If `include` asks for it.")
     timeline: list[Span] | None = Field(None, exclude_if=is_none, description="If `include` asks for it.")
+
+
+def logprobs_of(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """What a ChoiceLogprobs is made of, once."""
+    return {"content": ({**_told(each.token), "top_logprobs": [_told(other) for other in each.top]} for each in tokens)}
+
+
+def _told(one: Logprob) -> dict[str, Any]:
+    return {"token": one.text.decode(errors="replace"), "logprob": one.logprob, "bytes": list(one.text)}
 
 
 def details_of(tokens: Iterable[TokenDetail]) -> list[dict[str, Any]]:
