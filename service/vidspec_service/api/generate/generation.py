@@ -19,7 +19,7 @@ from vidspec_service.api.generate.tellings import Tellings
 from vidspec_service.api.generate.tracing import TracedGeneration
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import Spoken, SpokenChoice
-from vidspec_service.api.schemas.tellings import details_of, logprobs_of
+from vidspec_service.api.schemas.tellings import logprobs_of
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
@@ -135,7 +135,7 @@ class Generation:
         if self._request.logprobs is not None:
             found["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
         if Include.TOKEN_DETAILS in self._request.include:
-            found["token_details"] = details_of(each for piece in pieces for each in piece.details)
+            found["token_details"] = [each for piece in pieces for each in piece.details]
         return found
 
     def news(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vidspec_models.request import Preservation
 from vidspec_service.api.schemas.fields import Number, is_none
-from vidspec_service.engine.types import DraftView, Logprob, Phase, SeenCells, TokenDetail, TokenLogprob, TokenSource
+from vidspec_service.engine.types import DraftView, Logprob, Phase, SeenCells, TokenLogprob, TokenSource
 
 
 class TopLogprob(BaseModel):
@@ -94,11 +94,6 @@ def logprobs_of(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
 
 def _told(one: Logprob) -> dict[str, Any]:
     return {"token": one.text.decode(errors="replace"), "logprob": one.logprob, "bytes": list(one.text)}
-
-
-def details_of(tokens: Iterable[TokenDetail]) -> list[dict[str, Any]]:
-    """What a list of TokenDetails is made of."""
-    return [{"text": each.text, "source": each.source} for each in tokens]
 
 
 def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
