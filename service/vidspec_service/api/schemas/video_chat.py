@@ -5,7 +5,6 @@ A field is either honoured or refused; there is no third way. A valid body becom
 
 from __future__ import annotations
 
-import secrets
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,7 +18,6 @@ from vidspec_models.request import (
     GenerationRequest,
     Include,
     Preservation,
-    SamplingParams,
     SpeculationMode,
     Turn,
 )
@@ -59,18 +57,6 @@ class ChatRequest(SamplingFields, StructuredOutput):
     """How to answer and which frames to look at: the same in every route that answers."""
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
-        0.0, description="0 is greedy; unset: what the checkpoint says, else 0."
-    )
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        1.0, description="Nucleus; 1 is off."
-    )
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        0, description="Only the k likeliest tokens; 0 is off."
-    )
-    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
-        None, description="Same request and seed, same text. Random if not given."
-    )
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
         1, description="Answers to the one prompt, 1 to 8; number i, from 0, has the seed `seed` + i."
     )
@@ -172,17 +158,17 @@ class ChatRequest(SamplingFields, StructuredOutput):
         compression = self.compression or default_compression
         if compression is Compression.NONE and self.compression_ratio is not None:
             raise InvalidRequest("Give a compression with it; none keeps every token.", param="compression_ratio")
-        request = GenerationRequest(
+        return GenerationRequest(
             request_id=request_id,
             turns=self.turns,
             template=self.template,
-            sampling=SamplingParams(
-                temperature=self.temperature or 0.0,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                top_k=self.top_k or 0,
-                seed=secrets.randbits(64) if self.seed is None else self.seed,
-            ),
+            sampling=self.sampling_params(),
+            max_tokens=self.most_tokens,
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
             stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             grammar=None if self.grammar is None else self.grammar.text,
             speculation=self.speculation or default_speculation,
             compression=compression,
@@ -192,7 +178,6 @@ class ChatRequest(SamplingFields, StructuredOutput):
             include=self.included,
             n=self.n or 1,
         )
-        return self.with_law(request)
 
     def _says(self, name: str) -> bool:
         return name in self.model_fields_set and getattr(self, name) is not None
