@@ -97,10 +97,7 @@ async def _answer(
             body = body.model_copy(update={"grammar": read})
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
-        request_id = f"{dialect.id_prefix}{secrets.token_hex(12)}"
-        asked = body.generation_request(
-            request_id, settings.speculation, settings.compression, settings.compression_ratio
-        )
+        asked = body.generation_request(f"{dialect.id_prefix}{secrets.token_hex(12)}", settings)
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline, trace)
         held.push_async_callback(generation.close)

@@ -10,10 +10,10 @@ from vidspec_models.request import Turn
 from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation
 from vidspec_service.api.schemas.client_fields import TemplateFields
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName, exactly_one_of
+from vidspec_service.api.schemas.sampling import TokenId
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOKENS = 65_536
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Tokenize(ModelName, TemplateFields):

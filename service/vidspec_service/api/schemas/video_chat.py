@@ -46,6 +46,7 @@ from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
+from vidspec_service.settings import Settings
 
 MAX_N = 8
 MAX_VIDEOS = 1000  # of a body; how many a request may have is the operator's setting
@@ -147,15 +148,9 @@ class ChatRequest(SamplingFields, StructuredOutput):
             end_s=self.end_s,
         )
 
-    def generation_request(
-        self,
-        request_id: str,
-        default_speculation: SpeculationMode,
-        default_compression: Compression,
-        default_ratio: float | None,
-    ) -> GenerationRequest:
+    def generation_request(self, request_id: str, settings: Settings) -> GenerationRequest:
         """What the engine is asked, but for the videos. Null is the same as not given."""
-        compression = self.compression or default_compression
+        compression = self.compression or settings.compression
         if compression is Compression.NONE and self.compression_ratio is not None:
             raise InvalidRequest("Give a compression with it; none keeps every token.", param="compression_ratio")
         return GenerationRequest(
@@ -170,9 +165,9 @@ class ChatRequest(SamplingFields, StructuredOutput):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             grammar=None if self.grammar is None else self.grammar.text,
-            speculation=self.speculation or default_speculation,
+            speculation=self.speculation or settings.speculation,
             compression=compression,
-            compression_ratio=self.compression_ratio or default_ratio,
+            compression_ratio=self.compression_ratio or settings.compression_ratio,
             preservation=self.preservation,
             prune_ratio=self.prune_ratio,
             include=self.included,
