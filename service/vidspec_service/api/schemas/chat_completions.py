@@ -5,14 +5,14 @@ What is taken and changes nothing is listed in `client_fields`; nothing else is 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
 
-from vidspec_models.request import ChatTemplate, Turn
+from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
-from vidspec_service.api.schemas.chat_turns import ChatTurn
+from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
 from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
@@ -73,6 +73,8 @@ class StreamedUsage(ChatRequest):
 class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     """The JSON body of /v1/chat/completions."""
 
+    newer_limit: ClassVar = "max_completion_tokens"
+
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
         description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
     )
@@ -83,14 +85,10 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     tool_choice: ToolChoice | NamedTool | None = Field(
         None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if it can, else `none`."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
-            raise InvalidRequest("Give max_completion_tokens or max_tokens, not both.", param="max_completion_tokens")
-        places = [f"messages.{index}" for index in range(len(self.messages))]
-        self.check_conversation(places, is_continued=bool(self.continue_final_message))
+        self.check_conversation(is_continued=bool(self.continue_final_message))
         return self
 
     @property
@@ -111,9 +109,9 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
         return self.told(super().template)
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest."""
-        return tuple(turn.turn for turn in self.messages)
+    def placed_turns(self) -> list[PlacedTurn]:
+        """See Conversation."""
+        return placed(self.messages)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -126,11 +124,6 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
         final = ChatCompletionChunk if self.wants_usage else None
         calls = self.tool_use.call_format
         return ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionChunk, final, calls=calls)
-
-    @property
-    def most_tokens(self) -> int | None:
-        """See SamplingFields."""
-        return self.max_completion_tokens or self.max_tokens
 
 
 class ToolCallPiece(TypedDict, total=False):

@@ -17,22 +17,13 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
 from vidspec_service.api.schemas.client_fields import Label, TurnFields
-from vidspec_service.api.schemas.fields import (
-    MAX_TEXT,
-    FrameTimes,
-    Id,
-    Said,
-    Source,
-    Strict,
-    check_said,
-    check_turns,
-    exactly_one_of,
-)
+from vidspec_service.api.schemas.fields import MAX_TEXT, FrameTimes, Id, Said, Source, Strict, exactly_one_of
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, ToolName
 from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
 
+PlacedTurn = tuple[str, Turn]  # where it is in the body, as `messages.0`; what it is for the engine
 CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
 
 
@@ -230,24 +221,39 @@ def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
     return tuple(parts)
 
 
-def check_conversation(turns: Sequence[Turn], places: Sequence[str], *, is_continued: bool = False) -> None:
-    """Who speaks when makes sense, and whoever asks says something; raises InvalidRequest.
+def placed(messages: Sequence[ChatTurn]) -> list[PlacedTurn]:
+    """The turns of a body that has them as `messages`."""
+    return [(f"messages.{index}", message.turn) for index, message in enumerate(messages)]
 
-    `places` are where the turns are in the body: `messages.0`.
-    """
+
+def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = False) -> None:
+    """Who speaks when makes sense, and whoever asks says something; raises InvalidRequest."""
+    place, last = turns[-1]
+    if sum(_length(turn) for _, turn in turns) > MAX_TEXT:
+        field = place.partition(".")[0]
+        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param=field)
+    for later, turn in turns[1:]:
+        if turn.role == "system":
+            raise InvalidRequest("A system message can only be the first.", param=f"{later}.role")
     lasts = ("assistant",) if is_continued else ("user", "tool")
-    check_turns([(turn.role, _length(turn)) for turn in turns], *lasts, places=places)
-    for turn, place in zip(turns, places, strict=True):
-        if turn.num_videos and turn.role != "user":
-            raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
-        if (turn.role == "tool") != (turn.tool_call_id is not None):
-            raise InvalidRequest("A tool's message has a tool_call_id, and no other has.", param=f"{place}.role")
-        if turn.tool_calls and turn.role != "assistant":
-            raise InvalidRequest("Only the assistant calls tools.", param=f"{place}.tool_calls")
-        if not turn.num_videos:
-            check_said(turn.role, turn.text, place)
-    if turns[-1].role != "tool" and not turns[-1].text.strip():
-        raise InvalidRequest("The last message must say something.", param=places[-1])
+    if last.role not in lasts:
+        raise InvalidRequest(f"The last message must be the {lasts[0]}'s.", param=f"{place}.role")
+    for each in turns:
+        _check_turn(*each)
+    if last.role != "tool" and not last.text.strip():
+        raise InvalidRequest("The last message must say something.", param=place)
+
+
+def _check_turn(place: str, turn: Turn) -> None:
+    """An answer, or what a tool has returned, may be empty."""
+    if turn.num_videos and turn.role != "user":
+        raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
+    if (turn.role == "tool") != (turn.tool_call_id is not None):
+        raise InvalidRequest("A tool's message has a tool_call_id, and no other has.", param=f"{place}.role")
+    if turn.tool_calls and turn.role != "assistant":
+        raise InvalidRequest("Only the assistant calls tools.", param=f"{place}.tool_calls")
+    if turn.role in ("system", "user") and not turn.num_videos and not turn.text.strip():
+        raise InvalidRequest("A message must say something.", param=f"{place}.content")
 
 
 def _length(turn: Turn) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -44,7 +43,7 @@ def is_none(value: object) -> bool:
 
 Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
-Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # of whom, `check_said` knows
+Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # of whom, `check_conversation` knows
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
@@ -118,26 +117,3 @@ def exactly_one_of(*names: str, param: str, where: str = "") -> Any:
         return body
 
     return model_validator(mode="after")(check)
-
-
-def check_said(role: str, text: str, place: str) -> None:
-    """Raises InvalidRequest for a turn without words; an answer, or what a tool has returned, may be empty."""
-    if role in ("system", "user") and not text.strip():
-        raise InvalidRequest("A message must say something.", param=f"{place}.content")
-
-
-def check_turns(turns: list[tuple[str, int]], *lasts: str, places: Sequence[str] | None = None) -> None:
-    """Roles and lengths of a conversation's turns make sense together; one of `lasts` (the user) speaks last.
-
-    `places` are where they are in the body. Raises InvalidRequest.
-    """
-    found = places or [f"messages.{index}" for index in range(len(turns))]
-    if sum(length for _, length in turns) > MAX_TEXT:
-        field = found[-1].partition(".")[0]
-        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param=field)
-    for (role, _), place in zip(turns[1:], found[1:], strict=True):
-        if role == "system":
-            raise InvalidRequest("A system message can only be the first.", param=f"{place}.role")
-    allowed = lasts or ("user",)
-    if turns[-1][0] not in allowed:
-        raise InvalidRequest(f"The last message must be the {allowed[0]}'s.", param=f"{found[-1]}.role")

@@ -15,6 +15,7 @@ from vidspec_service.api.schemas.chat_turns import (
     CallId,
     FileRef,
     InputVideoPart,
+    PlacedTurn,
     SaidPart,
     VideoUrlPart,
     by_url,
@@ -142,9 +143,9 @@ InputItem = Annotated[
 ]
 
 
-def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[tuple[str, Turn]]:
+def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[PlacedTurn]:
     """The turns and where each begins in the body. What an assistant says and calls one after the other is one turn."""
-    found: list[tuple[str, Turn]] = []
+    found: list[PlacedTurn] = []
     for index, item in enumerate(items):
         turn = item.turn
         if turn.tool_calls and found and found[-1][1].role == "assistant":

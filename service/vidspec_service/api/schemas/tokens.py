@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
-from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation
+from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation, placed
 from vidspec_service.api.schemas.client_fields import TemplateFields
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName, exactly_one_of
 from vidspec_service.api.schemas.sampling import TokenId
@@ -51,8 +51,7 @@ class Tokenize(ModelName, TemplateFields):
                 raise InvalidRequest(f"{name} is only allowed with messages.", param=name)
 
     def _check_messages(self) -> None:
-        places = [f"messages.{index}" for index in range(len(self.messages or ()))]
-        check_conversation(self.turns, places, is_continued=bool(self.continue_final_message))
+        check_conversation(placed(self.messages or ()), is_continued=bool(self.continue_final_message))
         if any(turn.num_videos for turn in self.turns):
             raise InvalidRequest("Here messages are text; what videos take is in an answer's usage.", param="messages")
         if self.return_token_strs:

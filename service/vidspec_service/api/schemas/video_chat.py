@@ -21,6 +21,7 @@ from vidspec_models.request import (
     SpeculationMode,
     Turn,
 )
+from vidspec_service.api.schemas.chat_turns import check_conversation
 from vidspec_service.api.schemas.dialects import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
@@ -37,8 +38,6 @@ from vidspec_service.api.schemas.fields import (
     Strict,
     Text,
     Url,
-    check_said,
-    check_turns,
     exactly_one_of,
 )
 from vidspec_service.api.schemas.sampling import SamplingFields
@@ -202,9 +201,8 @@ class VideoChat(ChatRequest):
     @model_validator(mode="after")
     def _turns_agree(self) -> Self:
         if self.messages is not None:
-            check_turns([(message.role, len(message.content)) for message in self.messages])
-            for index, message in enumerate(self.messages):
-                check_said(message.role, message.content, f"messages.{index}")
+            said = [Turn(role=message.role, parts=(message.content,)) for message in self.messages]
+            check_conversation([(f"messages.{index}", turn) for index, turn in enumerate(said)])
         return self
 
     @property
