@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
+import yaml
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from vidspec_service.api.openapi import examples
 from vidspec_service.api.schemas.answers import Completion, ErrorBody
 from vidspec_service.api.schemas.bodies import BODIES, FORMS
 from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
 from vidspec_service.api.schemas.completions import CompletionAnswer, TextCompletion
+from vidspec_service.api.schemas.dialects import VIDEO_CHAT
 from vidspec_service.api.schemas.response_answers import ResponseAnswer
 from vidspec_service.api.schemas.responses import ResponseRequest
 from vidspec_service.api.schemas.tokens import Detokenize, Tokenize
@@ -38,6 +40,23 @@ _PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
+# Tests hold them to the published schemas.
+_SHOWN: dict[str, Any] = yaml.safe_load(
+    (files("vidspec_service.api.openapi") / "examples.yaml").read_text(encoding="utf-8")
+)
+_REQUESTS: dict[str, dict[str, Any]] = _SHOWN["requests"]
+_WHOLE: dict[str, Any] = _SHOWN["whole"] | _SHOWN["facts"]
+_CHAT_COMPLETION: dict[str, Any] = _SHOWN["chat_completion"] | {"usage": _SHOWN["facts"]["usage"]}
+_STREAM = VIDEO_CHAT.events({key: _WHOLE[key] for key in ("id", "created", "model")}, dict)
+_EVENTS = "".join(
+    [
+        *_STREAM.piece(0, "A red square", {}),
+        *_STREAM.piece(0, " moves left.", {}),
+        *_STREAM.ended(0, "stop"),
+        *_STREAM.closed(_SHOWN["facts"]),
+    ]
+)
+
 
 def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
     kinds = {"form": "multipart/form-data", "json": "application/json"}
@@ -55,19 +74,19 @@ def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) 
 
 VIDEO_CHAT_BODY = _body(
     "A form with file parts, or JSON with data URLs; without a video it is a question in text.",
-    form=(VideoChatForm, examples.REQUESTS["video_chat_form"]),
-    json=(VideoChatJson, examples.REQUESTS["video_chat"]),
+    form=(VideoChatForm, _REQUESTS["video_chat_form"]),
+    json=(VideoChatJson, _REQUESTS["video_chat"]),
 )
-CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.REQUESTS["chat_completion"]))
+CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, _REQUESTS["chat_completion"]))
 RESPONSE_BODY = _body("OpenAI's newer fields, and ours.", json=(ResponseRequest, {}))
-COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, examples.REQUESTS["completion"]))
+COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, _REQUESTS["completion"]))
 TOKENIZE_BODY = _body("As vLLM takes it.", json=(Tokenize, {}))
 DETOKENIZE_BODY = _body("As vLLM takes it.", json=(Detokenize, {}))
 TEXT_STATUSES = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
 VIDEO_UPLOAD_BODY = _body(
     "A form with a file part, or JSON with a data URL.",
     form=(VideoUploadForm, {}),
-    json=(VideoUploadJson, examples.REQUESTS["upload"]),
+    json=(VideoUploadJson, _REQUESTS["upload"]),
 )
 UPLOAD_STATUSES = tuple(status for status in _ERRORS if status != 404)
 
@@ -103,10 +122,10 @@ def _answers(
     return {200: {"model": model, "description": description, "content": content}, **problems(*_ERRORS)}
 
 
-VIDEO_CHAT_RESPONSES = _answers(Completion, examples.WHOLE, examples.EVENTS)
+VIDEO_CHAT_RESPONSES = _answers(Completion, _WHOLE, _EVENTS)
 COMPLETION_RESPONSES = _answers(CompletionAnswer, None, None)
 RESPONSE_RESPONSES = _answers(ResponseAnswer, None, None)
-CHAT_COMPLETION_RESPONSES = _answers(ChatCompletionAnswer, examples.CHAT_COMPLETION, None)
+CHAT_COMPLETION_RESPONSES = _answers(ChatCompletionAnswer, _CHAT_COMPLETION, None)
 
 
 def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
