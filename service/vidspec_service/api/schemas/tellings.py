@@ -6,7 +6,6 @@ That is who wrote each token, what the draft saw, who worked when.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -107,18 +106,13 @@ def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[st
 
 def _seen(cells: SeenCells, times: Sequence[float]) -> dict[str, Any]:
     num_frames, rows, columns = cells.shape
-    places = np.unpackbits(np.frombuffer(cells.bits, np.uint8), bitorder="little", count=num_frames * rows * columns)
-    frames, seen = places.reshape(num_frames, -1).nonzero()
-    by_frame = {
-        frame: [place for _, place in group]
-        for frame, group in groupby(zip(frames.tolist(), seen.tolist(), strict=True), lambda each: each[0])
-    }
+    seen = np.unpackbits(np.frombuffer(cells.bits, np.uint8), bitorder="little", count=num_frames * rows * columns)
     merged = -(-len(times) // num_frames)  # frames of the video that are one of the model's
     return {
         "rows": rows,
         "columns": columns,
         "frames": [
-            {"timestamp_s": times[min(frame * merged, len(times) - 1)], "cells": by_frame.get(frame, [])}
-            for frame in range(num_frames)
+            {"timestamp_s": times[min(index * merged, len(times) - 1)], "cells": np.flatnonzero(frame).tolist()}
+            for index, frame in enumerate(seen.reshape(num_frames, -1))
         ],
     }
