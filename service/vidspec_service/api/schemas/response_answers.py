@@ -31,11 +31,11 @@ class OutputTokensDetails(BaseModel):
 
 
 class ResponseUsage(BaseModel):
-    """Tokens, as the target model counts them."""
+    """Tokens, as the target model counts them; read from the words that the other dialects have for them."""
 
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
+    input_tokens: int = Field(validation_alias="prompt_tokens")
+    input_tokens_details: InputTokensDetails = Field(validation_alias="prompt_tokens_details")
+    output_tokens: int = Field(validation_alias="completion_tokens")
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int
 
@@ -99,7 +99,7 @@ class ResponseDialect(Dialect):
             status="in_progress" if finish_reason is None else "incomplete" if is_cut else "completed",
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             output=output,
-            usage=None if facts is None else _usage(facts["usage"]),
+            usage=None if facts is None else ResponseUsage.model_validate(facts["usage"]),
             **self.asked,
         )
 
@@ -210,12 +210,3 @@ def _status(item: Item, reason: str) -> str:
     """Of an answer's last item; `reason` is why the answer ended, as a speech says it."""
     is_whole = reason == ("tool_calls" if item["type"] == "function_call" else "stop")
     return "completed" if is_whole else "incomplete"
-
-
-def _usage(usage: Facts) -> ResponseUsage:
-    return ResponseUsage(
-        input_tokens=usage["prompt_tokens"],
-        input_tokens_details=InputTokensDetails(**usage["prompt_tokens_details"]),
-        output_tokens=usage["completion_tokens"],
-        total_tokens=usage["total_tokens"],
-    )
