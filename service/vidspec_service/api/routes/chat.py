@@ -30,42 +30,24 @@ def chat_router(services: Services) -> APIRouter:
     """The routes, on their collaborators."""
     router = APIRouter(tags=["chat"])
 
-    @router.post(
-        "/v1/video-chat",
-        summary="Ask about videos",
-        responses=documents.VIDEO_CHAT_RESPONSES,
-        openapi_extra=documents.VIDEO_CHAT_BODY,
-    )
+    @router.post("/v1/video-chat", summary="Ask about videos", **documents.VIDEO_CHAT)
     async def video_chat(request: Request) -> Response:
         """Send videos and a question; get the answer whole or, with `stream`, as it is generated."""
         return await _answer(request, services, VideoChatJson, VideoChatForm)
 
     @router.post(
-        "/v1/chat/completions",
-        summary="Ask about videos, as OpenAI's clients do",
-        responses=documents.CHAT_COMPLETION_RESPONSES,
-        openapi_extra=documents.CHAT_COMPLETION_BODY,
+        "/v1/chat/completions", summary="Ask about videos, as OpenAI's clients do", **documents.CHAT_COMPLETION
     )
     async def chat_completions(request: Request) -> Response:
         """A conversation with videos and images among its parts; get the answer whole or, with `stream`, in chunks."""
         return await _answer(request, services, ChatCompletion)
 
-    @router.post(
-        "/v1/completions",
-        summary="Go on with a text",
-        responses=documents.COMPLETION_RESPONSES,
-        openapi_extra=documents.COMPLETION_BODY,
-    )
+    @router.post("/v1/completions", summary="Go on with a text", **documents.COMPLETION)
     async def completions(request: Request) -> Response:
         """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
         return await _answer(request, services, TextCompletion)
 
-    @router.post(
-        "/v1/responses",
-        summary="Ask about videos, in the newer words of OpenAI's API",
-        responses=documents.RESPONSE_RESPONSES,
-        openapi_extra=documents.RESPONSE_BODY,
-    )
+    @router.post("/v1/responses", summary="Ask about videos, in the newer words of OpenAI's API", **documents.RESPONSE)
     async def responses(request: Request) -> Response:
         """The same as /v1/chat/completions, as items and named events; nothing is stored."""
         return await _answer(request, services, ResponseRequest)
