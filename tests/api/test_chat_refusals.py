@@ -58,10 +58,6 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ({"messages": [user({"type": "image_url", "image_url": {}})]}, "messages.0.content.0.image_url.url", ""),
         ({"messages": [user({"type": "image_url", "image_url": {"url": DATA_URL}}, ASK)]}, "video", "data:image/"),
         ({"messages": [user({"type": "video_url", "video_url": {"url": IMAGE_URL}}, ASK)]}, "video", "data:video/"),
-        (
-            {"messages": [user({"type": "image_url", "image_url": {"url": "https://a.example/b"}}, ASK)]},
-            "video_url", "does not fetch URLs",
-        ),
         ({"messages": [user(VIDEO, {"type": "input_audio"})]}, "messages.0.content.1", "no audio"),
         ({"messages": [user(VIDEO, {"text": "x"})]}, "messages.0.content.1", ""),
         ({"messages": [user({"type": "video_url", "video_url": "x"})]}, "messages.0.content.0.video_url", ""),
