@@ -63,7 +63,7 @@ class InputVideo(Strict):
     data: str | None = Field(None, min_length=1, description="Base64, bare or as a data URL.")
     url: str | None = Field(None, min_length=1, description="As in a video_url part.")
 
-    _one_of_them = exactly_one_of("data", "url", param="messages", where=" in input_video")
+    _one_of_them = exactly_one_of("data", "url", where=" in input_video")
 
 
 class InputVideoPart(Strict):
@@ -107,7 +107,7 @@ class FileRef(Strict):
     )
     filename: Label | None = Field(None, description="Taken; what a file is its bytes say.")
 
-    _one_of_them = exactly_one_of("file_id", "file_data", param="messages", where=" in a file")
+    _one_of_them = exactly_one_of("file_id", "file_data", where=" in a file")
 
     @property
     def source(self) -> Source:

@@ -107,13 +107,18 @@ class Source:
     times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
 
 
-def exactly_one_of(*names: str, param: str, where: str = "") -> Any:
-    """A validator for a model: one of these fields is given, and no more. `where` ends the sentence that says so."""
-    refused = f"Give exactly one of {', '.join(names[:-1])} and {names[-1]}{where}."
+def exactly_one_of(*names: str, param: str | None = None, where: str = "") -> Any:
+    """A validator for a model: one of these fields is given, and no more. `where` ends the sentence that says so.
+
+    `param` is the field to name; none: the place in the body where the model is.
+    """
+    refused = f"Give exactly one of {', '.join(names[:-1])} and {names[-1]}{where}"
 
     def check(body: Strict) -> Strict:
-        if sum(getattr(body, name) is not None for name in names) != 1:
-            raise InvalidRequest(refused, param=param)
-        return body
+        if sum(getattr(body, name) is not None for name in names) == 1:
+            return body
+        if param is None:
+            raise ValueError(refused)
+        raise InvalidRequest(f"{refused}.", param=param)
 
     return model_validator(mode="after")(check)

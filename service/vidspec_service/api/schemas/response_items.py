@@ -57,7 +57,7 @@ class InputFile(FileRef):
     type: Literal["input_file"]
     file_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
 
-    _one_of_them = exactly_one_of("file_id", "file_data", "file_url", param="input")  # in place of FileRef's
+    _one_of_them = exactly_one_of("file_id", "file_data", "file_url")  # in place of FileRef's
 
     @property
     def source(self) -> Source:
