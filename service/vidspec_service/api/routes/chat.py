@@ -86,8 +86,10 @@ async def _answer(
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        found = await generation.run(generation.spoken())
-        content = await asyncio.to_thread(dialect.whole, found)  # log probabilities may be many megabytes
+        choices = await generation.run(generation.spoken())
+        facts = {**generation.facts(), **generation.news()}
+        # In a thread: log probabilities may be many megabytes.
+        content = await asyncio.to_thread(dialect.whole, generation.head, choices, facts)
         return Response(content, media_type="application/json", headers=generation.headers)
 
 

@@ -26,15 +26,6 @@ class SpokenChoice:
     finish_reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
-    """A complete generation: what every dialect tells of it, in its own way."""
-
-    head: Facts  # id, created, model
-    choices: Sequence[SpokenChoice]
-    facts: Facts  # see `Summary`
-
-
 class Events(ABC):
     """One stream: what its client reads when. Every text is whole events; none may be empty."""
 
@@ -65,12 +56,12 @@ class Dialect(ABC):
     id_prefix: str
 
     @abstractmethod
-    def whole(self, spoken: Spoken) -> str:
-        """The body of an answer that is not streamed."""
+    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
+        """The body of an answer that is not streamed: `head` is id, created and model, `facts` as in `Summary`."""
 
     @abstractmethod
     def events(self, head: Facts, news: News) -> Events:
-        """Of one stream; `head` is as in Spoken, `news` tells what became known since it was last asked."""
+        """Of one stream; `head` is as in `whole`, `news` tells what became known since it was last asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +75,10 @@ class ChatDialect(Dialect):
     names_role: bool = True  # a stream's first event says who speaks
     calls: CallFormat | None = None  # how the text calls tools, if it may
 
-    def whole(self, spoken: Spoken) -> str:
+    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
         """See Dialect."""
-        choices = [self._choice(index, choice) for index, choice in enumerate(spoken.choices)]
-        return self.answer.model_validate({**spoken.head, "choices": choices, **spoken.facts}).model_dump_json()
+        told = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return self.answer.model_validate({**head, "choices": told, **facts}).model_dump_json()
 
     def _choice(self, index: int, spoken: SpokenChoice) -> dict[str, Any]:
         speech = Speech(self.calls)

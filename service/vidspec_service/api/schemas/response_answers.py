@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, Spoken, sse
+from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, SpokenChoice, sse
 from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, Speech
 
 Item = dict[str, Any]
@@ -75,13 +75,13 @@ class ResponseDialect(Dialect):
     calls: CallFormat | None  # how the text calls tools, if it may
     id_prefix: str = "resp_"
 
-    def whole(self, spoken: Spoken) -> str:
+    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
         """See Dialect. It has the items that a stream of the same text would have written."""
-        (choice,) = spoken.choices
-        events = _ResponseEvents(self, spoken.head)
+        (choice,) = choices
+        events = _ResponseEvents(self, head)
         for _ in chain(events.piece(0, choice.text, {}), events.ended(0, choice.finish_reason)):
             pass  # nobody reads them
-        return self.response(spoken.head, events.output, choice.finish_reason, spoken.facts).model_dump_json()
+        return self.response(head, events.output, choice.finish_reason, facts).model_dump_json()
 
     def events(self, head: Facts, news: News) -> Events:
         """See Dialect."""
