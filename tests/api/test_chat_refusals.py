@@ -58,10 +58,6 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ({"messages": [user({"type": "image_url", "image_url": {}})]}, "messages.0.content.0.image_url.url", ""),
         ({"messages": [user({"type": "image_url", "image_url": {"url": DATA_URL}}, ASK)]}, "video", "data:image/"),
         ({"messages": [user({"type": "video_url", "video_url": {"url": IMAGE_URL}}, ASK)]}, "video", "data:video/"),
-        (
-            {"messages": [user({"type": "image_url", "image_url": {"url": "https://a.example/b"}}, ASK)]},
-            "video_url", "does not fetch URLs",
-        ),
         ({"messages": [user(VIDEO, {"type": "input_audio"})]}, "messages.0.content.1", "no audio"),
         ({"messages": [user(VIDEO, {"text": "x"})]}, "messages.0.content.1", ""),
         ({"messages": [user({"type": "video_url", "video_url": "x"})]}, "messages.0.content.0.video_url", ""),
@@ -69,7 +65,14 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
             {"messages": [user({"type": "video_url", "video_url": {"url": DATA_URL, "fps": 2}}, ASK)]},
             "video", "need a data:video/jpeg",
         ),
-        ({"messages": [user({"type": "input_video", "input_video": {}}, ASK)]}, "messages", "exactly one of data"),
+        (
+            {"messages": [user({"type": "input_video", "input_video": {}}, ASK)]},
+            "messages.0.content.0.input_video", "exactly one of data and url",
+        ),
+        (
+            {"messages": [user({"type": "file", "file": {}}, ASK)]},
+            "messages.0.content.0.file", "exactly one of file_id and file_data",
+        ),
         ({"messages": [user({"type": "video_url", "video_url": {"url": "data:,x"}}, ASK)]}, "video", "data:video/"),
         (
             {"messages": [user({"type": "video_url", "video_url": {"url": "https://a.example/b"}}, ASK)]},

@@ -45,12 +45,6 @@ async def test_the_document_is_valid_openapi(tmp_path: Path) -> None:
     validate(await document(tmp_path))
 
 
-async def test_docs_show_it(tmp_path: Path) -> None:
-    response = await World(tmp_path).client.get("/docs")
-    assert response.status_code == 200
-    assert "/openapi.json" in response.text
-
-
 @pytest.mark.parametrize(("path", "missing"), [*((path, set()) for path in ASKING), ("/v1/videos", {404})])
 async def test_every_status_a_request_can_get_is_documented(tmp_path: Path, path: str, missing: set[int]) -> None:
     responses = (await document(tmp_path))["paths"][path]["post"]["responses"]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -104,24 +103,6 @@ def test_a_text_is_gone_on_with(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
 
 
-def test_what_frameworks_send_besides_is_taken(client: openai.OpenAI, clip: bytes) -> None:
-    answer = client.chat.completions.create(
-        model="fake-alias", messages=messages(clip), user="me", metadata={"run": "7"}, store=False, tool_choice="none",
-        reasoning_effort="low", parallel_tool_calls=True, service_tier="auto", modalities=["text"], seed=-1,
-        extra_body={"repetition_penalty": 1.0, "skip_special_tokens": True, "chat_template_kwargs": {}},
-    )  # fmt: skip
-    assert (answer.model, answer.choices[0].message.content) == ("fake-target", TEXT)
-
-
-def test_an_uploaded_video_is_asked_about_by_its_id(server: Served, client: openai.OpenAI, clip: bytes) -> None:
-    headers = {"authorization": f"Bearer {KEY}"}
-    kept = httpx.post(f"{server.url}/v1/videos", files={"video": clip}, headers=headers, timeout=30).json()
-    part: Any = {"type": "file", "file": {"file_id": kept["id"]}}
-    content = [part, {"type": "text", "text": "What moves?"}]
-    answer = client.chat.completions.create(model="fake-target", messages=[{"role": "user", "content": content}])
-    assert answer.choices[0].message.content == TEXT
-
-
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
@@ -148,9 +129,3 @@ def test_a_wrong_key_is_an_authentication_error(server: Served) -> None:
     ):
         stranger.models.list()
     assert caught.value.code == "invalid_api_key"
-
-
-def test_what_is_not_a_video_is_told(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError) as caught:
-        client.chat.completions.create(model="fake-target", messages=messages(b"no video at all" * 50))
-    assert (caught.value.status_code, caught.value.code) == (415, "video_unsupported")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.uploads import as_
 from tests.api.world import World
-from vidspec_service.api.page.files import page_files
+from vidspec_service.api.routes.page import page_files
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 

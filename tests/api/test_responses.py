@@ -229,7 +229,6 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
         ({"conversation": "c"}, "conversation", "not stored"),
-        ({"store": True}, "store", "not stored"),
         ({"background": True}, "background", "not stored"),
         ({"truncation": "auto"}, "truncation", "refused"),
         ({"top_logprobs": 3}, "top_logprobs", "chat/completions"),
@@ -245,12 +244,20 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input.0.content.0", "no audio"),
         ({"text": {"format": SCHEMA}}, "text.format.schema", "not"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", ""),
-        ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "knows no tools"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", ""),
         ({"max_output_tokens": 3, "max_tokens": 4}, "max_output_tokens", "not both"),
         ({"messages": []}, "messages", "Unknown field"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_video", "input_video": {}}]}]},
+            "input.0.content.0.input_video", "exactly one of data and url",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            "input.0.content.0", "exactly one of file_id, file_data and file_url",
+        ),
+        ({"input": [CALL, {"role": "user", "content": "Go."}]}, "input", "calls of tools"),
     ],
-)
+)  # fmt: skip
 async def test_what_is_not_done_here_is_a_400_that_says_so(
     tmp_path: Path, fields: dict[str, Any], param: str, words: str
 ) -> None:

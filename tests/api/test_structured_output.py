@@ -17,11 +17,7 @@ SCHEMA = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}},
 BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "scene", "strict": True, "schema": SCHEMA}}
 WAYS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": BY_SCHEMA}, '"enum":["red","blue"]'),
-    ({"response_format": {"type": "json_object"}}, '"type":"object"'),
     ({"structured_outputs": {"json": SCHEMA}}, '"enum":["red","blue"]'),
-    ({"structured_outputs": {"regex": "a+"}}, "/a+/"),
-    ({"structured_outputs": {"choice": ["yes", "no"]}}, '"yes" | "no"'),
-    ({"structured_outputs": {"grammar": 'root ::= "x"'}}, '"x"'),
     ({"guided_regex": "a+"}, "/a+/"),
     ({"guided_choice": ["yes", "no"]}, '"yes" | "no"'),
 ]
@@ -38,13 +34,6 @@ async def test_both_dialects_and_forms_ask_the_engine_for_the_same_grammar(
     (grammar,) = {request.grammar for request in world.engine.requests}
     assert grammar is not None
     assert part in grammar
-
-
-@pytest.mark.parametrize("form", [None, {"type": "text"}])
-async def test_plain_text_is_asked_for_without_a_grammar(tmp_path: Path, form: Any) -> None:
-    world = World(tmp_path)
-    assert (await ask(world, response_format=form)).status_code == 200
-    assert world.engine.requests[0].grammar is None
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from vidspec_service.api.errors import answer, answer_http, status_of
 from vidspec_service.api.limits.callers import OPEN_PATHS, ApiKeys, Authentication
 from vidspec_service.api.middleware import BehindProxy, BodyLimit, RequestContext
 from vidspec_service.api.openapi import documents
-from vidspec_service.api.page.files import page_files
 from vidspec_service.api.routes.chat import chat_router
 from vidspec_service.api.routes.docs import docs_router
 from vidspec_service.api.routes.health import health_router
 from vidspec_service.api.routes.models import models_router
-from vidspec_service.api.routes.page import page_router
+from vidspec_service.api.routes.page import page_files, page_router
 from vidspec_service.api.routes.tokens import tokens_router
 from vidspec_service.api.routes.videos import videos_router
 from vidspec_service.api.services import Services

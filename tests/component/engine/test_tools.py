@@ -17,7 +17,7 @@ from tests.component.engine.harness import EngineHarness, ask, scene_video
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import DEFAULT_TEMPLATE, SamplingParams, SpeculationMode, ToolFormat
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
-from vidspec_service.api.schemas.dialects import message_of
+from vidspec_service.api.schemas.tool_calls import Speech, message_of
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 pytestmark = [pytest.mark.component, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -81,7 +81,7 @@ def test_every_mode_makes_the_same_calls_by_their_schemas(
         request = replace(request, template=template, grammar=asked.grammar.text, sampling=sampling, speculation=mode)
         found.append(engine.answer(request))
     assert len({answer.ids for answer in found}) == 1, found
-    speech = asked.speech()
+    speech = Speech(asked.tool_use.call_format)
     message = message_of([*speech.push(found[0].text), *speech.finish("stop")[0]])
     if not calls:
         assert message == {"content": found[0].text}

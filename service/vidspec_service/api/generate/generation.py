@@ -18,9 +18,8 @@ from vidspec_service.api.generate.frames import decode_all
 from vidspec_service.api.generate.tellings import Tellings
 from vidspec_service.api.generate.tracing import TracedGeneration
 from vidspec_service.api.limits.deadline import Deadline
-from vidspec_service.api.schemas.dialects import Spoken, SpokenChoice
-from vidspec_service.api.schemas.logprobs import logprobs_of
-from vidspec_service.api.schemas.tellings import details_of
+from vidspec_service.api.schemas.dialects import SpokenChoice
+from vidspec_service.api.schemas.tellings import logprobs_of
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
@@ -136,7 +135,7 @@ class Generation:
         if self._request.logprobs is not None:
             found["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
         if Include.TOKEN_DETAILS in self._request.include:
-            found["token_details"] = details_of(each for piece in pieces for each in piece.details)
+            found["token_details"] = [each for piece in pieces for each in piece.details]
         return found
 
     def news(self) -> dict[str, Any]:
@@ -164,8 +163,8 @@ class Generation:
         if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")
 
-    async def spoken(self) -> Spoken:
-        """All of it, for an answer that is not streamed."""
+    async def spoken(self) -> list[SpokenChoice]:
+        """All that is said, for an answer that is not streamed."""
         said: list[list[TextDelta]] = [[] for _ in range(self.n)]
         reasons: dict[int, str] = {}
         async with aclosing(self.pieces()) as pieces:
@@ -174,13 +173,12 @@ class Generation:
                     reasons[piece.choice] = piece.finish_reason.value
                 else:
                     said[piece.choice].append(piece)
-        choices = [
+        return [
             SpokenChoice(
                 text="".join(piece.text for piece in pieces), about=self.about(pieces), finish_reason=reasons[index]
             )
             for index, pieces in enumerate(said)
         ]
-        return Spoken(head=self.head, choices=choices, facts={**self.facts(), **self.news()})
 
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
+import yaml
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from vidspec_service.api.openapi import examples
+from vidspec_service.api.schemas import dialects
 from vidspec_service.api.schemas.answers import Completion, ErrorBody
 from vidspec_service.api.schemas.bodies import BODIES, FORMS
 from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
@@ -18,6 +20,8 @@ from vidspec_service.api.schemas.responses import ResponseRequest
 from vidspec_service.api.schemas.tokens import Detokenize, Tokenize
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
+
+Responses = dict[int | str, dict[str, Any]]
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
@@ -38,43 +42,43 @@ _PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
+# Tests hold them to the published schemas.
+_SHOWN: dict[str, Any] = yaml.safe_load(
+    (files("vidspec_service.api.openapi") / "examples.yaml").read_text(encoding="utf-8")
+)
+_REQUESTS: dict[str, dict[str, Any]] = _SHOWN["requests"]
+_WHOLE: dict[str, Any] = _SHOWN["whole"] | _SHOWN["facts"]
+_CHAT_COMPLETION: dict[str, Any] = _SHOWN["chat_completion"] | {"usage": _SHOWN["facts"]["usage"]}
+_STREAM = dialects.VIDEO_CHAT.events({key: _WHOLE[key] for key in ("id", "created", "model")}, dict)
+_EVENTS = "".join(
+    [
+        *_STREAM.piece(0, "A red square", {}),
+        *_STREAM.piece(0, " moves left.", {}),
+        *_STREAM.ended(0, "stop"),
+        *_STREAM.closed(_SHOWN["facts"]),
+    ]
+)
 
-def _body(description: str, **contents: tuple[type[BaseModel], dict[str, Any]]) -> dict[str, Any]:
+
+def _asked(
+    description: str, responses: Responses, **contents: tuple[type[BaseModel], dict[str, Any]]
+) -> dict[str, Any]:
+    """Of a route that reads its body itself: `form` and `json`, each the model and examples."""
     kinds = {"form": "multipart/form-data", "json": "application/json"}
-    return {
-        "requestBody": {
-            "required": True,
-            "description": f"{description} Unknown fields are refused.",
-            "content": {
-                kinds[kind]: {"schema": {"$ref": _REF.format(model=model.__name__)}, "examples": shown}
-                for kind, (model, shown) in contents.items()
-            },
-        }
+    body = {
+        "required": True,
+        "description": f"{description} Unknown fields are refused.",
+        "content": {
+            kinds[kind]: {"schema": {"$ref": _REF.format(model=model.__name__)}, "examples": shown}
+            for kind, (model, shown) in contents.items()
+        },
     }
+    return {"responses": responses, "openapi_extra": {"requestBody": body}}
 
 
-VIDEO_CHAT_BODY = _body(
-    "A form with file parts, or JSON with data URLs; without a video it is a question in text.",
-    form=(VideoChatForm, examples.REQUESTS["video_chat_form"]),
-    json=(VideoChatJson, examples.REQUESTS["video_chat"]),
-)
-CHAT_COMPLETION_BODY = _body("OpenAI's fields, and ours.", json=(ChatCompletion, examples.REQUESTS["chat_completion"]))
-RESPONSE_BODY = _body("OpenAI's newer fields, and ours.", json=(ResponseRequest, {}))
-COMPLETION_BODY = _body("OpenAI's older fields, and ours.", json=(TextCompletion, examples.REQUESTS["completion"]))
-TOKENIZE_BODY = _body("As vLLM takes it.", json=(Tokenize, {}))
-DETOKENIZE_BODY = _body("As vLLM takes it.", json=(Detokenize, {}))
-TEXT_STATUSES = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
-VIDEO_UPLOAD_BODY = _body(
-    "A form with a file part, or JSON with a data URL.",
-    form=(VideoUploadForm, {}),
-    json=(VideoUploadJson, examples.REQUESTS["upload"]),
-)
-UPLOAD_STATUSES = tuple(status for status in _ERRORS if status != 404)
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int) -> Responses:
     """The documentation of these error statuses."""
-    documented: dict[int | str, dict[str, Any]] = {}
+    documented: Responses = {}
     for status in statuses:
         documented[status] = {"description": _ERRORS[status], "content": _PROBLEM}
         if status in (429, 503):
@@ -84,29 +88,46 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return documented
 
 
-HEALTH: dict[int | str, dict[str, Any]] = {
-    200: {"description": "A request would be served.", "content": None},
-    503: {"description": "Not now; `/health/ready` says why."},
-}
-METRICS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The page.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-    **problems(401),
-}
-
-
-def _answers(
-    model: type[BaseModel], whole: dict[str, Any] | None, events: str | None
-) -> dict[int | str, dict[str, Any]]:
+def _answers(model: type[BaseModel], whole: dict[str, Any] | None = None, events: str | None = None) -> Responses:
     stream: dict[str, Any] = {"schema": {"type": "string"}} | ({"example": events} if events else {})
     description = "The answer; with `stream`, as server-sent events."
     content = {"application/json": {"example": whole} if whole else {}, "text/event-stream": stream}
     return {200: {"model": model, "description": description, "content": content}, **problems(*_ERRORS)}
 
 
-VIDEO_CHAT_RESPONSES = _answers(Completion, examples.WHOLE, examples.EVENTS)
-COMPLETION_RESPONSES = _answers(CompletionAnswer, None, None)
-RESPONSE_RESPONSES = _answers(ResponseAnswer, None, None)
-CHAT_COMPLETION_RESPONSES = _answers(ChatCompletionAnswer, examples.CHAT_COMPLETION, None)
+_OF_TEXT = problems(*(status for status in _ERRORS if status != 422))
+
+VIDEO_CHAT = _asked(
+    "A form with file parts, or JSON with data URLs; without a video it is a question in text.",
+    _answers(Completion, _WHOLE, _EVENTS),
+    form=(VideoChatForm, _REQUESTS["video_chat_form"]),
+    json=(VideoChatJson, _REQUESTS["video_chat"]),
+)
+CHAT_COMPLETION = _asked(
+    "OpenAI's fields, and ours.",
+    _answers(ChatCompletionAnswer, _CHAT_COMPLETION),
+    json=(ChatCompletion, _REQUESTS["chat_completion"]),
+)
+RESPONSE = _asked("OpenAI's newer fields, and ours.", _answers(ResponseAnswer), json=(ResponseRequest, {}))
+COMPLETION = _asked(
+    "OpenAI's older fields, and ours.", _answers(CompletionAnswer), json=(TextCompletion, _REQUESTS["completion"])
+)
+TOKENIZE = _asked("As vLLM takes it.", _OF_TEXT, json=(Tokenize, {}))
+DETOKENIZE = _asked("As vLLM takes it.", _OF_TEXT, json=(Detokenize, {}))
+VIDEO_UPLOAD = _asked(
+    "A form with a file part, or JSON with a data URL.",
+    problems(*(status for status in _ERRORS if status != 404)),
+    form=(VideoUploadForm, {}),
+    json=(VideoUploadJson, _REQUESTS["upload"]),
+)
+HEALTH: Responses = {
+    200: {"description": "A request would be served.", "content": None},
+    503: {"description": "Not now; `/health/ready` says why."},
+}
+METRICS: Responses = {
+    200: {"description": "The page.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+    **problems(401),
+}
 
 
 def describe(app: FastAPI, *, asks_for_keys: bool) -> None:

@@ -30,42 +30,24 @@ def chat_router(services: Services) -> APIRouter:
     """The routes, on their collaborators."""
     router = APIRouter(tags=["chat"])
 
-    @router.post(
-        "/v1/video-chat",
-        summary="Ask about videos",
-        responses=documents.VIDEO_CHAT_RESPONSES,
-        openapi_extra=documents.VIDEO_CHAT_BODY,
-    )
+    @router.post("/v1/video-chat", summary="Ask about videos", **documents.VIDEO_CHAT)
     async def video_chat(request: Request) -> Response:
         """Send videos and a question; get the answer whole or, with `stream`, as it is generated."""
         return await _answer(request, services, VideoChatJson, VideoChatForm)
 
     @router.post(
-        "/v1/chat/completions",
-        summary="Ask about videos, as OpenAI's clients do",
-        responses=documents.CHAT_COMPLETION_RESPONSES,
-        openapi_extra=documents.CHAT_COMPLETION_BODY,
+        "/v1/chat/completions", summary="Ask about videos, as OpenAI's clients do", **documents.CHAT_COMPLETION
     )
     async def chat_completions(request: Request) -> Response:
         """A conversation with videos and images among its parts; get the answer whole or, with `stream`, in chunks."""
         return await _answer(request, services, ChatCompletion)
 
-    @router.post(
-        "/v1/completions",
-        summary="Go on with a text",
-        responses=documents.COMPLETION_RESPONSES,
-        openapi_extra=documents.COMPLETION_BODY,
-    )
+    @router.post("/v1/completions", summary="Go on with a text", **documents.COMPLETION)
     async def completions(request: Request) -> Response:
         """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
         return await _answer(request, services, TextCompletion)
 
-    @router.post(
-        "/v1/responses",
-        summary="Ask about videos, in the newer words of OpenAI's API",
-        responses=documents.RESPONSE_RESPONSES,
-        openapi_extra=documents.RESPONSE_BODY,
-    )
+    @router.post("/v1/responses", summary="Ask about videos, in the newer words of OpenAI's API", **documents.RESPONSE)
     async def responses(request: Request) -> Response:
         """The same as /v1/chat/completions, as items and named events; nothing is stored."""
         return await _answer(request, services, ResponseRequest)
@@ -97,18 +79,17 @@ async def _answer(
             body = body.model_copy(update={"grammar": read})
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
-        request_id = f"{dialect.id_prefix}{secrets.token_hex(12)}"
-        asked = body.generation_request(
-            request_id, settings.speculation, settings.compression, settings.compression_ratio
-        )
+        asked = body.generation_request(f"{dialect.id_prefix}{secrets.token_hex(12)}", settings)
         del body  # its base64 may be large, and an answer takes its time
         generation = Generation(services, asked, deadline, trace)
         held.push_async_callback(generation.close)
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        found = await generation.run(generation.spoken())
-        content = await asyncio.to_thread(dialect.whole, found)  # log probabilities may be many megabytes
+        choices = await generation.run(generation.spoken())
+        facts = {**generation.facts(), **generation.news()}
+        # In a thread: log probabilities may be many megabytes.
+        content = await asyncio.to_thread(dialect.whole, generation.head, choices, facts)
         return Response(content, media_type="application/json", headers=generation.headers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +16,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse
 
-from vidspec_service.api.openapi.try_out import to_try_out
+from vidspec_service.api.schemas.bodies import FORMS
 
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 _FAVICON = "data:,"  # none
@@ -23,6 +24,10 @@ _FAVICON = "data:,"  # none
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 )
+
+_FIRST = ("video", "prompt")  # of dozens
+_FILLED_IN = {"prompt": "Describe the video."}
+_A_FILE = {"type": "string", "format": "binary"}  # a list of them has no control of its own
 
 # Swagger UI sends the empty fields of a form, too; to the API an empty field is one that is given.
 _START = "SwaggerUIBundle({"
@@ -44,7 +49,7 @@ def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
     @cache
     def documents() -> tuple[bytes, bytes]:
         described = describe()
-        whole, to_try = (json.dumps(each, ensure_ascii=False).encode() for each in (described, to_try_out(described)))
+        whole, to_try = (json.dumps(each, ensure_ascii=False).encode() for each in (described, _to_try_out(described)))
         return whole, to_try
 
     @router.get("/openapi.json")
@@ -77,3 +82,35 @@ def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
         return FileResponse(folder / name, media_type=_ASSETS[name], headers={"cache-control": "max-age=86400"})
 
     return router
+
+
+def _to_try_out(document: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the document in which what "Try it out" fills in can be sent as it is.
+
+    Swagger UI puts a sample into every field of a form, so each is given an empty one, which is then not sent; and
+    examples that are cut short for the reader's sake are made whole.
+    """
+    frame = base64.b64encode((resources.files("vidspec_service.api.openapi") / "frame.jpg").read_bytes()).decode()
+    whole = {
+        "data:video/mp4;base64,AAAAIGZ0eXBpc29t...": f"data:video/jpeg;base64,{frame}",
+        "data:image/png;base64,iVBORw0KGgoA...": f"data:image/jpeg;base64,{frame}",
+        "/9j/4AAQ...": frame,
+    }
+    text = json.dumps(document)
+    for cut, complete in whole.items():
+        text = text.replace(cut, complete)
+    shown: dict[str, Any] = json.loads(text)
+    for model in FORMS:
+        form = shown["components"]["schemas"][model.__name__]
+        fields = sorted(form["properties"].items(), key=lambda item: item[0] not in _FIRST)
+        form["properties"] = {field: _empty(field, schema) for field, schema in fields}
+    return shown
+
+
+def _empty(field: str, schema: dict[str, Any]) -> dict[str, Any]:
+    rest = {key: value for key, value in schema.items() if key != "default"}
+    if field == "video":
+        return {**_A_FILE, "description": schema["description"]}
+    if "$ref" in rest or rest.get("type") in (None, "object"):  # JSON text in a form
+        return {"type": "string", "description": schema.get("description", ""), "example": ""}
+    return {**rest, "example": [] if rest.get("type") == "array" else _FILLED_IN.get(field, "")}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
 from vidspec_service.api.limits.admission import caller_of, sharer_of
-from vidspec_service.api.page.files import PageFile
 from vidspec_service.api.page.samples import MOST_SEED, SampleClips
 from vidspec_service.api.services import Services
 
@@ -24,6 +26,32 @@ _HEADERS = {
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
     "cache-control": "no-cache",  # a file of an older version must not meet newer ones
 }
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """Read once; served without a key, since nothing in it is anybody's."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def page_files() -> dict[str, PageFile]:
+    """By the path under which each is served, with a leading slash: the page itself at `/`."""
+    found = {}
+    for file in (resources.files("vidspec_service.api.page") / "static").iterdir():
+        content = file.read_bytes()
+        path = "/" if file.name == "index.html" else f"/page/{file.name}"
+        media_type = _MEDIA_TYPES["." + file.name.rpartition(".")[2]]
+        found[path] = PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return found
 
 
 def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:

@@ -42,13 +42,7 @@ def tokens_router(services: Services) -> APIRouter:
             check_served(body.model, info.model_names)
             yield body, caller, services.deadline(permit, request.receive)
 
-    @router.post(
-        "/tokenize",
-        summary="The tokens of a text",
-        response_model=Tokenized,
-        responses=documents.problems(*documents.TEXT_STATUSES),
-        openapi_extra=documents.TOKENIZE_BODY,
-    )
+    @router.post("/tokenize", summary="The tokens of a text", response_model=Tokenized, **documents.TOKENIZE)
     async def tokenize(request: Request) -> Response:
         """Of a text as it is; of a conversation in text how many the chat template makes of it."""
         async with permitted(request, Tokenize) as (body, caller, deadline):
@@ -60,12 +54,7 @@ def tokens_router(services: Services) -> APIRouter:
                 content = await asyncio.to_thread(_tokenized, engine.tokenizer, body.prompt, body, length)
             return Response(content, media_type="application/json")
 
-    @router.post(
-        "/detokenize",
-        summary="The text of tokens",
-        responses=documents.problems(*documents.TEXT_STATUSES),
-        openapi_extra=documents.DETOKENIZE_BODY,
-    )
+    @router.post("/detokenize", summary="The text of tokens", **documents.DETOKENIZE)
     async def detokenize(request: Request) -> Detokenized:
         """What ids say, special tokens included."""
         async with permitted(request, Detokenize) as (body, _, _):

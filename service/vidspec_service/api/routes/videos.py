@@ -35,12 +35,7 @@ def videos_router(services: Services) -> APIRouter:
     """The routes, on their collaborators."""
     router = APIRouter(tags=["videos"])
 
-    @router.post(
-        "/v1/videos",
-        summary="Upload a video to ask about",
-        responses=documents.problems(*documents.UPLOAD_STATUSES),
-        openapi_extra=documents.VIDEO_UPLOAD_BODY,
-    )
+    @router.post("/v1/videos", summary="Upload a video to ask about", **documents.VIDEO_UPLOAD)
     async def upload(request: Request) -> Video:
         """Keep a video for later questions, which name it by its id. It is decoded now, so a bad one is refused now."""
         with services.admission.permit(caller_of(request), sharer_of(request)) as permit:

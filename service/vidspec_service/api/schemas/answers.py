@@ -9,8 +9,7 @@ from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
 from vidspec_service.api.schemas.fields import Number, is_none
-from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
-from vidspec_service.api.schemas.tellings import TokenDetails, Told
+from vidspec_service.api.schemas.tellings import ChoiceLogprobs, TokenDetails, Told
 
 
 class AnswerMessage(BaseModel):

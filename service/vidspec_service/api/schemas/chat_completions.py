@@ -5,22 +5,21 @@ What is taken and changes nothing is listed in `client_fields`; nothing else is 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
 
-from vidspec_models.request import ChatTemplate, Turn
+from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
-from vidspec_service.api.schemas.chat_turns import ChatTurn
-from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields
+from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
+from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
-from vidspec_service.api.schemas.logprobs import ChoiceLogprobs
-from vidspec_service.api.schemas.stream_usage import StreamedUsage
+from vidspec_service.api.schemas.tellings import ChoiceLogprobs
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
+from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
 
@@ -44,8 +43,37 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class StreamOptions(Strict):
+    """What a stream tells besides its text."""
+
+    include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
+    include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
+    continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
+        None, description="false."
+    )
+
+
+class StreamedUsage(ChatRequest):
+    """A body whose answer may be streamed with the usage."""
+
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+
+    @model_validator(mode="after")
+    def _is_streamed(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream.", param="stream_options")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with it."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
 class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     """The JSON body of /v1/chat/completions."""
+
+    newer_limit: ClassVar = "max_completion_tokens"
 
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
         description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
@@ -57,14 +85,10 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     tool_choice: ToolChoice | NamedTool | None = Field(
         None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if it can, else `none`."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
-            raise InvalidRequest("Give max_completion_tokens or max_tokens, not both.", param="max_completion_tokens")
-        places = [f"messages.{index}" for index in range(len(self.messages))]
-        self.check_conversation(places, is_continued=bool(self.continue_final_message))
+        self.check_conversation(is_continued=bool(self.continue_final_message))
         return self
 
     @property
@@ -85,9 +109,9 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
         return self.told(super().template)
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest."""
-        return tuple(turn.turn for turn in self.messages)
+    def placed_turns(self) -> list[PlacedTurn]:
+        """See Conversation."""
+        return placed(self.messages)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -96,13 +120,10 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
 
     @property
     def dialect(self) -> Dialect:
-        """How to answer; a stream ends with the usage if that is wanted."""
-        return replace(_WITH_USAGE if self.wants_usage else _PLAIN, speech=self.speech)
-
-    @property
-    def most_tokens(self) -> int | None:
-        """See SamplingFields."""
-        return self.max_completion_tokens or self.max_tokens
+        """How to answer."""
+        final = ChatCompletionChunk if self.wants_usage else None
+        calls = self.tool_use.call_format
+        return ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionChunk, final, calls=calls)
 
 
 class ToolCallPiece(TypedDict, total=False):
@@ -155,17 +176,8 @@ class OpenAIChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(Answer):
-    """One server-sent event of a stream without usage."""
+    """One server-sent event."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[OpenAIChunkChoice]
-
-
-class ChatCompletionUsageChunk(ChatCompletionChunk):
-    """One event of a stream with usage, which is null in all but the last."""
-
-    usage: Usage | None = None
-
-
-_PLAIN = ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionChunk, None)
-_WITH_USAGE = ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionUsageChunk, ChatCompletionUsageChunk)
+    usage: Usage | None = Field(None, description="If it is wanted; null in all events but the last.")

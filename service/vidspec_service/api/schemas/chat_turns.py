@@ -1,30 +1,151 @@
-"""The turns of a conversation in the OpenAI dialect: roles, parts, calls of tools and their results."""
+"""The turns of a conversation in OpenAI's words: their parts, calls of tools and the results of those.
+
+OpenAI's own schema knows images and no video. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's,
+and a `file` part is how OpenAI's own names an upload, or has the file in it. To the models an
+image is a video of one frame.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
-from vidspec_service.api.schemas.chat_parts import SaidPart, TextPart, VideoPart
-from vidspec_service.api.schemas.client_fields import TurnFields
-from vidspec_service.api.schemas.fields import MAX_TEXT, Said, Strict, check_said, check_turns
+from vidspec_service.api.schemas.client_fields import Label, TurnFields
+from vidspec_service.api.schemas.fields import MAX_TEXT, FrameTimes, Id, Said, Source, Strict, exactly_one_of
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, ToolName
 from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
 
+PlacedTurn = tuple[str, Turn]  # where it is in the body, as `messages.0`; what it is for the engine
+CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
+
+
+class SaidPart(Strict):
+    """Something said."""
+
+    text: Said
+
+
+class TextPart(SaidPart):
+    """Text in a message."""
+
+    type: Literal["text"]
+
+
+class VideoUrl(FrameTimes):
+    """Where a video is. Own frames are `data:video/jpeg;base64,F1,F2,...`, as vLLM takes them."""
+
+    url: str = Field(min_length=1, description="`data:video/...;base64,...`, or https if the operator allows the host.")
+
+
+class VideoUrlPart(Strict):
+    """A video, as vLLM and SGLang take it."""
+
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        return replace(by_url(self.video_url.url), times=self.video_url.times)
+
+
+class InputVideo(Strict):
+    """A video's bytes, or where it is."""
+
+    data: str | None = Field(None, min_length=1, description="Base64, bare or as a data URL.")
+    url: str | None = Field(None, min_length=1, description="As in a video_url part.")
+
+    _one_of_them = exactly_one_of("data", "url", where=" in input_video")
+
+
+class InputVideoPart(Strict):
+    """A video, as llama.cpp takes it."""
+
+    type: Literal["input_video"]
+    input_video: InputVideo
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        data = self.input_video.data
+        return by_url(self.input_video.url or "") if data is None else by_data(data)
+
+
+class ImageUrl(Strict):
+    """Where an image is."""
+
+    url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
+    detail: Literal["low", "high", "auto"] | None = Field(None, description="Taken; images have one size here.")
+
+
+class ImageUrlPart(Strict):
+    """An image: PNG, JPEG or WebP."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    @property
+    def source(self) -> Source:
+        """Where the image is."""
+        return replace(by_url(self.image_url.url), is_still=True)
+
+
+class FileRef(Strict):
+    """An upload's id, or a file's bytes."""
+
+    file_id: Id | None = Field(None, description="Of a video that was uploaded to /v1/videos.")
+    file_data: str | None = Field(
+        None, min_length=1, description="`data:video/...;base64,...` or `data:image/...`; bare base64 is a video's."
+    )
+    filename: Label | None = Field(None, description="Taken; what a file is its bytes say.")
+
+    _one_of_them = exactly_one_of("file_id", "file_data", where=" in a file")
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        if self.file_data is None:
+            return Source(video_id=self.file_id)
+        return replace(by_data(self.file_data), is_still=self.file_data[:11].lower() == "data:image/")
+
+
+class FilePart(Strict):
+    """A video as a file: one that was uploaded to /v1/videos, or in the body."""
+
+    type: Literal["file"]
+    file: FileRef
+
+    @property
+    def source(self) -> Source:
+        """Where the video is."""
+        return self.file.source
+
+
+def by_url(url: str) -> Source:
+    """A data URL, or an address."""
+    return Source(data_url=url) if url[:5].lower() == "data:" else Source(url=url)
+
+
+def by_data(data: str) -> Source:
+    """Base64 of a video, bare or as a data URL."""
+    return Source(data_url=data if data[:5].lower() == "data:" else f"data:video/mp4;base64,{data}")
+
+
+VideoPart = VideoUrlPart | InputVideoPart | ImageUrlPart | FilePart
 Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
 Content = Annotated[
     Annotated[Said, Tag("a string")] | Annotated[Parts, Tag("a list")],
     Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
 ]
-CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
 
 
 def _json_object(text: str) -> str:
@@ -100,24 +221,39 @@ def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
     return tuple(parts)
 
 
-def check_conversation(turns: Sequence[Turn], places: Sequence[str], *, is_continued: bool = False) -> None:
-    """Who speaks when makes sense, and whoever asks says something; raises InvalidRequest.
+def placed(messages: Sequence[ChatTurn]) -> list[PlacedTurn]:
+    """The turns of a body that has them as `messages`."""
+    return [(f"messages.{index}", message.turn) for index, message in enumerate(messages)]
 
-    `places` are where the turns are in the body: `messages.0`.
-    """
+
+def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = False) -> None:
+    """Who speaks when makes sense, and whoever asks says something; raises InvalidRequest."""
+    place, last = turns[-1]
+    if sum(_length(turn) for _, turn in turns) > MAX_TEXT:
+        field = place.partition(".")[0]
+        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param=field)
+    for later, turn in turns[1:]:
+        if turn.role == "system":
+            raise InvalidRequest("A system message can only be the first.", param=f"{later}.role")
     lasts = ("assistant",) if is_continued else ("user", "tool")
-    check_turns([(turn.role, _length(turn)) for turn in turns], *lasts, places=places)
-    for turn, place in zip(turns, places, strict=True):
-        if turn.num_videos and turn.role != "user":
-            raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
-        if (turn.role == "tool") != (turn.tool_call_id is not None):
-            raise InvalidRequest("A tool's message has a tool_call_id, and no other has.", param=f"{place}.role")
-        if turn.tool_calls and turn.role != "assistant":
-            raise InvalidRequest("Only the assistant calls tools.", param=f"{place}.tool_calls")
-        if not turn.num_videos:
-            check_said(turn.role, turn.text, place)
-    if turns[-1].role != "tool" and not turns[-1].text.strip():
-        raise InvalidRequest("The last message must say something.", param=places[-1])
+    if last.role not in lasts:
+        raise InvalidRequest(f"The last message must be the {lasts[0]}'s.", param=f"{place}.role")
+    for each in turns:
+        _check_turn(*each)
+    if last.role != "tool" and not last.text.strip():
+        raise InvalidRequest("The last message must say something.", param=place)
+
+
+def _check_turn(place: str, turn: Turn) -> None:
+    """An answer, or what a tool has returned, may be empty."""
+    if turn.num_videos and turn.role != "user":
+        raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
+    if (turn.role == "tool") != (turn.tool_call_id is not None):
+        raise InvalidRequest("A tool's message has a tool_call_id, and no other has.", param=f"{place}.role")
+    if turn.tool_calls and turn.role != "assistant":
+        raise InvalidRequest("Only the assistant calls tools.", param=f"{place}.tool_calls")
+    if turn.role in ("system", "user") and not turn.num_videos and not turn.text.strip():
+        raise InvalidRequest("A message must say something.", param=f"{place}.content")
 
 
 def _length(turn: Turn) -> int:

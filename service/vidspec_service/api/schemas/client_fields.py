@@ -12,20 +12,34 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from vidspec_models.request import ChatTemplate
-from vidspec_service.api.schemas.chat_parts import only
 from vidspec_service.api.schemas.fields import Strict
 
 _INERT = "Taken; it changes nothing here."
+
+
+def only(neutral: object, because: str, *others: object) -> BeforeValidator:
+    """For a neutral field: what means *not wanted* passes, the rest is told why not."""
+    taken = [(each, isinstance(each, bool)) for each in (None, neutral, *others)]  # to Python false is 0
+
+    def check(value: object) -> object:
+        if (value, isinstance(value, bool)) not in taken:
+            raise ValueError(because)
+        return value
+
+    return BeforeValidator(check)
 
 
 def _minus_one_means(meant: int | None) -> BeforeValidator:
     return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
 
+_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
 _NO_TOOLS = "it is the older name; use tools and tool_choice"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
+NoLogprobs = Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)]
+NoTopLogprobs = Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)]
 NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
 NoProcessing = Annotated[
     NoOptions | None,

@@ -10,16 +10,14 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.answers import Answer, Usage
-from vidspec_service.api.schemas.chat_parts import only
-from vidspec_service.api.schemas.client_fields import ClientFields
+from vidspec_service.api.schemas.chat_completions import StreamedUsage
+from vidspec_service.api.schemas.client_fields import ClientFields, NoLogprobs, NoTopLogprobs, only
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source
-from vidspec_service.api.schemas.stream_usage import StreamedUsage
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
 _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
-_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
 
 
 class TextCompletion(ClientFields, ModelName, StreamedUsage):
@@ -34,8 +32,8 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
     add_special_tokens: Annotated[
         Literal[True] | None, only(True, "the tokenizer's first token, if it has one, comes before every text")
     ] = Field(None, description="true.")
-    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Not given.")
+    logprobs: NoLogprobs = Field(None, description="Not given.")
+    top_logprobs: NoTopLogprobs = Field(None, description="Not given.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -60,8 +58,9 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
 
     @property
     def dialect(self) -> Dialect:
-        """How to answer; a stream ends with the usage if that is wanted."""
-        return _WITH_USAGE if self.wants_usage else _PLAIN
+        """How to answer."""
+        final = CompletionChunk if self.wants_usage else None
+        return ChatDialect("cmpl-", CompletionAnswer, CompletionChunk, final, names_role=False)
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
@@ -95,17 +94,8 @@ class CompletionAnswer(Answer):
 
 
 class CompletionChunk(Answer):
-    """One server-sent event of a stream without usage."""
+    """One server-sent event."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
-
-
-class CompletionUsageChunk(CompletionChunk):
-    """One event of a stream with usage, which is null in all but the last."""
-
-    usage: Usage | None = None
-
-
-_PLAIN = ChatDialect("cmpl-", CompletionAnswer, CompletionChunk, None, names_role=False)
-_WITH_USAGE = ChatDialect("cmpl-", CompletionAnswer, CompletionUsageChunk, CompletionUsageChunk, names_role=False)
+    usage: Usage | None = Field(None, description="If it is wanted; null in all events but the last.")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from vidspec_models.request import ChatTemplate, ToolFormat
+from vidspec_models.request import ChatTemplate, ToolFormat, Turn
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.schemas.chat_parts import only
-from vidspec_service.api.schemas.chat_turns import check_conversation
-from vidspec_service.api.schemas.dialects import PlainSpeech, SpeechFactory
+from vidspec_service.api.schemas.chat_turns import PlacedTurn, check_conversation
+from vidspec_service.api.schemas.client_fields import only
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
-from vidspec_service.api.schemas.tool_calls import CallSpeech
 from vidspec_service.api.schemas.tool_use import ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -30,35 +26,50 @@ class Conversation(ModelName, ChatRequest):
     add_special_tokens: Annotated[
         Literal[False] | None, only(False, "the checkpoint's own template and processor are used")
     ] = Field(None, description="false.")
+    parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
+
+    newer_limit: ClassVar[str]  # the newer name of `max_tokens`
+
+    @property
+    @abstractmethod
+    def placed_turns(self) -> list[PlacedTurn]:
+        """The conversation, and where it is in the body."""
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """See ChatRequest."""
+        return tuple(turn for _, turn in self.placed_turns)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """See SamplingFields."""
+        return getattr(self, self.newer_limit) or self.max_tokens
 
     @property
     @abstractmethod
     def tool_use(self) -> ToolUse:
         """What may be called, or must."""
 
-    @property
-    def speech(self) -> SpeechFactory:
-        """What the answer's text is told as."""
-        written = self.tool_use.call_format
-        return PlainSpeech if written is None else partial(CallSpeech, written)
-
     def wanted(self) -> list[Wanted]:
         """See StructuredOutput; of tools what must be called. What only may be is known once the engine is."""
         return [*super().wanted(), *(() if self.tool_use.is_auto else self.tool_use.wanted)]
 
-    def check_conversation(self, places: Sequence[str], *, is_continued: bool = False) -> None:
-        """Turns and tools make sense; raises InvalidRequest. `places` are where the turns are in the body."""
-        check_conversation(self.turns, places, is_continued=is_continued)
+    def check_conversation(self, *, is_continued: bool = False) -> None:
+        """Limits, turns and tools make sense; raises InvalidRequest."""
+        newer = getattr(self, self.newer_limit)
+        if newer is not None and self.max_tokens not in (None, newer):
+            raise InvalidRequest(f"Give {self.newer_limit} or max_tokens, not both.", param=self.newer_limit)
+        check_conversation(self.placed_turns, is_continued=is_continued)
         self.tool_use.check()
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
         check_served(self.model, info.model_names)
         self.tool_use.check_format(info.tool_format)
-        if info.tool_format is ToolFormat.NONE and any(turn.tool_calls or turn.tool_call_id for turn in self.turns):
+        if info.tool_format is ToolFormat.NONE and any(turn.is_about_tools for turn in self.turns):
             raise InvalidRequest(
                 "The model's chat template does not show calls of tools and their results; say them in user messages.",
-                param="messages",
+                param=self.placed_turns[-1][0].partition(".")[0],
             )
         body = super().for_engine(info)
         if not self.tool_use.is_auto:

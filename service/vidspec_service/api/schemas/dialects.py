@@ -4,56 +4,17 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
 from vidspec_service.api.schemas.answers import Chunk, Completion, FinalChunk
+from vidspec_service.api.schemas.tool_calls import CallFormat, Speech, message_of
 
 Facts = Mapping[str, Any]
 News = Callable[[], Facts]
-Delta = dict[str, Any]  # `content`, or `tool_calls` with one piece of one call
-
-
-class Speech(ABC):
-    """What one answer's text is told as, while it comes: deltas of a message, in OpenAI's shape."""
-
-    @abstractmethod
-    def push(self, text: str) -> list[Delta]:
-        """What is certain by now."""
-
-    @abstractmethod
-    def finish(self, reason: str) -> tuple[list[Delta], str]:
-        """What was held back, once no more comes, and why it ended, in OpenAI's words."""
-
-
-SpeechFactory = Callable[[], Speech]
-
-
-class PlainSpeech(Speech):
-    """Text is content."""
-
-    def push(self, text: str) -> list[Delta]:
-        return [{"content": text}] if text else []
-
-    def finish(self, reason: str) -> tuple[list[Delta], str]:
-        return [], reason
-
-
-def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """The whole message: `content`; or `tool_calls`, beside which nothing said is null."""
-    content = ""
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        content += delta.get("content", "")
-        for piece in delta.get("tool_calls", ()):
-            if piece["index"] == len(calls):
-                calls.append({"id": piece["id"], "type": "function", "function": {**piece["function"]}})
-            else:
-                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
-    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +24,6 @@ class SpokenChoice:
     text: str
     about: Facts  # what was asked for about its tokens: `logprobs`, `token_details`
     finish_reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
-    """A complete generation: what every dialect tells of it, in its own way."""
-
-    head: Facts  # id, created, model
-    choices: Sequence[SpokenChoice]
-    facts: Facts  # see `Summary`
 
 
 class Events(ABC):
@@ -104,12 +56,12 @@ class Dialect(ABC):
     id_prefix: str
 
     @abstractmethod
-    def whole(self, spoken: Spoken) -> str:
-        """The body of an answer that is not streamed."""
+    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
+        """The body of an answer that is not streamed: `head` is id, created and model, `facts` as in `Summary`."""
 
     @abstractmethod
     def events(self, head: Facts, news: News) -> Events:
-        """Of one stream; `head` is as in Spoken, `news` tells what became known since it was last asked."""
+        """Of one stream; `head` is as in `whole`, `news` tells what became known since it was last asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +71,17 @@ class ChatDialect(Dialect):
     id_prefix: str
     answer: type[BaseModel]
     chunk: type[BaseModel]  # one event of a stream
-    final: type[BaseModel] | None  # the last event of a stream that is complete, if it has one more
+    final: type[BaseModel] | None  # the last event of a complete stream; None: none of its events tells the usage
     names_role: bool = True  # a stream's first event says who speaks
-    speech: SpeechFactory = field(default=PlainSpeech)  # what the text is told as
+    calls: CallFormat | None = None  # how the text calls tools, if it may
 
-    def whole(self, spoken: Spoken) -> str:
+    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
         """See Dialect."""
-        choices = [self._choice(index, choice) for index, choice in enumerate(spoken.choices)]
-        return self.answer.model_validate({**spoken.head, "choices": choices, **spoken.facts}).model_dump_json()
+        told = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return self.answer.model_validate({**head, "choices": told, **facts}).model_dump_json()
 
     def _choice(self, index: int, spoken: SpokenChoice) -> dict[str, Any]:
-        speech = self.speech()
+        speech = Speech(self.calls)
         deltas = speech.push(spoken.text)
         last, finish_reason = speech.finish(spoken.finish_reason)
         message = message_of([*deltas, *last])
@@ -175,14 +127,14 @@ class _Chunks(Events):
 
     def _begun(self, choice: int) -> Iterator[str]:
         if choice not in self._speeches:
-            self._speeches[choice] = self._dialect.speech()
+            self._speeches[choice] = Speech(self._dialect.calls)
             if self._dialect.names_role:
                 yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def _chunk(self, index: int, delta: Facts, rest: Facts | None = None) -> str:
         choice = {"index": index, "delta": delta, **(rest or {})}
         chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._news()})
-        return sse(chunk.model_dump_json())
+        return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
 
 
 def sse(data: str, event: str | None = None) -> str:

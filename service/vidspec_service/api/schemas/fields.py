@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
+from vidspec_service.decoding.clip import MAX_FPS
 from vidspec_service.errors import InvalidRequest
 
 MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
 MAX_TURNS = 256
 MAX_STOPS = 4
 MAX_STOP = 256
+_LEAST_STEP_S = 0.001
+_MAX_TIMES = 20_000  # more than any server's max_frames
 _MOST = 1e9  # seconds, and frames per second: no video has more
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 
@@ -31,7 +43,7 @@ def is_none(value: object) -> bool:
 
 Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
-Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # of whom, `check_said` knows
+Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # of whom, `check_conversation` knows
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
@@ -58,12 +70,29 @@ class ModelName(Strict):
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameTimes:
-    """When a client's own frames are shown: at a rate, or each at a time of its own."""
+class FrameTimes(Strict):
+    """When a client's own frames are shown, beside a `data:video/jpeg` URL; without either, one frame a second."""
 
-    fps: float | None = None
-    timestamps_s: tuple[float, ...] | None = None
+    fps: Annotated[float, Field(gt=0, le=MAX_FPS, allow_inf_nan=False)] | None = Field(
+        None, description="Of `data:video/jpeg` frames: how many are shown in a second."
+    )
+    timestamps_s: Annotated[list[NotNegative], Field(min_length=1, max_length=_MAX_TIMES)] | None = Field(
+        None, description="Of `data:video/jpeg` frames: when each is shown, in seconds; increasing by 1 ms or more."
+    )
+
+    @model_validator(mode="after")
+    def _times_agree(self) -> Self:
+        if self.fps is not None and self.timestamps_s is not None:
+            raise InvalidRequest("Give fps or timestamps_s of frames, not both.", param="timestamps_s")
+        for earlier, later in pairwise(self.timestamps_s or ()):
+            if later - earlier < _LEAST_STEP_S - 1e-9:
+                raise InvalidRequest("timestamps_s must increase by 0.001 or more.", param="timestamps_s")
+        return self
+
+    @property
+    def times(self) -> FrameTimes | None:
+        """These, if the client says anything of them."""
+        return None if self.fps is None and self.timestamps_s is None else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +107,18 @@ class Source:
     times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
 
 
-def check_said(role: str, text: str, place: str) -> None:
-    """Raises InvalidRequest for a turn without words; an answer, or what a tool has returned, may be empty."""
-    if role in ("system", "user") and not text.strip():
-        raise InvalidRequest("A message must say something.", param=f"{place}.content")
+def exactly_one_of(*names: str, param: str | None = None, where: str = "") -> Any:
+    """A validator for a model: one of these fields is given, and no more. `where` ends the sentence that says so.
 
-
-def check_turns(turns: list[tuple[str, int]], *lasts: str, places: Sequence[str] | None = None) -> None:
-    """Roles and lengths of a conversation's turns make sense together; one of `lasts` (the user) speaks last.
-
-    `places` are where they are in the body. Raises InvalidRequest.
+    `param` is the field to name; none: the place in the body where the model is.
     """
-    found = places or [f"messages.{index}" for index in range(len(turns))]
-    if sum(length for _, length in turns) > MAX_TEXT:
-        field = found[-1].partition(".")[0]
-        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param=field)
-    for (role, _), place in zip(turns[1:], found[1:], strict=True):
-        if role == "system":
-            raise InvalidRequest("A system message can only be the first.", param=f"{place}.role")
-    allowed = lasts or ("user",)
-    if turns[-1][0] not in allowed:
-        raise InvalidRequest(f"The last message must be the {allowed[0]}'s.", param=f"{found[-1]}.role")
+    refused = f"Give exactly one of {', '.join(names[:-1])} and {names[-1]}{where}"
+
+    def check(body: Strict) -> Strict:
+        if sum(getattr(body, name) is not None for name in names) == 1:
+            return body
+        if param is None:
+            raise ValueError(refused)
+        raise InvalidRequest(f"{refused}.", param=param)
+
+    return model_validator(mode="after")(check)

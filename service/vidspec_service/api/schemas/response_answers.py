@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.dialects import (
-    Delta,
-    Dialect,
-    Events,
-    Facts,
-    News,
-    SpeechFactory,
-    Spoken,
-    message_of,
-    sse,
-)
+from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, SpokenChoice, sse
+from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, Speech
 
 Item = dict[str, Any]
 
@@ -39,11 +31,11 @@ class OutputTokensDetails(BaseModel):
 
 
 class ResponseUsage(BaseModel):
-    """Tokens, as the target model counts them."""
+    """Tokens, as the target model counts them; read from the words that the other dialects have for them."""
 
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
+    input_tokens: int = Field(validation_alias="prompt_tokens")
+    input_tokens_details: InputTokensDetails = Field(validation_alias="prompt_tokens_details")
+    output_tokens: int = Field(validation_alias="completion_tokens")
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int
 
@@ -80,21 +72,16 @@ class ResponseDialect(Dialect):
     """`asked` is what an answer repeats of its request."""
 
     asked: Mapping[str, Any]
-    speech: SpeechFactory
+    calls: CallFormat | None  # how the text calls tools, if it may
     id_prefix: str = "resp_"
 
-    def whole(self, spoken: Spoken) -> str:
-        """See Dialect."""
-        (choice,) = spoken.choices
-        speech = self.speech()
-        deltas = speech.push(choice.text)
-        last, reason = speech.finish(choice.finish_reason)
-        message = message_of([*deltas, *last])
-        calls = [_call(each["id"], **each["function"]) for each in message.get("tool_calls", ())]
-        said = [_message(message["content"])] if message["content"] or not calls else []
-        output = [{**item, "status": "completed"} for item in (*said, *calls)]
-        output[-1]["status"] = _status(output[-1], reason)
-        return self.response(spoken.head, output, choice.finish_reason, spoken.facts).model_dump_json()
+    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
+        """See Dialect. It has the items that a stream of the same text would have written."""
+        (choice,) = choices
+        events = _ResponseEvents(self, head)
+        for _ in chain(events.piece(0, choice.text, {}), events.ended(0, choice.finish_reason)):
+            pass  # nobody reads them
+        return self.response(head, events.output, choice.finish_reason, facts).model_dump_json()
 
     def events(self, head: Facts, news: News) -> Events:
         """See Dialect."""
@@ -112,7 +99,7 @@ class ResponseDialect(Dialect):
             status="in_progress" if finish_reason is None else "incomplete" if is_cut else "completed",
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             output=output,
-            usage=None if facts is None else _usage(facts["usage"]),
+            usage=None if facts is None else ResponseUsage.model_validate(facts["usage"]),
             **self.asked,
         )
 
@@ -121,8 +108,8 @@ class _ResponseEvents(Events):
     def __init__(self, dialect: ResponseDialect, head: Facts) -> None:
         self._dialect = dialect
         self._head = head
-        self._speech = dialect.speech()
-        self._output: list[Item] = []
+        self._speech = Speech(dialect.calls)
+        self.output: list[Item] = []
         self._is_open = False  # the last of them goes on
         self._num_events = 0
         self._finish_reason = ""
@@ -141,18 +128,18 @@ class _ResponseEvents(Events):
         deltas, reason = self._speech.finish(finish_reason)
         for delta in deltas:
             yield from self._told(delta)
-        if not self._output:
+        if not self.output:
             yield from self._open(_message(""))
-        yield from self._close(_status(self._output[-1], reason))
+        yield from self._close(_status(self.output[-1], reason))
 
     def closed(self, facts: Facts) -> Iterator[str]:
-        response = self._dialect.response(self._head, self._output, self._finish_reason, facts)
+        response = self._dialect.response(self._head, self.output, self._finish_reason, facts)
         yield self._event(f"response.{response.status}", response=response.model_dump())
 
     def failed(self, error: Facts) -> Iterator[str]:
         if self._is_open:
-            self._output[-1]["status"] = "incomplete"
-        response = self._dialect.response(self._head, self._output).model_dump()
+            self.output[-1]["status"] = "incomplete"
+        response = self._dialect.response(self._head, self.output).model_dump()
         told = {"code": "server_error", "message": error["error"]["message"]}
         yield self._event("response.failed", response={**response, "status": "failed", "error": told})
 
@@ -163,16 +150,16 @@ class _ResponseEvents(Events):
                 yield from self._close()
                 yield from self._open(_call(piece["id"], function["name"], ""))
             if function["arguments"]:
-                self._output[-1]["arguments"] += function["arguments"]
+                self.output[-1]["arguments"] += function["arguments"]
                 yield self._item_event("response.function_call_arguments.delta", delta=function["arguments"])
         if text := delta.get("content"):
             if not self._is_open:
                 yield from self._open(_message(""))
-            self._output[-1]["content"][0]["text"] += text
+            self.output[-1]["content"][0]["text"] += text
             yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
 
     def _open(self, item: Item) -> Iterator[str]:
-        self._output.append(item)
+        self.output.append(item)
         self._is_open = True
         if item["type"] == "message":
             yield self._place_event("response.output_item.added", item={**item, "content": []})
@@ -184,7 +171,7 @@ class _ResponseEvents(Events):
         if not self._is_open:
             return
         self._is_open = False
-        item = self._output[-1]
+        item = self.output[-1]
         item["status"] = status
         if item["type"] == "message":
             (part,) = item["content"]
@@ -197,10 +184,10 @@ class _ResponseEvents(Events):
         yield self._place_event("response.output_item.done", item=item)
 
     def _item_event(self, kind: str, **fields: Any) -> str:
-        return self._place_event(kind, item_id=self._output[-1]["id"], **fields)
+        return self._place_event(kind, item_id=self.output[-1]["id"], **fields)
 
     def _place_event(self, kind: str, **fields: Any) -> str:
-        return self._event(kind, output_index=len(self._output) - 1, **fields)
+        return self._event(kind, output_index=len(self.output) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> str:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
@@ -223,12 +210,3 @@ def _status(item: Item, reason: str) -> str:
     """Of an answer's last item; `reason` is why the answer ended, as a speech says it."""
     is_whole = reason == ("tool_calls" if item["type"] == "function_call" else "stop")
     return "completed" if is_whole else "incomplete"
-
-
-def _usage(usage: Facts) -> ResponseUsage:
-    return ResponseUsage(
-        input_tokens=usage["prompt_tokens"],
-        input_tokens_details=InputTokensDetails(**usage["prompt_tokens_details"]),
-        output_tokens=usage["completion_tokens"],
-        total_tokens=usage["total_tokens"],
-    )

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from vidspec_models.request import ToolCall, Turn
-from vidspec_service.api.schemas.chat_parts import (
+from vidspec_service.api.schemas.chat_turns import (
+    MAX_PARTS,
+    Arguments,
+    CallId,
     FileRef,
     InputVideoPart,
+    PlacedTurn,
     SaidPart,
     VideoUrlPart,
     by_url,
+    parts_of,
 )
-from vidspec_service.api.schemas.chat_turns import MAX_PARTS, Arguments, CallId, parts_of
 from vidspec_service.api.schemas.client_fields import Label
-from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url
+from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url, exactly_one_of
 from vidspec_service.api.schemas.tool_use import ToolName
-from vidspec_service.errors import InvalidRequest
 
 _INERT = "Taken, so that an answer's items can be sent back."
 
@@ -54,11 +57,7 @@ class InputFile(FileRef):
     type: Literal["input_file"]
     file_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if sum(given is not None for given in (self.file_id, self.file_data, self.file_url)) != 1:
-            raise InvalidRequest("Give exactly one of file_id, file_data and file_url.", param="input")
-        return self
+    _one_of_them = exactly_one_of("file_id", "file_data", "file_url")  # in place of FileRef's
 
     @property
     def source(self) -> Source:
@@ -144,9 +143,9 @@ InputItem = Annotated[
 ]
 
 
-def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[tuple[str, Turn]]:
+def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[PlacedTurn]:
     """The turns and where each begins in the body. What an assistant says and calls one after the other is one turn."""
-    found: list[tuple[str, Turn]] = []
+    found: list[PlacedTurn] = []
     for index, item in enumerate(items):
         turn = item.turn
         if turn.tool_calls and found and found[-1][1].role == "assistant":

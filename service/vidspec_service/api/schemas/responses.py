@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
-from vidspec_service.api.schemas.chat_parts import only
-from vidspec_service.api.schemas.client_fields import ClientFields, Label
+from vidspec_service.api.schemas.chat_turns import PlacedTurn
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, NoLogprobs, NoTopLogprobs, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Count, Source, Strict, Text
@@ -16,10 +16,8 @@ from vidspec_service.api.schemas.response_answers import ResponseDialect
 from vidspec_service.api.schemas.response_items import InputItem, InputMessage, turns_of
 from vidspec_service.api.schemas.structured_output import JsonSchema, Wanted
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
-from vidspec_service.errors import InvalidRequest
 
 _STATELESS = "answers are not stored here; send the whole conversation as input"
-_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
 _TOLD = {
     "instructions", "max_output_tokens", "temperature", "top_p", "metadata", "text",
     "tools", "tool_choice", "parallel_tool_calls",
@@ -78,6 +76,8 @@ class StreamOptions(Strict):
 class ResponseRequest(ClientFields, Conversation):
     """The JSON body."""
 
+    newer_limit: ClassVar = "max_output_tokens"
+
     input: Input = Field(
         description="The question; or a conversation with videos and images in it, calls of tools and their results."
     )
@@ -92,7 +92,6 @@ class ResponseRequest(ClientFields, Conversation):
     tool_choice: ToolChoice | NamedTool | None = Field(
         None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if it can, else `none`."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     reasoning: dict[Label, Any] | None = Field(None, description="Taken; no model here reasons by degrees.")
     include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="Taken; there is none.")
@@ -104,20 +103,13 @@ class ResponseRequest(ClientFields, Conversation):
     conversation: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
     prompt: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
     n: Annotated[Literal[1] | None, only(1, "a response is one answer")] = Field(None, description="1.")
-    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(None, description="Not given.")
-    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="0.")
+    logprobs: NoLogprobs = Field(None, description="Not given.")
+    top_logprobs: NoTopLogprobs = Field(None, description="0.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if self.max_output_tokens is not None and self.max_tokens not in (None, self.max_output_tokens):
-            raise InvalidRequest("Give max_output_tokens or max_tokens, not both.", param="max_output_tokens")
-        self.check_conversation([place for place, _ in self._placed_turns])
+        self.check_conversation()
         return self
-
-    @property
-    def most_tokens(self) -> int | None:
-        """See SamplingFields."""
-        return self.max_output_tokens or self.max_tokens
 
     @property
     def tool_use(self) -> ToolUse:
@@ -145,11 +137,6 @@ class ResponseRequest(ClientFields, Conversation):
         return self.told(DEFAULT_TEMPLATE)
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest."""
-        return tuple(turn for _, turn in self._placed_turns)
-
-    @property
     def sources(self) -> tuple[Source, ...]:
         """See ChatRequest."""
         items = () if isinstance(self.input, str) else self.input
@@ -160,10 +147,11 @@ class ResponseRequest(ClientFields, Conversation):
         """How to answer: with what was asked, as OpenAI's API does."""
         asked = self.model_dump(mode="json", by_alias=True, include=_TOLD, exclude_none=True)
         asked["text"] = {"format": {"type": "text"}, **asked.get("text", {})}
-        return ResponseDialect(asked=asked, speech=self.speech)
+        return ResponseDialect(asked=asked, calls=self.tool_use.call_format)
 
     @property
-    def _placed_turns(self) -> list[tuple[str, Turn]]:
+    def placed_turns(self) -> list[PlacedTurn]:
+        """See Conversation."""
         is_told = bool(self.instructions and self.instructions.strip())
         first = [("instructions", Turn(role="system", parts=(self.instructions,)))] if is_told else []
         if isinstance(self.input, str):

@@ -1,16 +1,16 @@
-"""What a request may say about the law of its tokens besides temperature and seed; the same in both dialects.
+"""What a request may say about the law of its tokens; the same in all dialects.
 
 Named and meant as OpenAI's API and vLLM have it; every number has a bound that the engine can take.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import secrets
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from vidspec_models.request import GenerationRequest
+from vidspec_models.request import SamplingParams
 from vidspec_service.api.schemas.fields import Count, Strict
 from vidspec_service.errors import InvalidRequest
 
@@ -41,6 +41,18 @@ class SamplingFields(Strict):
     """Fields of every request that is answered. Null is the same as not given."""
 
     max_tokens: Count | None = Field(None, description="Most tokens of the answer; unset: the server's own.")
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
+        0.0, description="0 is greedy; unset: what the checkpoint says, else 0."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        1.0, description="Nucleus; 1 is off."
+    )
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        0, description="Only the k likeliest tokens; 0 is off."
+    )
+    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
+        None, description="Same request and seed, same text. Random if not given."
+    )
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
         0.0, description="Only tokens of at least this share of the likeliest one's probability; 0 is off."
     )
@@ -79,23 +91,17 @@ class SamplingFields(Strict):
         """How long the answer may get, if the client says so."""
         return self.max_tokens
 
-    def with_law(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with all that is said here."""
-        sampling = replace(
-            request.sampling,
+    def sampling_params(self) -> SamplingParams:
+        """For the engine; the seed is drawn where the client gives none."""
+        return SamplingParams(
+            temperature=self.temperature or 0.0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
             min_p=self.min_p or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             logit_bias=tuple((self.logit_bias or {}).items()),
             bad_words=tuple(self.bad_words or ()),
-        )
-        return replace(
-            request,
-            sampling=sampling,
-            max_tokens=self.most_tokens,
-            min_tokens=self.min_tokens or 0,
-            ignore_eos=bool(self.ignore_eos),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            seed=secrets.randbits(64) if self.seed is None else self.seed,
         )

@@ -1,9 +1,11 @@
-"""How an answer came about, as `include` asks: who wrote each token, what the draft saw, who worked when."""
+"""What an answer tells if it is asked for: log probabilities, in OpenAI's shape; and how it came about (`include`).
+
+That is who wrote each token, what the draft saw, who worked when.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,28 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vidspec_models.request import Preservation
 from vidspec_service.api.schemas.fields import Number, is_none
-from vidspec_service.engine.types import DraftView, Phase, SeenCells, TokenDetail, TokenSource
+from vidspec_service.engine.types import DraftView, Logprob, Phase, SeenCells, TokenLogprob, TokenSource
+
+
+class TopLogprob(BaseModel):
+    """One token that could have stood there."""
+
+    token: str = Field(description="Its text; U+FFFD where it is a part of a character.")
+    logprob: float = Field(description="Natural logarithm of its probability, before temperature and penalties.")
+    bytes: list[int] = Field(description="Its text in UTF-8.")
+
+
+class ContentLogprob(TopLogprob):
+    """The token that stands there."""
+
+    top_logprobs: list[TopLogprob] = Field(description="The likeliest tokens, best first.")
+
+
+class ChoiceLogprobs(BaseModel):
+    """One for each token of the answer, or of a chunk."""
+
+    content: Iterable[ContentLogprob]  # each made when it is written: all at once take ten times as long
+    refusal: None = None
 
 
 class TokenDetails(BaseModel):
@@ -63,9 +86,13 @@ class Told(BaseModel):
     timeline: list[Span] | None = Field(None, exclude_if=is_none, description="If `include` asks for it.")
 
 
-def details_of(tokens: Iterable[TokenDetail]) -> list[dict[str, Any]]:
-    """What a list of TokenDetails is made of."""
-    return [{"text": each.text, "source": each.source} for each in tokens]
+def logprobs_of(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """What a ChoiceLogprobs is made of, once."""
+    return {"content": ({**_told(each.token), "top_logprobs": [_told(other) for other in each.top]} for each in tokens)}
+
+
+def _told(one: Logprob) -> dict[str, Any]:
+    return {"token": one.text.decode(errors="replace"), "logprob": one.logprob, "bytes": list(one.text)}
 
 
 def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -79,18 +106,13 @@ def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[st
 
 def _seen(cells: SeenCells, times: Sequence[float]) -> dict[str, Any]:
     num_frames, rows, columns = cells.shape
-    places = np.unpackbits(np.frombuffer(cells.bits, np.uint8), bitorder="little", count=num_frames * rows * columns)
-    frames, seen = places.reshape(num_frames, -1).nonzero()
-    by_frame = {
-        frame: [place for _, place in group]
-        for frame, group in groupby(zip(frames.tolist(), seen.tolist(), strict=True), lambda each: each[0])
-    }
+    seen = np.unpackbits(np.frombuffer(cells.bits, np.uint8), bitorder="little", count=num_frames * rows * columns)
     merged = -(-len(times) // num_frames)  # frames of the video that are one of the model's
     return {
         "rows": rows,
         "columns": columns,
         "frames": [
-            {"timestamp_s": times[min(frame * merged, len(times) - 1)], "cells": by_frame.get(frame, [])}
-            for frame in range(num_frames)
+            {"timestamp_s": times[min(index * merged, len(times) - 1)], "cells": np.flatnonzero(frame).tolist()}
+            for index, frame in enumerate(seen.reshape(num_frames, -1))
         ],
     }

@@ -7,13 +7,13 @@ from typing import Annotated, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
-from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation
+from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation, placed
 from vidspec_service.api.schemas.client_fields import TemplateFields
-from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName, exactly_one_of
+from vidspec_service.api.schemas.sampling import TokenId
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOKENS = 65_536
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Tokenize(ModelName, TemplateFields):
@@ -30,10 +30,10 @@ class Tokenize(ModelName, TemplateFields):
     )
     return_token_strs: bool | None = Field(False, description="Tell each token's piece of the vocabulary, too.")
 
+    _one_of_them = exactly_one_of("prompt", "messages", param="prompt")
+
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
+    def _fields_agree(self) -> Self:
         if self.prompt is not None:
             self._check_prompt()
         else:
@@ -51,8 +51,7 @@ class Tokenize(ModelName, TemplateFields):
                 raise InvalidRequest(f"{name} is only allowed with messages.", param=name)
 
     def _check_messages(self) -> None:
-        places = [f"messages.{index}" for index in range(len(self.messages or ()))]
-        check_conversation(self.turns, places, is_continued=bool(self.continue_final_message))
+        check_conversation(placed(self.messages or ()), is_continued=bool(self.continue_final_message))
         if any(turn.num_videos for turn in self.turns):
             raise InvalidRequest("Here messages are text; what videos take is in an answer's usage.", param="messages")
         if self.return_token_strs:

@@ -1,13 +1,13 @@
-"""Text in which a model calls tools, read while it comes; written by the grammars of `tools`."""
+"""An answer's text read as a message, while it comes: what is said, and the calls of tools in it."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from vidspec_service.api.schemas.dialects import Delta, Speech
-
+Delta = dict[str, Any]  # `content`, or `tool_calls` with one piece of one call
 OPENS, CLOSES = "<tool_call>", "</tool_call>"  # tokens of models that call tools as Hermes and Qwen do
 
 
@@ -20,18 +20,22 @@ class CallFormat:
     opens: str | None = None  # what begins a head after any text; None: the whole text is one call
 
 
-class CallSpeech(Speech):
-    """Text up to the first call is content; between and after calls it is not told, as with vLLM."""
+class Speech:
+    """What one answer's text is told as, while it comes: deltas of a message, in OpenAI's shape.
 
-    def __init__(self, written: CallFormat) -> None:
-        self._format = written
+    Text up to the first call is content; between and after calls it is not told, as with vLLM.
+    """
+
+    def __init__(self, calls: CallFormat | None) -> None:
+        """`calls` is how they are written; None: all text is content."""
+        self._format = calls or CallFormat(heads={})
         self._pending = ""  # not read yet
         self._num_calls = 0
-        self._read = self._read_content if written.opens is not None else self._read_head
+        self._read = self._read_content if calls is None or calls.opens else self._read_head
         self._arguments = _ObjectEnd()
 
     def push(self, text: str) -> list[Delta]:
-        """See Speech. Argument text is told as it comes."""
+        """What is certain by now; argument text is told as it comes."""
         self._pending += text
         deltas: list[Delta] = []
         before = None
@@ -40,7 +44,10 @@ class CallSpeech(Speech):
         return deltas
 
     def finish(self, reason: str) -> tuple[list[Delta], str]:
-        """See Speech. A call that was cut before its name was known is content; one cut later is nothing to call."""
+        """What was held back, once no more comes, and why it ended, in OpenAI's words.
+
+        A call that was cut before its name was known is content; one cut later is nothing to call.
+        """
         rest, self._pending = self._pending, ""
         if not self._num_calls:
             return self._content(rest), reason
@@ -52,7 +59,7 @@ class CallSpeech(Speech):
 
     def _read_content(self) -> list[Delta]:
         opens = self._format.opens or ""
-        at = self._pending.find(opens)
+        at = self._pending.find(opens) if opens else -1
         if at >= 0:
             self._read = self._read_head
         else:  # the end of it may be the beginning of a call
@@ -88,6 +95,20 @@ class CallSpeech(Speech):
     def _piece(self, arguments: str, *, name: str | None = None, **called: str) -> Delta:
         function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
         return {"tool_calls": [{"index": self._num_calls - 1, **called, "function": function}]}
+
+
+def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """The whole message: `content`; or `tool_calls`, beside which nothing said is null."""
+    content = ""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        content += delta.get("content", "")
+        for piece in delta.get("tool_calls", ()):
+            if piece["index"] == len(calls):
+                calls.append({"id": piece["id"], "type": "function", "function": {**piece["function"]}})
+            else:
+                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
 
 
 class _ObjectEnd:

@@ -5,7 +5,6 @@ A field is either honoured or refused; there is no third way. A valid body becom
 
 from __future__ import annotations
 
-import secrets
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,16 +18,17 @@ from vidspec_models.request import (
     GenerationRequest,
     Include,
     Preservation,
-    SamplingParams,
     SpeculationMode,
     Turn,
 )
+from vidspec_service.api.schemas.chat_turns import check_conversation
 from vidspec_service.api.schemas.dialects import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
     MAX_TURNS,
     Count,
     FormFile,
+    FrameTimes,
     Id,
     NotNegative,
     Positive,
@@ -38,15 +38,14 @@ from vidspec_service.api.schemas.fields import (
     Strict,
     Text,
     Url,
-    check_said,
-    check_turns,
+    exactly_one_of,
 )
-from vidspec_service.api.schemas.frame_times import WithFrameTimes
 from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.decoding.clip import FrameRequest, check_agreement
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
+from vidspec_service.settings import Settings
 
 MAX_N = 8
 MAX_VIDEOS = 1000  # of a body; how many a request may have is the operator's setting
@@ -58,18 +57,6 @@ class ChatRequest(SamplingFields, StructuredOutput):
     """How to answer and which frames to look at: the same in every route that answers."""
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
-        0.0, description="0 is greedy; unset: what the checkpoint says, else 0."
-    )
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        1.0, description="Nucleus; 1 is off."
-    )
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        0, description="Only the k likeliest tokens; 0 is off."
-    )
-    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
-        None, description="Same request and seed, same text. Random if not given."
-    )
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
         1, description="Answers to the one prompt, 1 to 8; number i, from 0, has the seed `seed` + i."
     )
@@ -160,38 +147,31 @@ class ChatRequest(SamplingFields, StructuredOutput):
             end_s=self.end_s,
         )
 
-    def generation_request(
-        self,
-        request_id: str,
-        default_speculation: SpeculationMode,
-        default_compression: Compression,
-        default_ratio: float | None,
-    ) -> GenerationRequest:
+    def generation_request(self, request_id: str, settings: Settings) -> GenerationRequest:
         """What the engine is asked, but for the videos. Null is the same as not given."""
-        compression = self.compression or default_compression
+        compression = self.compression or settings.compression
         if compression is Compression.NONE and self.compression_ratio is not None:
             raise InvalidRequest("Give a compression with it; none keeps every token.", param="compression_ratio")
-        request = GenerationRequest(
+        return GenerationRequest(
             request_id=request_id,
             turns=self.turns,
             template=self.template,
-            sampling=SamplingParams(
-                temperature=self.temperature or 0.0,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                top_k=self.top_k or 0,
-                seed=secrets.randbits(64) if self.seed is None else self.seed,
-            ),
+            sampling=self.sampling_params(),
+            max_tokens=self.most_tokens,
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
             stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             grammar=None if self.grammar is None else self.grammar.text,
-            speculation=self.speculation or default_speculation,
+            speculation=self.speculation or settings.speculation,
             compression=compression,
-            compression_ratio=self.compression_ratio or default_ratio,
+            compression_ratio=self.compression_ratio or settings.compression_ratio,
             preservation=self.preservation,
             prune_ratio=self.prune_ratio,
             include=self.included,
             n=self.n or 1,
         )
-        return self.with_law(request)
 
     def _says(self, name: str) -> bool:
         return name in self.model_fields_set and getattr(self, name) is not None
@@ -216,14 +196,13 @@ class VideoChat(ChatRequest):
         None, description="What else is told: who wrote each token, what the draft saw, who worked when."
     )
 
+    _one_question = exactly_one_of("prompt", "messages", param="prompt")
+
     @model_validator(mode="after")
-    def _one_question(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("Give exactly one of prompt and messages.", param="prompt")
+    def _turns_agree(self) -> Self:
         if self.messages is not None:
-            check_turns([(message.role, len(message.content)) for message in self.messages])
-            for index, message in enumerate(self.messages):
-                check_said(message.role, message.content, f"messages.{index}")
+            said = [Turn(role=message.role, parts=(message.content,)) for message in self.messages]
+            check_conversation([(f"messages.{index}", turn) for index, turn in enumerate(said)])
         return self
 
     @property
@@ -244,18 +223,14 @@ class VideoChat(ChatRequest):
         )
 
 
-class VideoRef(WithFrameTimes):
+class VideoRef(FrameTimes):
     """One of several videos."""
 
     video: str | None = Field(None, description=DATA_URL)
     video_id: Id | None = Field(None, description=_VIDEO_ID)
     video_url: Url | None = Field(None, description=_VIDEO_URL)
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if sum(given is not None for given in (self.video, self.video_id, self.video_url)) != 1:
-            raise InvalidRequest("Give exactly one of video, video_id and video_url for each video.", param="videos")
-        return self
+    _one_place = exactly_one_of("video", "video_id", "video_url", param="videos", where=" for each video")
 
     @property
     def source(self) -> Source:

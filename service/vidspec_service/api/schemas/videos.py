@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Number, Source, Strict, Url
-from vidspec_service.errors import InvalidRequest
+from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Number, Source, Strict, Url, exactly_one_of
 
 
 class VideoUpload(Strict):
@@ -17,11 +16,7 @@ class VideoUpload(Strict):
     video: Path | str | None = None
     video_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
 
-    @model_validator(mode="after")
-    def _one_video(self) -> Self:
-        if (self.video is None) == (self.video_url is None):
-            raise InvalidRequest("Give exactly one of video and video_url.", param="video")
-        return self
+    _one_video = exactly_one_of("video", "video_url", param="video")
 
     @property
     def source(self) -> Source:

@@ -23,7 +23,8 @@ _DEFAULT_FPS = 1.0  # as vLLM has it
 async def take_frames(upload: Upload, url: DataUrl, times: FrameTimes | None) -> VideoFile:
     """Store the images one after the other; raises the RequestError that says what is wrong with them."""
     images = await asyncio.to_thread(_images, url, upload.settings)
-    sequence = _sequence(tuple(map(len, images)), times or FrameTimes(fps=_DEFAULT_FPS), upload.settings)
+    times = times or FrameTimes(fps=_DEFAULT_FPS, timestamps_s=None)
+    sequence = _sequence(tuple(map(len, images)), times, upload.settings)
     file = await upload.store(_each(images), is_still=True)
     return replace(file, is_still=False, sequence=sequence)
 
@@ -62,12 +63,12 @@ def _images(url: DataUrl, settings: Settings) -> list[bytes]:
 
 def _sequence(num_bytes: tuple[int, ...], times: FrameTimes, settings: Settings) -> FrameSequence:
     """When each is shown."""
-    timestamps_s = times.timestamps_s
+    timestamps_s = tuple(times.timestamps_s or ())
     if times.fps is not None:
         timestamps_s = tuple(index / times.fps for index in range(len(num_bytes)))
-    elif timestamps_s is None or len(timestamps_s) != len(num_bytes):
+    elif len(timestamps_s) != len(num_bytes):
         raise InvalidRequest(
-            f"There are {len(num_bytes)} frames and {len(timestamps_s or ())} timestamps_s.", param="timestamps_s"
+            f"There are {len(num_bytes)} frames and {len(timestamps_s)} timestamps_s.", param="timestamps_s"
         )
     if timestamps_s[-1] > settings.max_duration_s:
         limit = f"{settings.max_duration_s:g} s"

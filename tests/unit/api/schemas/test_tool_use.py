@@ -24,9 +24,8 @@ from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.conversation import Conversation
-from vidspec_service.api.schemas.dialects import message_of
 from vidspec_service.api.schemas.responses import ResponseRequest
-from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, CallSpeech
+from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, Speech, message_of
 from vidspec_service.errors import InvalidRequest
 
 POINT = {
@@ -178,7 +177,7 @@ TEXTS: list[tuple[CallFormat | None, str, str | None, list[tuple[str, str]]]] = 
 def test_calls_are_read_in_whatever_pieces_they_come(
     written: CallFormat, text: str, content: str | None, calls: list[tuple[str, str]], size: int
 ) -> None:
-    speech = CallSpeech(written)
+    speech = Speech(written)
     deltas = [delta for at in range(0, len(text), size) for delta in speech.push(text[at : at + size])]
     last, reason = speech.finish("stop")
     message = message_of([*deltas, *last])
@@ -190,11 +189,11 @@ def test_calls_are_read_in_whatever_pieces_they_come(
 
 
 def test_what_was_cut_is_told_as_far_as_it_came() -> None:
-    speech = CallSpeech(AMONG)
+    speech = Speech(AMONG)
     deltas = speech.push('{"name": "go", "arguments": {"x": "}')
     assert message_of(deltas)["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"x": "}'}
     assert speech.finish("length") == ([], "length")
-    nameless = CallSpeech(AMONG)
+    nameless = Speech(AMONG)
     assert nameless.push('{"name": ') == []
     assert nameless.finish("length") == ([{"content": '{"name": '}], "length")
 
@@ -203,7 +202,7 @@ def test_what_was_cut_is_told_as_far_as_it_came() -> None:
 def test_there_is_something_to_call_only_if_the_last_call_is_whole(case: Any, data: st.DataObject) -> None:
     """A `stop` string may cut an answer anywhere."""
     written, text, _, _ = case
-    speech = CallSpeech(written)
+    speech = Speech(written)
     deltas = speech.push(text[: data.draw(st.integers(0, len(text)))])
     last, reason = speech.finish("stop")
     found = [call["function"]["arguments"] for call in message_of([*deltas, *last]).get("tool_calls", [])]

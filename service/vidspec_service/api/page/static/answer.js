@@ -1,6 +1,6 @@
 // The card of one answer: words, figures as they happen, timeline, and what can be done with it.
 
-import { el, paced, percent, seconds } from "./dom.js";
+import { el, paced, percent, seconds, show } from "./dom.js";
 import { figures } from "./reading.js";
 import { Timeline } from "./timeline.js";
 import { Words } from "./words.js";
@@ -68,10 +68,8 @@ export class AnswerCard {
     this.draw();
     this.words.settle(answer);
     this.node.setAttribute("aria-busy", "false");
-    this.problem.textContent = answer.error ?? "";
-    this.problem.hidden = !answer.error;
-    const ends = { length: "The answer reached its limit of tokens.", stop: "" };
-    this.note.textContent = ends[answer.finish] ?? "";
+    show(this.problem, answer.error ?? "");
+    this.note.textContent = answer.finish === "length" ? "The answer reached its limit of tokens." : "";
     this.actions.hidden = false;
   }
 }

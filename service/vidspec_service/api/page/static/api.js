@@ -1,7 +1,6 @@
 // The server's routes: each call carries the key, asks for one on 401, and turns refusals into errors one can read.
 
 import { askForKey, authorization } from "./key.js";
-import { events } from "./sse.js";
 
 const urlOf = (path) => new URL(path, document.baseURI); // relative: the page may lie behind a path
 
@@ -9,8 +8,6 @@ export class Refused extends Error {
   constructor(status, problem = {}) {
     super(problem.message || `The server answered ${status}.`);
     this.status = status;
-    this.code = problem.code;
-    this.param = problem.param;
   }
 }
 
@@ -70,8 +67,19 @@ export async function* ask(body, signal) {
     body: JSON.stringify({ ...body, stream: true }),
     signal,
   });
-  for await (const event of events(response.body)) {
-    if (event.error) throw new Refused(500, event.error);
-    yield event;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (!part.startsWith("data: ")) continue; // a comment
+      if (part === "data: [DONE]") return;
+      const event = JSON.parse(part.slice(6));
+      if (event.error) throw new Refused(500, event.error);
+      yield event;
+    }
   }
 }

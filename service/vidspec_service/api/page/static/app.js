@@ -4,8 +4,8 @@ import { isReady, models } from "./api.js";
 import * as clips from "./clips.js";
 import { byId, el } from "./dom.js";
 import * as history from "./history.js";
-import * as schema from "./schema.js";
 import * as server from "./server.js";
+import * as settings from "./settings.js";
 import * as talk from "./talk.js";
 
 const IDEAS = ["Describe the video.", "How many objects are there?", "Which letters are shown?", "Is there a red object?"];
@@ -17,8 +17,8 @@ byId("ideas").append(...IDEAS.map((idea) => el("button", { type: "button", class
 } }, idea)));
 
 clips.start(() => document.body.classList.toggle("has-clips", clips.current().length > 0));
-schema.start();
 server.start();
+settings.start();
 talk.start();
 history.start(talk.restore);
 byId("new").addEventListener("click", () => {

@@ -3,11 +3,13 @@
 const WIDTH = 128;
 const LARGEST = 1024;
 
-function sized(width, height, most) {
+// A canvas of that shape, no side longer than `most`, with the picture on it if there is one.
+function drawn(picture, width, height, most) {
   const scale = Math.min(1, most / Math.max(width, height));
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
+  if (picture) canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
   return canvas;
 }
 
@@ -21,8 +23,7 @@ async function loaded(url) {
 // The image as base64 of a JPEG, as /v1/video-chat takes a frame.
 export async function jpegOf(url) {
   const image = await loaded(url);
-  const canvas = sized(image.naturalWidth, image.naturalHeight, LARGEST);
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  const canvas = drawn(image, image.naturalWidth, image.naturalHeight, LARGEST);
   return canvas.toDataURL("image/jpeg", 0.92).split(",")[1];
 }
 
@@ -30,9 +31,7 @@ export async function jpegOf(url) {
 export async function* pictures(clip, times) {
   if (clip.isImage) {
     const image = await loaded(clip.url);
-    const canvas = sized(image.naturalWidth, image.naturalHeight, WIDTH);
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    yield canvas;
+    yield drawn(image, image.naturalWidth, image.naturalHeight, WIDTH);
     return;
   }
   const video = document.createElement("video");
@@ -44,15 +43,13 @@ export async function* pictures(clip, times) {
   const isShown = clip.url !== "" && (await heard("loadeddata"));
   for (const time of times) {
     if (!isShown) {
-      yield sized(clip.width ?? 16, clip.height ?? 9, WIDTH);
+      yield drawn(null, clip.width ?? 16, clip.height ?? 9, WIDTH);
       continue;
     }
     const sought = heard("seeked");
     video.currentTime = time + 1e-3; // the frame that begins there, not the one before
     await sought;
-    const canvas = sized(video.videoWidth, video.videoHeight, WIDTH);
-    canvas.getContext("2d").drawImage(video, 0, 0, canvas.width, canvas.height);
-    yield canvas;
+    yield drawn(video, video.videoWidth, video.videoHeight, WIDTH);
   }
   video.removeAttribute("src");
   video.load();

@@ -4,7 +4,7 @@ import { byId, el } from "./dom.js";
 
 const PLACE = "vidspec.history";
 const MOST = 20;
-let id = crypto.randomUUID?.() ?? String(Date.now());
+let id = null;
 
 function all() {
   try {
@@ -36,6 +36,7 @@ export function keep(turns, clips) {
 }
 
 export function start(restore) {
+  begin();
   const dialog = byId("history-dialog");
   byId("history").addEventListener("click", () => {
     const kept = all();

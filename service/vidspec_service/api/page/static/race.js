@@ -21,15 +21,15 @@ class Lane {
   constructor(chosen) {
     this.choice = el("select", { "aria-label": "Setting" }, ...Object.keys(SETTINGS).map((name) =>
       el("option", { selected: name === chosen }, name)));
-    this.clock = el("output", { class: "clock", "aria-label": "Time to write" }, "0.00 s");
-    this.rate = el("p", { class: "note" }, "waits");
+    this.clock = el("output", { class: "clock", "aria-label": "Time to write" });
+    this.rate = el("p", { class: "note" });
     this.words = new Words();
     this.node = el("div", { class: "lane" }, el("div", { class: "row" }, this.choice, this.clock), this.words.node,
       this.rate);
+    this.reset();
   }
 
   async run(body, signal) {
-    this.reset();
     this.answer = unread();
     const tick = setInterval(() => this.showClock(), 100);
     const show = paced(() => this.words.update(this.answer.tokens));

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 
-export const INCLUDE = ["token_details", "draft_view", "timeline"];
+const INCLUDE = ["token_details", "draft_view", "timeline"];
 
 export function unread() {
   return { text: "", tokens: [], spans: [], view: null, facts: null, finish: null, error: null,

@@ -1,7 +1,7 @@
 // The server's own figures, from /metrics, while the panel is open and the page is looked at.
 
 import { metrics } from "./api.js";
-import { byId, el, percent } from "./dom.js";
+import { byId, el, percent, show } from "./dom.js";
 
 const PERIOD_MS = 2000;
 const TOLD = [
@@ -61,10 +61,9 @@ export function start() {
         if (found !== undefined) values.get(name).textContent = found;
       }
       before = { samples, at };
-      problem.hidden = true;
+      show(problem, "");
     } catch (error) {
-      problem.textContent = error.status === 404 ? "This server tells no metrics." : error.message;
-      problem.hidden = false;
+      show(problem, error.status === 404 ? "This server tells no metrics." : error.message);
     }
   }
 

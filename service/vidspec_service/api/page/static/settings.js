@@ -1,7 +1,19 @@
 // The settings as fields of a request; what is left empty is the server's choice.
 
 import { byId } from "./dom.js";
-import { schemaField } from "./schema.js";
+
+const UNSUPPORTED = ["not", "if", "then", "else", "uniqueItems", "contains", "dependencies", "dependentRequired", "dependentSchemas",
+  "propertyNames", "unevaluatedProperties", "$dynamicRef"];
+const NAMED = ["properties", "patternProperties", "$defs", "definitions"]; // what they hold is named as anybody likes
+const EXAMPLE = {
+  type: "object",
+  properties: {
+    colour: { enum: ["red", "green", "blue", "yellow", "pink", "orange", "purple", "cyan"] },
+    moves: { type: "boolean" },
+  },
+  required: ["colour", "moves"],
+  additionalProperties: false,
+};
 
 export function fields() {
   const form = byId("settings");
@@ -21,4 +33,56 @@ export function areValid() {
   const form = byId("settings");
   if (!form.checkValidity()) form.querySelector("details").open = true;
   return form.reportValidity();
+}
+
+// The box for a JSON schema, checked while it is typed.
+export function start() {
+  const box = byId("schema");
+  box.addEventListener("input", check);
+  byId("schema-example").addEventListener("click", () => {
+    box.value = JSON.stringify(EXAMPLE, null, 2);
+    check();
+  });
+}
+
+function check() {
+  const box = byId("schema");
+  const fault = box.value.trim() ? faultOf(box.value) : "";
+  box.setCustomValidity(fault);
+  box.setAttribute("aria-invalid", String(fault !== ""));
+  const verdict = byId("schema-verdict");
+  verdict.classList.toggle("bad", fault !== "");
+  verdict.textContent = fault || (box.value.trim() ? "A schema: the answer will be JSON of this form." : "None: any text.");
+}
+
+function faultOf(text) {
+  let schema;
+  try {
+    schema = JSON.parse(text);
+  } catch (error) {
+    return `Not JSON: ${error.message}`;
+  }
+  if (schema === null || typeof schema !== "object" || Array.isArray(schema)) return "A schema is a JSON object.";
+  const keyword = unsupported(schema);
+  return keyword ? `The keyword “${keyword}” cannot be kept to.` : "";
+}
+
+function unsupported(schema) {
+  if (schema === null || typeof schema !== "object") return "";
+  for (const keyword of UNSUPPORTED) if (!Array.isArray(schema) && keyword in schema) return keyword;
+  for (const [name, value] of Object.entries(schema)) {
+    if (["enum", "const", "default", "examples"].includes(name)) continue;
+    const inside = NAMED.includes(name) ? Object.values(value ?? {}) : [value];
+    for (const each of inside) {
+      const found = unsupported(each);
+      if (found) return found;
+    }
+  }
+  return "";
+}
+
+function schemaField() {
+  const text = byId("schema").value.trim();
+  if (!text) return {};
+  return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(text) } } };
 }
