@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, SettingsError
 
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings.cluster import ClusterSettings
@@ -42,17 +41,15 @@ def load_settings_of(kind: type[S], flags: Mapping[str, object], config: Path | 
     _refuse_unknown_variables()
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(given, "flag", kind)
-    try:
-        variables = EnvSettingsSource(kind)()
-    except SettingsError as error:
-        raise ConfigError(f"the environment cannot be read: {error}") from error
+    set_variables = {name[len(ENV_PREFIX) :].lower(): value for name, value in variables().items() if value}
+    from_environment = {name: value for name, value in set_variables.items() if name in kind.model_fields}
     if config is None and (named := os.environ.get(CONFIG_VARIABLE)):  # noqa: TID251  the owner of the environment
         config = Path(named)
     file_values = _read_config(config, kind) if config is not None else {}
     try:
-        return kind(**{**file_values, **variables, **given})
+        return kind.model_validate({**file_values, **from_environment, **given})
     except ValidationError as error:
-        raise ConfigError(_first_problem(error, given, variables, config)) from None
+        raise ConfigError(_first_problem(error, given, from_environment, config)) from None
 
 
 def log_format_asked(argv: Sequence[str]) -> str:
