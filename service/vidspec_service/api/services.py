@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from starlette.types import Receive
 
 from vidspec_service import __version__
 from vidspec_service.api.grammars.check import GrammarCheck
-from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue, Permit
-from vidspec_service.api.limits.callers import RateLimit
+from vidspec_service.api.limits.admission import Admission, FairQueue, Permit
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import Clips, Decode
 from vidspec_service.api.store.kept import KeptVideos
@@ -80,13 +78,6 @@ def build_services(
 
     `num_keys` are in use; none: all callers are one.
     """
-    per_minute = settings.requests_per_minute_per_key
-    limits = CallerLimits(
-        are_several=num_keys != 1,  # without keys, addresses
-        max_requests=settings.max_requests_per_key,
-        rate=None if per_minute is None else RateLimit(per_minute, time.monotonic),
-    )
-    capacity = settings.max_running_requests + settings.max_queued_requests
     clips = Clips(
         decode, metrics, settings.max_cached_frame_bytes, settings.video_ttl_s, FairQueue(settings.decode_workers)
     )
@@ -102,7 +93,7 @@ def build_services(
         ),
         grammars=GrammarCheck(),
         metrics=metrics,
-        admission=Admission(capacity, settings.max_queued_bytes, metrics, limits),
+        admission=Admission(settings, metrics, are_several=num_keys != 1),  # without keys, addresses
         # As many as are generated, and those that are decoded meanwhile.
         queue=FairQueue(settings.max_running_requests + settings.decode_workers, are_shared=num_keys > 1),
         upload_dir=upload_dir or settings.upload_dir or Path(tempfile.gettempdir()),
