@@ -198,29 +198,26 @@ class FairQueue:
         self._serve()
 
     def _serve(self) -> None:
-        while (found := self._next()) is not None:
-            caller, mine, num = found
-            self._num_free -= num
-            self._taken[caller] += num
-            mine.set_result(None)
-
-    def _next(self) -> tuple[str, asyncio.Future[None], int] | None:
-        """Whose turn it is, taken out of the line: past those who have left, and callers who have their share."""
-        for caller, queue in list(self._waiting.items()):
+        """Give out slots in rotation: past those who have left, and callers who have their share."""
+        turns = deque(self._waiting)
+        while turns:
+            caller = turns.popleft()
+            queue = self._waiting[caller]
             while queue and queue[0][0].done():
                 queue.popleft()
             if queue and not self._has_its_share(caller, queue[0][1]):
-                if queue[0][1] > self._num_free:
-                    return None
-                self._waiting.move_to_end(caller)
-                found = (caller, *queue.popleft())
-            else:
-                found = None
+                mine, num = queue[0]
+                if num > self._num_free:
+                    return
+                queue.popleft()
+                self._num_free -= num
+                self._taken[caller] += num
+                mine.set_result(None)
+                if queue:
+                    self._waiting.move_to_end(caller)
+                    turns.append(caller)
             if not queue:
                 del self._waiting[caller]
-            if found is not None:
-                return found
-        return None
 
     def _has_its_share(self, caller: str, num: int) -> bool:
         taken = self._taken[caller]
