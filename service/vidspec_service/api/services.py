@@ -78,9 +78,7 @@ def build_services(
 
     `num_keys` are in use; none: all callers are one.
     """
-    clips = Clips(
-        decode, metrics, settings.max_cached_frame_bytes, settings.video_ttl_s, FairQueue(settings.decode_workers)
-    )
+    clips = Clips(settings, decode, metrics)
     return Services(
         settings=settings,
         engine=engine,

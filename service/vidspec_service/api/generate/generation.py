@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest, Include
 from vidspec_service.api.generate.clock import AnswerClock
-from vidspec_service.api.generate.frames import decode_all
 from vidspec_service.api.generate.tellings import Tellings
 from vidspec_service.api.generate.tracing import TracedGeneration
 from vidspec_service.api.limits.deadline import Deadline
@@ -96,7 +95,7 @@ class Generation:
         await services.queue.acquire(caller, self.n)
         self._held.callback(services.queue.release, caller, self.n)
         self._queue_s = time.monotonic() - self._began
-        clips = await decode_all(services, caller, files, as_made_for(services, frames), default_num_frames(services))
+        clips = await services.clips.of_all(caller, files, as_made_for(services, frames), default_num_frames(services))
         self._decode_s = time.monotonic() - self._began - self._queue_s
         self._videos = [
             {
