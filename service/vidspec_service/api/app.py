@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from vidspec_service import __version__
 from vidspec_service.api.errors import answer, answer_http, status_of
-from vidspec_service.api.limits.callers import OPEN_PATHS, ApiKeys, Authentication
+from vidspec_service.api.limits.callers import OPEN_PATHS, Authentication
 from vidspec_service.api.middleware import BehindProxy, BodyLimit, RequestContext
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.page.files import page_files
@@ -41,12 +41,9 @@ _CORS: dict[str, Any] = {
 }
 
 
-def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
-    """Wire the application. What is in `services` is started and closed by whoever made it.
-
-    `keys` are those that callers must send one of; none: anybody may ask.
-    """
-    settings, keys = services.settings, keys or ApiKeys()
+def create_app(services: Services) -> FastAPI:
+    """Wire the application. What is in `services` is started and closed by whoever made it."""
+    settings, keys = services.settings, services.keys
     app = FastAPI(
         title="vidspec",
         version=__version__,

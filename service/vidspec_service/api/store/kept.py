@@ -19,13 +19,9 @@ Bring = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
 class KeptVideos:
     """With a shared store, that is the truth, and what lies here is a copy: asked for, or brought for a question."""
 
-    def __init__(self, here: Videos, shared: SharedStore | None = None) -> None:
+    def __init__(self, here: Videos, shared: SharedStore | None) -> None:
         self._here = here
         self._shared = shared
-
-    def shared_through(self, shared: SharedStore | None) -> KeptVideos:
-        """The same with a shared store."""
-        return KeptVideos(self._here, shared)
 
     async def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
         """Take over `file`, once that is sure. Raises VideoTooLarge for one that never fits, CapacityError."""
