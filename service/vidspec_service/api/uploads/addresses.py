@@ -47,11 +47,11 @@ def allowed_remote(text: str | httpx.URL, hosts: Collection[str]) -> Remote:
         raise InvalidRequest("video_url is not a URL.", param="video_url") from None
     if url.scheme != "https" or url.userinfo or not url.host:
         raise InvalidRequest("video_url must be an https address without a user name.", param="video_url")
-    host, port = url.host.lower(), url.port or HTTPS_PORT
-    allowed = {entry.lower() for entry in hosts}
-    if f"{host}:{port}" not in allowed and not (port == HTTPS_PORT and host in allowed):
+    # As it stands in the address: `url.host` has no brackets, and puts letters in the place of xn--.
+    named, default = url.netloc.decode(), f":{HTTPS_PORT}"
+    if named.removesuffix(default) not in {entry.lower().removesuffix(default) for entry in hosts}:
         raise InvalidRequest("This server does not fetch from that host (VIDSPEC_VIDEO_URL_HOSTS).", param="video_url")
-    return Remote(url, host, port)
+    return Remote(url, url.raw_host.decode(), url.port or HTTPS_PORT)
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -11,7 +11,6 @@ import httpx
 
 from vidspec_service.api.errors import VideoNotFetched
 from vidspec_service.api.uploads.addresses import (
-    HTTPS_PORT,
     IsPublic,
     Remote,
     Resolve,
@@ -106,11 +105,10 @@ class Fetcher:
         return await self._dial(client, remote, addresses[-1])
 
     async def _dial(self, client: httpx.AsyncClient, remote: Remote, address: str) -> httpx.Response:
-        host = remote.host if remote.port == HTTPS_PORT else f"{remote.host}:{remote.port}"
         request = client.build_request(
             "GET",
             remote.url.copy_with(host=address, fragment=None),
-            headers={"host": host},
+            headers={"host": remote.url.netloc.decode()},
             extensions={"sni_hostname": remote.host},  # what the certificate must be for
         )
         return await client.send(request, stream=True, follow_redirects=False)

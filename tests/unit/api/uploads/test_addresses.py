@@ -17,7 +17,7 @@ from vidspec_service.errors import InvalidRequest
 
 pytestmark = pytest.mark.unit
 
-HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example")
+HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example", "[2606:4700::1111]:8443")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,8 @@ HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example")
         ("HTTPS://VIDEOS.EXAMPLE/a.mp4?x=1#y", "videos.example", 443),
         ("https://videos.example:443/", "videos.example", 443),
         ("https://cdn.example:8443/a", "cdn.example", 8443),
+        ("https://xn--mnchen-3ya.example/a", "xn--mnchen-3ya.example", 443),
+        ("https://[2606:4700::1111]:8443/a", "2606:4700::1111", 8443),
     ],
 )
 def test_a_host_of_the_list_is_allowed(url: str, host: str, port: int) -> None:
