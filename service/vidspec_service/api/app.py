@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from vidspec_service import __version__
 from vidspec_service.api.errors import answer, answer_http, status_of
 from vidspec_service.api.limits.callers import OPEN_PATHS, Authentication
-from vidspec_service.api.middleware import BehindProxy, BodyLimit, RequestContext
+from vidspec_service.api.middleware import BodyLimit, RequestContext
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.page.files import page_files
 from vidspec_service.api.routes.chat import chat_router
@@ -67,9 +67,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
-    app.add_middleware(RequestContext, metrics=services.metrics, access_log=settings.access_log)
-    if settings.root_path is not None:
-        app.add_middleware(BehindProxy, root_path=settings.root_path)
+    app.add_middleware(RequestContext, metrics=services.metrics, settings=settings)
     _handle_errors(app)
     documents.describe(app, asks_for_keys=bool(keys))
     return app
