@@ -41,10 +41,6 @@ class Entry:
     is_still: bool = False
     sequence: FrameSequence | None = None
 
-    def of(self, file: VideoFile) -> VideoFile:
-        """A copy of the bytes, as what they are."""
-        return replace(file, is_still=self.is_still, sequence=self.sequence)
-
 
 _ENTRY = TypeAdapter(Entry)
 
