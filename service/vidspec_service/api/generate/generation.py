@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest, Include
-from vidspec_service.api.generate.clock import AnswerClock
-from vidspec_service.api.generate.tellings import Tellings
-from vidspec_service.api.generate.tracing import TracedGeneration
+from vidspec_service.api.generate.observing import AnswerClock, Tellings, TracedGeneration
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import Spoken, SpokenChoice
 from vidspec_service.api.schemas.logprobs import logprobs_of
