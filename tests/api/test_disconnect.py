@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.world import DATA_URL, World
+from tests.api.world import DATA_URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api.generate import streaming
 from vidspec_service.api.page import samples
@@ -57,12 +56,6 @@ class LeavingClient:
 
 def body(**fields: Any) -> bytes:
     return json.dumps({"video": DATA_URL, "prompt": "x", **fields}).encode()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  nothing of the server\'s tells a test
-            await asyncio.sleep(0.001)
 
 
 async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path) -> None:

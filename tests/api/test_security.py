@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 from fastapi.routing import APIRoute
 
 from tests.api.world import DATA_URL, FILE, World
-from vidspec_service.telemetry import configure_logging
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -126,16 +123,6 @@ async def test_docs_load_nothing_from_elsewhere(tmp_path: Path) -> None:
         assert len(asset.content) > 100_000
     for name in ("__init__.py", "..%2fmain.py", "favicon-32x32.png", "%2e%2e"):
         assert (await world.client.get(f"/docs/{name}")).status_code == 404
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    level = logging.root.level
-    monkeypatch.setattr(logging.root, "handlers", [])
-    stream = io.StringIO()
-    configure_logging("debug", "json", stream)
-    yield stream
-    logging.root.setLevel(level)
 
 
 async def test_the_log_names_callers_and_never_keys_questions_or_videos(tmp_path: Path, log: io.StringIO) -> None:

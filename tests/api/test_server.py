@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.api.test_stream import events_of
-from tests.api.world import DATA_URL, FILE, URL
+from tests.api.world import DATA_URL, FILE, URL, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import server as server_module
 from vidspec_service.api.connections import quiet_when_out_of_descriptors
@@ -76,12 +76,6 @@ def terminate() -> None:
 
 def has_files(folder: Path) -> bool:
     return any(folder.iterdir())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  nothing of the server\'s tells a test
-            await asyncio.sleep(0.005)
 
 
 async def test_a_closed_socket_closes_the_engines_generator() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.api.chat import ASK, IMAGE, IMAGE_BYTES, VIDEO, ask, user
-from tests.api.test_disconnect import LeavingClient, until
+from tests.api.test_disconnect import LeavingClient
 from tests.api.test_stream import events_of
 from tests.api.uploads import upload
-from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
+from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_models.request import VIDEO as SHOWN
 from vidspec_models.request import Turn

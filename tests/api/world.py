@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,13 @@ DATA_URL = f"data:video/mp4;base64,{base64.b64encode(CLIP_BYTES).decode()}"
 FILE = {"video": ("../../etc/passwd.m3u8", CLIP_BYTES, "text/html")}
 URL = "/v1/video-chat"
 COMPILER = ForkedCompiler()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what nothing tells a test of; not for ever."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 def as_setting(keys: Iterable[str]) -> SecretStr | None:
