@@ -80,11 +80,6 @@ async def test_another_video_and_another_caller_are_other_keys(tmp_path: Path) -
     assert len(world.decoder.requests) == 4
 
 
-async def test_cached_tokens_of_the_engine_are_told(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    assert (await world.ask()).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
-
-
 async def test_a_conversation_about_a_kept_video(tmp_path: Path) -> None:
     world = World(tmp_path)
     kept = await upload(world)

@@ -14,8 +14,6 @@ from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.store.videos import LEAST_BYTES, Videos
 from vidspec_service.errors import NotFound, VideoTooLarge
 
-pytestmark = pytest.mark.unit
-
 BUDGET, TTL = 10 * LEAST_BYTES, 10.0
 CALLER = "alice"
 IDS = st.sampled_from("abcdef")

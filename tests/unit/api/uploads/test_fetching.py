@@ -15,8 +15,6 @@ from vidspec_service.api.errors import VideoNotFetched
 from vidspec_service.api.uploads.fetching import addresses_of, allowed_url, is_public
 from vidspec_service.errors import InvalidRequest
 
-pytestmark = pytest.mark.unit
-
 HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example", "[2606:4700::1111]:8443")
 
 
