@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 
 import httpx
 
@@ -152,13 +152,11 @@ class Fetcher:
         raise VideoNotFetched(f"video_url redirects more than {MAX_REDIRECTS} times.", param="video_url")
 
     async def _get(self, client: httpx.AsyncClient, remote: httpx.URL) -> httpx.Response:
-        addresses = await addresses_of(remote, self._resolve, self._public)
-        for address in addresses[:-1]:
-            try:
+        *first, last = await addresses_of(remote, self._resolve, self._public)
+        for address in first:
+            with suppress(httpx.ConnectError, httpx.ConnectTimeout):
                 return await self._dial(client, remote, address)
-            except (httpx.ConnectError, httpx.ConnectTimeout):
-                continue
-        return await self._dial(client, remote, addresses[-1])
+        return await self._dial(client, remote, last)
 
     async def _dial(self, client: httpx.AsyncClient, remote: httpx.URL, address: str) -> httpx.Response:
         request = client.build_request(
