@@ -1,23 +1,4 @@
-"""Every error a caller, a file or a configuration can cause; no HTTP status in here (`api/errors.py` maps them).
-
-ServiceError
-├─ RequestError            the caller's fault
-│   ├─ InvalidRequest          a field is missing, malformed, contradictory or unknown
-│   ├─ NotFound                no such model or video
-│   ├─ ContextLengthExceeded   prompt + max_tokens do not fit the model
-│   └─ VideoError
-│       ├─ VideoUnsupported    not a video, or a container/codec we refuse
-│       ├─ VideoUnreadable     a video we cannot decode (corrupt, no video stream, no frames)
-│       └─ VideoTooLarge       over a limit: bytes, duration, pixels, frames
-├─ CapacityError           try again later
-│   ├─ QueueFull
-│   └─ Draining
-├─ DeadlineExceeded        the request's own time limit passed
-├─ EngineError             our fault
-│   ├─ GenerationFailed        this request only
-│   └─ EngineDead              every request; a worker cannot be brought back
-└─ ConfigError             start-up; the process exits with code 2 and one line
-"""
+"""Every error a caller, a file or a configuration can cause; no HTTP status in here (`api/errors.py` maps them)."""
 
 from __future__ import annotations
 
@@ -68,7 +49,7 @@ class VideoUnsupported(VideoError):
 
 
 class VideoUnreadable(VideoError):
-    """A video, but no frame can be had from it."""
+    """A video, but no frame can be had from it: corrupt, or without a video stream."""
 
     code = "video_unreadable"
 
@@ -126,6 +107,6 @@ class EngineDead(EngineError):
 
 
 class ConfigError(ServiceError):
-    """A setting, model folder or device does not work; raised before serving starts."""
+    """A setting, model folder or device does not work; raised before serving starts, which ends with code 2."""
 
     code = "config_error"

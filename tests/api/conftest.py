@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.api.world import COMPILER
 from vidspec_service.api.limits.admission import FairQueue
+from vidspec_service.telemetry import configure_logging
 
 
 @pytest.fixture
@@ -31,6 +34,17 @@ def in_line(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(FairQueue, "acquire", counted)
     return waiting
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What is logged, as JSON."""
+    level = logging.root.level
+    monkeypatch.setattr(logging.root, "handlers", [])
+    stream = io.StringIO()
+    configure_logging("debug", "json", stream)
+    yield stream
+    logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,7 +13,8 @@ import pytest
 
 from tests.api.test_limits import FORM, part, video
 from tests.api.test_stream import events_of
-from tests.api.world import DATA_URL, FILE, URL, World
+from tests.api.uploads import ALICE, BOB, as_
+from tests.api.world import DATA_URL, FILE, URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import middleware
 from vidspec_service.api.errors import TooManyRequests
@@ -24,18 +25,11 @@ from vidspec_service.errors import CapacityError, Draining, QueueFull
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
 
-async def until_admitted(world: World, count: int) -> None:
-    """Wait until so many requests are inside."""
-    async with asyncio.timeout(5):
-        while world.admission.num_admitted != count:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.001)
-
-
 async def test_a_full_server_says_so_before_it_reads_or_decodes(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, decoder=FakeDecodePool(gate=gate), max_running_requests=1, max_queued_requests=1)
     inside = [asyncio.create_task(world.ask()) for _ in range(2)]
-    await until_admitted(world, 2)
+    await until(lambda: world.admission.num_admitted == 2)
     response = await world.client.post(URL, files=FILE, data={"nonsense": "x"})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
@@ -72,10 +66,8 @@ async def test_a_streamed_answer_keeps_its_place_until_its_last_byte(tmp_path: P
     gate = asyncio.Event()
     world = World(tmp_path, FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]))
     streamed = asyncio.create_task(world.ask(stream=True))
-    await until_admitted(world, 1)
-    async with asyncio.timeout(5):  # its frames are had: the file is not needed
-        while world.leftovers or world.admission.num_bytes:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.001)
+    await until(lambda: world.admission.num_admitted == 1)
+    await until(lambda: not world.leftovers and not world.admission.num_bytes)  # its frames are had: no file is needed
     assert world.admission.num_admitted == 1
     gate.set()
     assert (await streamed).status_code == 200
@@ -97,7 +89,7 @@ async def test_a_draining_server_finishes_what_runs_and_admits_nothing(tmp_path:
     gate = asyncio.Event()
     world = World(tmp_path, FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]))
     running = asyncio.create_task(world.ask(stream=True))
-    await until_admitted(world, 1)
+    await until(lambda: world.admission.num_admitted == 1)
     world.admission.start_draining()
     refused = await world.ask()
     assert refused.status_code == 503
@@ -115,7 +107,7 @@ async def test_when_the_drain_is_over_streams_get_an_error_event_and_others_a_50
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
     streamed = asyncio.create_task(world.ask(stream=True))
     whole = asyncio.create_task(world.ask())
-    await until_admitted(world, 2)
+    await until(lambda: world.admission.num_admitted == 2)
     await asyncio.sleep(0.05)
     world.admission.close()
     events = events_of((await streamed).text)
@@ -129,7 +121,7 @@ async def test_when_the_drain_is_over_streams_get_an_error_event_and_others_a_50
 async def test_closing_ends_a_decode_too(tmp_path: Path) -> None:
     world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()))
     waiting = asyncio.create_task(world.ask())
-    await until_admitted(world, 1)
+    await until(lambda: world.admission.num_admitted == 1)
     await asyncio.sleep(0.05)
     world.admission.close()
     assert (await waiting).status_code == 503
@@ -146,35 +138,34 @@ async def test_sixteen_at_once_are_all_answered_and_none_mixed_up(tmp_path: Path
     assert world.admission.num_admitted == 0
 
 
-ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+BODY = {"video": DATA_URL, "prompt": "x"}
 
 
-def as_(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+async def ask_as(world: World, key: str) -> httpx.Response:
+    return await world.client.post(URL, json=BODY, headers=as_(key))
 
 
 async def test_a_key_may_have_so_many_requests_under_way_whatever_others_do(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, decoder=FakeDecodePool(gate=gate), keys=[ALICE, BOB], max_requests_per_key=2)
-    body = {"video": DATA_URL, "prompt": "x"}
-    inside = [asyncio.create_task(world.client.post(URL, json=body, headers=as_(ALICE))) for _ in range(2)]
-    await until_admitted(world, 2)
-    refused = await world.client.post(URL, json=body, headers=as_(ALICE))
+    inside = [asyncio.create_task(ask_as(world, ALICE)) for _ in range(2)]
+    await until(lambda: world.admission.num_admitted == 2)
+    refused = await ask_as(world, ALICE)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limited")
     assert "VIDSPEC_MAX_REQUESTS_PER_KEY" in error["message"]
-    inside.append(asyncio.create_task(world.client.post(URL, json=body, headers=as_(BOB))))
-    await until_admitted(world, 3)
+    inside.append(asyncio.create_task(ask_as(world, BOB)))
+    await until(lambda: world.admission.num_admitted == 3)
     gate.set()
     assert [(await task).status_code for task in inside] == [200] * 3
-    assert (await world.client.post(URL, json=body, headers=as_(ALICE))).status_code == 200
+    assert (await ask_as(world, ALICE)).status_code == 200
     assert world.metric("admission_rejections_total", reason="rate_limited") == 1
 
 
 async def test_a_key_may_send_so_many_requests_a_minute_and_is_told_when_to_come_back(tmp_path: Path) -> None:
     world = World(tmp_path, keys=[ALICE, BOB], requests_per_minute_per_key=2)
-    answers = [await world.client.post(URL, json={"video": DATA_URL, "prompt": "x"}, headers=as_(ALICE)) for _ in "abc"]
+    answers = [await ask_as(world, ALICE) for _ in "abc"]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert 25 <= int(answers[-1].headers["retry-after"]) <= 30
     assert (await world.client.post("/v1/videos", files=FILE, headers=as_(ALICE))).status_code == 429
@@ -188,7 +179,7 @@ async def test_without_keys_all_callers_are_one(tmp_path: Path, limit: str) -> N
     limits: dict[str, Any] = {limit: 1}
     world = World(tmp_path, decoder=FakeDecodePool(gate=gate), **limits)
     first = asyncio.create_task(world.ask())
-    await until_admitted(world, 1)
+    await until(lambda: world.admission.num_admitted == 1)
     async with asyncio.timeout(2):
         assert (await world.ask()).status_code == 429
     gate.set()
@@ -199,12 +190,11 @@ async def test_one_key_never_takes_the_last_places_from_the_others(tmp_path: Pat
     gate = asyncio.Event()
     decoder = FakeDecodePool(gate=gate)
     world = World(tmp_path, decoder=decoder, keys=[ALICE, BOB], max_running_requests=4, max_queued_requests=4)
-    body = {"video": DATA_URL, "prompt": "x"}
-    inside = [asyncio.create_task(world.client.post(URL, json=body, headers=as_(ALICE))) for _ in range(20)]
-    await until_admitted(world, 6)
-    inside += [asyncio.create_task(world.client.post(URL, json=body, headers=as_(BOB))) for _ in range(2)]
-    await until_admitted(world, 8)
-    assert (await world.client.post(URL, json=body, headers=as_(BOB))).status_code == 503
+    inside = [asyncio.create_task(ask_as(world, ALICE)) for _ in range(20)]
+    await until(lambda: world.admission.num_admitted == 6)
+    inside += [asyncio.create_task(ask_as(world, BOB)) for _ in range(2)]
+    await until(lambda: world.admission.num_admitted == 8)
+    assert (await ask_as(world, BOB)).status_code == 503
     gate.set()
     answers = [await task for task in inside]
     assert [answer.status_code for answer in answers].count(200) == 8
@@ -219,9 +209,8 @@ async def test_an_only_key_may_take_every_place(tmp_path: Path) -> None:
     world = World(
         tmp_path, decoder=FakeDecodePool(gate=gate), keys=[ALICE], max_running_requests=4, max_queued_requests=4
     )
-    body = {"video": DATA_URL, "prompt": "x"}
-    inside = [asyncio.create_task(world.client.post(URL, json=body, headers=as_(ALICE))) for _ in range(9)]
-    await until_admitted(world, 8)
+    inside = [asyncio.create_task(ask_as(world, ALICE)) for _ in range(9)]
+    await until(lambda: world.admission.num_admitted == 8)
     gate.set()
     assert sorted([(await task).status_code for task in inside]) == [200] * 8 + [503]
 
@@ -233,11 +222,9 @@ async def test_when_it_is_busy_the_callers_are_served_in_rotation(tmp_path: Path
     )  # fmt: skip
     asked = []
     for number, key in enumerate([ALICE] * 6 + [BOB] * 2):
-        body = {"video": DATA_URL, "prompt": "x", "num_frames": number + 1}
+        body = {**BODY, "num_frames": number + 1}
         asked.append(asyncio.create_task(world.client.post(URL, json=body, headers=as_(key))))
-        async with asyncio.timeout(5):  # until it has its slot or waits for it
-            while len(world.decoder.requests) + len(in_line) <= number:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: len(world.decoder.requests) + len(in_line) == len(asked))  # it has its slot or waits for it
     gate.set()
     answers = await asyncio.gather(*asked)
     assert {answer.status_code for answer in answers} == {200}
@@ -271,9 +258,7 @@ async def test_bodies_have_a_budget_together(tmp_path: Path) -> None:
     world = World(tmp_path, decoder=FakeDecodePool(gate=gate), max_queued_bytes=2000)
     body = part("prompt", b"x") + part("video", video(1200), "a.mp4") + b"--XX--\r\n"
     first = asyncio.create_task(world.client.post(URL, content=body, headers=FORM))
-    async with asyncio.timeout(5):
-        while not world.decoder.requests:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.001)
+    await until(lambda: len(world.decoder.requests) == 1)
     assert world.admission.num_bytes == len(body)
     refused = await world.client.post(URL, content=body, headers=FORM)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
@@ -307,11 +292,9 @@ async def test_one_key_never_takes_the_last_bytes_from_the_others(
         return await world.client.post(URL, content=stalled(), headers={**FORM, **as_(key)})
 
     stalling = []
-    for number in range(3):
+    for _ in range(3):
         stalling.append(asyncio.create_task(announce(ALICE)))
-        async with asyncio.timeout(5):
-            while world.admission.num_bytes < 1000 * (number + 1):  # noqa: ASYNC110  nothing tells a test
-                await asyncio.sleep(0.001)
+        await until(lambda: world.admission.num_bytes == 1000 * len(stalling))
     refused = await announce(ALICE)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
     body = part("prompt", b"x") + part("video", video(600), "a.mp4") + b"--XX--\r\n"
@@ -352,9 +335,7 @@ async def test_what_is_only_announced_takes_no_bytes_from_anybody(tmp_path: Path
     world = World(tmp_path, max_queued_bytes=1000)
     headers = {**FORM, "content-length": "999999"}
     idle = [asyncio.create_task(world.client.post(URL, content=idle_body(), headers=headers)) for _ in range(4)]
-    async with asyncio.timeout(5):
-        while world.admission.num_admitted < 4:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.001)
+    await until(lambda: world.admission.num_admitted == 4)
     assert (await world.ask_form()).status_code == 200
     for task in idle:
         task.cancel()
@@ -388,10 +369,8 @@ async def test_without_keys_one_address_leaves_places_for_others(
 
     greedy, modest = client_at("203.0.113.1"), client_at("203.0.113.2")
     idle = [asyncio.create_task(greedy.post(URL, content=idle_body(), headers=FORM)) for _ in range(20)]
-    async with asyncio.timeout(5):
-        while len(done := [task for task in idle if task.done()]) < 8:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.01)
-    assert {task.result().status_code for task in done} == {429}
+    await until(lambda: sum(task.done() for task in idle) == 8)
+    assert {task.result().status_code for task in idle if task.done()} == {429}
     waiting = [task for task in idle if not task.done()]
     assert len(waiting) == 12  # of 16
     assert (await modest.post(URL, json={"prompt": "x"})).status_code == 200

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.world import DATA_URL, World
+from tests.api.world import DATA_URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api.generate import streaming
 from vidspec_service.api.page import samples
@@ -50,6 +50,13 @@ class LeavingClient:
         }  # fmt: skip
         return asyncio.ensure_future(self._world.app(scope, self.receive, self.send))
 
+    async def leave_when(self, condition: Callable[[], bool]) -> None:
+        """Ask, and leave then; the server has a second to notice."""
+        running = self.start()
+        await until(condition)
+        self.left.set()
+        await asyncio.wait_for(running, 1)
+
     @property
     def text(self) -> str:
         return b"".join(message.get("body", b"") for message in self.sent).decode()
@@ -57,12 +64,6 @@ class LeavingClient:
 
 def body(**fields: Any) -> bytes:
     return json.dumps({"video": DATA_URL, "prompt": "x", **fields}).encode()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  nothing of the server\'s tells a test
-            await asyncio.sleep(0.001)
 
 
 async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path) -> None:
@@ -82,10 +83,7 @@ async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path) -> 
 async def test_leaving_while_nothing_is_written_yet_cancels_too(tmp_path: Path) -> None:
     world = World(tmp_path, FakeEngine(asyncio.Event()))
     client = LeavingClient(world, body(stream=True))
-    running = client.start()
-    await until(lambda: len(world.engine.requests) == 1)
-    client.left.set()
-    await asyncio.wait_for(running, 1)
+    await client.leave_when(lambda: len(world.engine.requests) == 1)
     assert len(world.engine.cancelled) == 1
     assert world.metric("http_requests_total", status="499", route="/v1/video-chat") == 1
 
@@ -93,10 +91,7 @@ async def test_leaving_while_nothing_is_written_yet_cancels_too(tmp_path: Path) 
 async def test_leaving_a_whole_answer_cancels_it(tmp_path: Path) -> None:
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
     client = LeavingClient(world, body())
-    running = client.start()
-    await until(lambda: world.metric("generation_tokens_total") == 2)
-    client.left.set()
-    await asyncio.wait_for(running, 1)
+    await client.leave_when(lambda: world.metric("generation_tokens_total") == 2)
     assert len(world.engine.cancelled) == 1
     assert world.admission.num_admitted == 0
 
@@ -104,10 +99,7 @@ async def test_leaving_a_whole_answer_cancels_it(tmp_path: Path) -> None:
 async def test_leaving_during_the_decode_stops_the_decode(tmp_path: Path) -> None:
     world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()))
     client = LeavingClient(world, body())
-    running = client.start()
-    await until(lambda: len(world.decoder.contents) == 1)
-    client.left.set()
-    await asyncio.wait_for(running, 1)
+    await client.leave_when(lambda: len(world.decoder.contents) == 1)
     assert world.decoder.num_cancelled == 1
     assert world.engine.requests == []
     assert world.leftovers == []
@@ -119,10 +111,7 @@ async def test_leaving_while_waiting_for_a_turn_gives_everything_back(tmp_path: 
     busy = [LeavingClient(world, body(num_frames=number + 1)).start() for number in range(2)]
     await until(lambda: (len(world.decoder.requests), len(in_line)) == (1, 1))
     client = LeavingClient(world, body(num_frames=9))
-    waiting = client.start()
-    await until(lambda: len(in_line) == 2)
-    client.left.set()
-    await asyncio.wait_for(waiting, 1)
+    await client.leave_when(lambda: len(in_line) == 2)
     assert (len(in_line), world.admission.num_admitted, len(world.leftovers)) == (1, 2, 2)
     gate.set()
     await asyncio.wait_for(asyncio.gather(*busy), 2)
@@ -133,10 +122,7 @@ async def test_leaving_while_waiting_for_a_turn_gives_everything_back(tmp_path: 
 async def test_leaving_during_the_upload_leaves_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     client = LeavingClient(world, body()[:20], is_whole=False)
-    running = client.start()
-    await until(lambda: world.admission.num_admitted == 1)
-    client.left.set()
-    await asyncio.wait_for(running, 1)
+    await client.leave_when(lambda: world.admission.num_admitted == 1)
     assert world.decoder.requests == []
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from cachetools import TTLCache
 
-from tests.api.test_admission import until_admitted
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
-from tests.api.world import FILE, World
+from tests.api.world import FILE, World, until
 from tests.fakes import FakeDecodePool, clip
 from vidspec_service.api.store import clips
 from vidspec_service.api.store.videos import LEAST_BYTES
@@ -88,9 +87,7 @@ async def test_a_video_that_is_deleted_while_it_is_decoded_is_still_answered_abo
     kept = await upload(world)
     world.decoder.gate = gate
     asked = asyncio.create_task(world.ask(video=None, video_id=kept["id"], fps=1))
-    async with asyncio.timeout(5):
-        while len(world.decoder.requests) < 2:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.001)
+    await until(lambda: len(world.decoder.requests) == 2)
     await world.client.delete(f"{VIDEOS}/{kept['id']}")
     assert len(world.leftovers) == 1
     gate.set()
@@ -104,10 +101,8 @@ async def test_frames_that_are_decoded_after_a_delete_are_gone_too(tmp_path: Pat
     kept = await upload(world)
     world.decoder.gate = asyncio.Event()
     asked = [asyncio.create_task(world.ask(video=None, video_id=kept["id"], num_frames=num)) for num in (1, 2, 3)]
-    await until_admitted(world, 3)
-    async with asyncio.timeout(5):
-        while len(world.decoder.requests) < 2:  # noqa: ASYNC110  nothing tells a test
-            await asyncio.sleep(0.001)
+    await until(lambda: world.admission.num_admitted == 3)
+    await until(lambda: len(world.decoder.requests) == 2)
     await world.client.delete(f"{VIDEOS}/{kept['id']}")
     world.decoder.gate.set()
     assert {(await each).status_code for each in asked} == {200}

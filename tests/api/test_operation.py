@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tests.fakes import INFO, FakeEngine
 from vidspec_models.step_path import COMPILED, fallen_back
 from vidspec_service import __version__
 from vidspec_service.errors import GenerationFailed
-from vidspec_service.telemetry import configure_logging
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -263,16 +261,6 @@ async def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_it(
     assert "secret" not in response.text
     assert "ZeroDivisionError" in caplog.text
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    level = logging.root.level
-    monkeypatch.setattr(logging.root, "handlers", [])
-    stream = io.StringIO()
-    configure_logging("debug", "json", stream)
-    yield stream
-    logging.root.setLevel(level)
 
 
 async def test_the_log_has_the_beginning_of_a_path_that_has_no_end(tmp_path: Path, log: io.StringIO) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.api.test_stream import events_of
-from tests.api.world import DATA_URL, FILE, URL
+from tests.api.world import DATA_URL, FILE, URL, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import server as server_module
 from vidspec_service.api.connections import quiet_when_out_of_descriptors
 from vidspec_service.api.server import bind, serve
+from vidspec_service.api.services import Remotes
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
@@ -44,22 +45,22 @@ class Running:
 async def running(engine: FakeEngine, upload_dir: Path | None = None, **options: float | str) -> AsyncIterator[Running]:
     """Serve on a free port until the block ends."""
     settings = Settings(port=0, upload_dir=upload_dir, **options)  # type: ignore[arg-type]
-    sock = bind(settings)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    metrics = Metrics(CollectorRegistry())
-    task = asyncio.create_task(serve(settings, engine, FakeDecodePool().decode, metrics, sock))
-    async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
-        server = Running(task, client)
-        try:
-            async with asyncio.timeout(5):
-                while not await answers(server):  # noqa: ASYNC110  nothing of the server\'s tells a test
-                    await asyncio.sleep(0.01)
-            yield server
-        finally:
-            if not task.done():
-                terminate()
-                terminate()
-            await asyncio.wait_for(task, 5)
+    with bind(settings) as sock:
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        metrics = Metrics(CollectorRegistry())
+        task = asyncio.create_task(serve(settings, engine, FakeDecodePool().decode, metrics, sock, Remotes()))
+        async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
+            server = Running(task, client)
+            try:
+                async with asyncio.timeout(5):
+                    while not await answers(server):  # noqa: ASYNC110  nothing of the server\'s tells a test
+                        await asyncio.sleep(0.01)
+                yield server
+            finally:
+                if not task.done():
+                    terminate()
+                    terminate()
+                await asyncio.wait_for(task, 5)
 
 
 async def answers(server: Running) -> bool:
@@ -75,12 +76,6 @@ def terminate() -> None:
 
 def has_files(folder: Path) -> bool:
     return any(folder.iterdir())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  nothing of the server\'s tells a test
-            await asyncio.sleep(0.005)
 
 
 async def test_a_closed_socket_closes_the_engines_generator() -> None:
@@ -205,9 +200,9 @@ async def test_a_taken_port_is_a_config_error() -> None:
 
 async def test_an_upload_folder_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    settings = Settings(port=0, upload_dir=tmp_path / "file" / "folder")
-    with pytest.raises(ConfigError, match="cannot use upload_dir"):
-        await serve(settings, FakeEngine(), FakeDecodePool().decode, Metrics(CollectorRegistry()))
+    settings, metrics = Settings(port=0, upload_dir=tmp_path / "file" / "folder"), Metrics(CollectorRegistry())
+    with bind(settings) as sock, pytest.raises(ConfigError, match="cannot use upload_dir"):
+        await serve(settings, FakeEngine(), FakeDecodePool().decode, metrics, sock, Remotes())
 
 
 async def test_a_small_answer_does_not_wait_for_the_clients_acknowledgement() -> None:

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.api.chat import ask
-from tests.api.test_admission import ALICE, BOB, until_admitted
 from tests.api.test_stream import events_of
-from tests.api.world import World
+from tests.api.uploads import ALICE, BOB
+from tests.api.world import World, until
 from tests.fakes import ACCEPTED, FINISHED, FakeEngine, Step
 from vidspec_service.api.errors import TooManyRequests
 from vidspec_service.engine.types import FinishReason, TextDelta
@@ -101,7 +101,7 @@ async def test_each_answer_takes_a_place(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, FakeEngine(*SCRIPT[:2], gate, *SCRIPT[2:]), max_running_requests=4, max_queued_requests=0)
     running = asyncio.create_task(ask(world, n=2))
-    await until_admitted(world, 2)
+    await until(lambda: world.admission.num_admitted == 2)
     full = await ask(world, n=3)
     assert (full.status_code, full.json()["error"]["code"]) == (503, "queue_full")
     assert "3 of 4 places" in full.json()["error"]["message"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.api.chat import ASK, IMAGE, IMAGE_BYTES, VIDEO, ask, user
-from tests.api.test_disconnect import LeavingClient, until
+from tests.api.test_disconnect import LeavingClient
 from tests.api.test_stream import events_of
 from tests.api.uploads import upload
-from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
+from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_models.request import VIDEO as SHOWN
 from vidspec_models.request import Turn
@@ -247,10 +247,7 @@ async def test_leaving_in_the_middle_stops_every_decode(tmp_path: Path) -> None:
     world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()), decode_workers=3)
     videos = [{"video": data_url(content(number))} for number in range(3)]
     client = LeavingClient(world, json.dumps({"prompt": "x", "videos": videos}).encode())
-    running = client.start()
-    await until(lambda: len(world.decoder.contents) == 3)
-    client.left.set()
-    await asyncio.wait_for(running, 1)
+    await client.leave_when(lambda: len(world.decoder.contents) == 3)
     assert world.decoder.num_cancelled == 3
     assert (world.engine.requests, world.leftovers, world.admission.num_admitted) == ([], [], 0)
 
@@ -259,11 +256,7 @@ async def test_leaving_a_stream_about_two_videos_leaves_nothing(tmp_path: Path) 
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
     videos = [{"video": data_url(content(number))} for number in range(2)]
     client = LeavingClient(world, json.dumps({"prompt": "x", "videos": videos, "stream": True}).encode())
-    running = client.start()
-    await until(lambda: "A red" in client.text)
-    assert world.leftovers == []
-    client.left.set()
-    await asyncio.wait_for(running, 1)
+    await client.leave_when(lambda: "A red" in client.text and world.leftovers == [])
     assert (len(world.engine.cancelled), world.admission.num_admitted) == (1, 0)
 
 

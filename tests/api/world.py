@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 
 from tests.fakes import FakeDecodePool, FakeEngine
 from vidspec_service.api.app import create_app
 from vidspec_service.api.grammars.check import ForkedCompiler, GrammarCheck
-from vidspec_service.api.limits.callers import ApiKeys
-from vidspec_service.api.services import build_services
+from vidspec_service.api.services import Remotes, build_services
 from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.settings import Settings
@@ -27,6 +28,18 @@ DATA_URL = f"data:video/mp4;base64,{base64.b64encode(CLIP_BYTES).decode()}"
 FILE = {"video": ("../../etc/passwd.m3u8", CLIP_BYTES, "text/html")}
 URL = "/v1/video-chat"
 COMPILER = ForkedCompiler()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what nothing tells a test of; not for ever."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def as_setting(keys: Iterable[str]) -> SecretStr | None:
+    """Keys as an operator gives them; None: nobody is asked for one."""
+    return SecretStr(joined) if (joined := ",".join(keys)) else None
 
 
 class World:
@@ -46,17 +59,13 @@ class World:
         self.upload_dir = upload_dir
         self.engine = engine or FakeEngine()
         self.decoder = decoder or FakeDecodePool()
-        self.settings = Settings(upload_dir=upload_dir, **settings)
+        self.settings = Settings(upload_dir=upload_dir, api_keys=as_setting(keys), **settings)
         self.metrics = Metrics(CollectorRegistry())
-        keys = list(keys)
-        self.services = build_services(
-            self.settings, self.engine, self.decoder.decode, self.metrics, num_keys=len(keys)
-        )
-        self.services = replace(self.services, grammars=GrammarCheck(COMPILER))
-        self.services = replace(self.services, traces=traces, fetcher=fetcher or self.services.fetcher)
-        self.services = replace(self.services, videos=self.services.videos.shared_through(store))
+        remotes = Remotes(traces=traces, videos=store)
+        built = build_services(self.settings, self.engine, self.decoder.decode, self.metrics, upload_dir, remotes)
+        self.services = replace(built, grammars=GrammarCheck(COMPILER), fetcher=fetcher or built.fetcher)
         self.admission = self.services.admission
-        self.app = create_app(self.services, ApiKeys(keys))
+        self.app = create_app(self.services)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10)
 
     @property

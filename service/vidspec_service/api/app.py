@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect
 
 from vidspec_service import __version__
 from vidspec_service.api.errors import answer, answer_http, status_of
-from vidspec_service.api.limits.callers import OPEN_PATHS, ApiKeys, Authentication
-from vidspec_service.api.middleware import BehindProxy, BodyLimit, RequestContext
+from vidspec_service.api.limits.callers import OPEN_PATHS, Authentication
+from vidspec_service.api.middleware import BodyLimit, RequestContext
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.routes.chat import chat_router
 from vidspec_service.api.routes.docs import docs_router
@@ -40,12 +40,9 @@ _CORS: dict[str, Any] = {
 }
 
 
-def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
-    """Wire the application. What is in `services` is started and closed by whoever made it.
-
-    `keys` are those that callers must send one of; none: anybody may ask.
-    """
-    settings, keys = services.settings, keys or ApiKeys()
+def create_app(services: Services) -> FastAPI:
+    """Wire the application. What is in `services` is started and closed by whoever made it."""
+    settings, keys = services.settings, services.keys
     app = FastAPI(
         title="vidspec",
         version=__version__,
@@ -69,9 +66,7 @@ def create_app(services: Services, keys: ApiKeys | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
-    app.add_middleware(RequestContext, metrics=services.metrics, access_log=settings.access_log)
-    if settings.root_path is not None:
-        app.add_middleware(BehindProxy, root_path=settings.root_path)
+    app.add_middleware(RequestContext, metrics=services.metrics, settings=settings)
     _handle_errors(app)
     documents.describe(app, asks_for_keys=bool(keys))
     return app

@@ -42,15 +42,14 @@ def connections_allowed(settings: Settings) -> int:
 class Seldom:
     """A line of the log that is written once a minute, however often there is reason to."""
 
-    def __init__(self, event: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, event: str) -> None:
         self._event = event
-        self._now = now
-        self._next_s = -_LOG_PAUSE_S
+        self._next_s = 0.0
 
     def warn(self, **facts: object) -> None:
         """Write it, if it was not written lately."""
-        if self._now() >= self._next_s:
-            self._next_s = self._now() + _LOG_PAUSE_S
+        if (now := time.monotonic()) >= self._next_s:
+            self._next_s = now + _LOG_PAUSE_S
             _log.warning(self._event, extra=facts)
 
 

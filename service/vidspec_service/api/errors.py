@@ -12,11 +12,9 @@ from starlette.responses import JSONResponse
 
 from vidspec_service.errors import (
     CapacityError,
-    ContextLengthExceeded,
     DeadlineExceeded,
     EngineDead,
     EngineError,
-    InvalidRequest,
     NotFound,
     RequestError,
     ServiceError,
@@ -64,15 +62,13 @@ class VideoNotFetched(VideoError):
 
 
 STATUS: Mapping[type[ServiceError], int] = {
-    InvalidRequest: 400,
-    ContextLengthExceeded: 400,
+    RequestError: 400,
     Unauthorized: 401,
     NotFound: 404,
     UploadTimeout: 408,
     VideoTooLarge: 413,
     VideoUnsupported: 415,
     VideoError: 422,
-    RequestError: 400,
     TooManyRequests: 429,
     CapacityError: 503,
     EngineDead: 503,

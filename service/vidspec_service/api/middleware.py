@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vidspec_service.api.errors import answer
 from vidspec_service.errors import ServiceError, VideoTooLarge
+from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, request_id_var
 
 _log = logging.getLogger(__name__)
@@ -38,28 +39,22 @@ LINGER_S = 5.0
 LINGER_BYTES = 64 * 1024 * 1024
 
 
-class BehindProxy:
-    """Says under which path a proxy serves us. The router takes that path off if the proxy has left it there."""
-
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app = app
-        self._root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event."""
-        await self._app({**scope, "root_path": self._root_path}, receive, send)
-
-
 class RequestContext:
-    """Outermost: names the request, logs and counts its answer, and answers what nobody else caught."""
+    """Outermost: names the request, logs and counts its answer, and answers what nobody else caught.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool) -> None:
+    Says under which path a proxy serves us, if one does; the router takes it off if the proxy has left it there.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, settings: Settings) -> None:
         self._app = app
         self._metrics = metrics
-        self._access_log = access_log
+        self._access_log = settings.access_log
+        self._root_path = settings.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection event; only HTTP is ours."""
+        if self._root_path is not None:
+            scope["root_path"] = self._root_path
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -16,7 +16,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import replace
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,14 +28,13 @@ from vidspec_service.api.connections import (
     quiet_when_out_of_descriptors,
 )
 from vidspec_service.api.limits.admission import Admission
-from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.services import Remotes, Services, build_services
 from vidspec_service.api.store.clips import Decode
 from vidspec_service.api.uploads.folder import upload_folder
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import Settings, api_keys
+from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
@@ -92,46 +90,42 @@ async def serve(
     engine: Engine,
     decode: Decode,
     metrics: Metrics,
-    listener: socket.socket | None = None,
-    remotes: Remotes | None = None,
+    listener: socket.socket,
+    remotes: Remotes,
 ) -> None:
-    """Serve until a signal has been obeyed. Bind the `listener` first to fail before models are loaded."""
-    with listener or bind(settings) as sock:
-        async with running_app(settings, engine, decode, metrics, remotes) as (app, services):
-            _freeze_heap()
-            config = uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                http=protocol_for(connections_allowed(settings)),
-                backlog=BACKLOG,
-                lifespan="off",
-                timeout_graceful_shutdown=int(_LAST_WORDS_S),
-            )
-            server = _Server(config)
-            _log.info("listening", extra={"address": _url(sock)})
-            if not api_keys(settings) and not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
-                _log.warning("no API keys are set: anybody who reaches this address may ask")
-            asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
-            with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
-                await asyncio.create_task(server.serve(sockets=[sock]))  # its ticks wake nobody else
+    """Serve on a bound socket until a signal has been obeyed."""
+    async with running_app(settings, engine, decode, metrics, remotes) as (app, services):
+        _freeze_heap()
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http=protocol_for(connections_allowed(settings)),
+            backlog=BACKLOG,
+            lifespan="off",
+            timeout_graceful_shutdown=int(_LAST_WORDS_S),
+        )
+        server = _Server(config)
+        _log.info("listening", extra={"address": _url(listener)})
+        if not services.keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+            _log.warning("no API keys are set: anybody who reaches this address may ask")
+        asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
+        with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
+            await asyncio.create_task(server.serve(sockets=[listener]))  # its ticks wake nobody else
 
 
 @asynccontextmanager
 async def running_app(
-    settings: Settings, engine: Engine, decode: Decode, metrics: Metrics, remotes: Remotes | None = None
+    settings: Settings, engine: Engine, decode: Decode, metrics: Metrics, remotes: Remotes
 ) -> AsyncIterator[tuple[FastAPI, Services]]:
     """The application for whichever server, with what has to run and to be tidied up beside it."""
-    keys = ApiKeys(api_keys(settings))
     with upload_folder(settings.upload_dir) as upload_dir:
-        services = build_services(settings, engine, decode, metrics, upload_dir, num_keys=len(keys))
-        if remotes is not None:
-            services = replace(services, traces=remotes.traces, videos=services.videos.shared_through(remotes.videos))
+        services = build_services(settings, engine, decode, metrics, upload_dir, remotes)
         with closing(services.videos), closing(services.grammars):
             services.grammars.start()
             async with alongside(_expire(services)), alongside(_sweep(services)):
-                yield create_app(services, keys), services
+                yield create_app(services), services
 
 
 def _freeze_heap() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ from starlette.types import Receive
 
 from vidspec_service import __version__
 from vidspec_service.api.grammars.check import GrammarCheck
-from vidspec_service.api.limits.admission import Admission, CallerLimits, FairQueue, Permit
-from vidspec_service.api.limits.callers import RateLimit
+from vidspec_service.api.limits.admission import Admission, FairQueue, Permit
+from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import Clips, Decode
 from vidspec_service.api.store.kept import KeptVideos
@@ -22,7 +20,7 @@ from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.store.videos import Videos
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.engine.frontend.interface import Engine
-from vidspec_service.settings import Settings
+from vidspec_service.settings import Settings, api_keys
 from vidspec_service.telemetry import Metrics, Traces
 
 
@@ -60,7 +58,8 @@ class Services:
     admission: Admission
     queue: FairQueue  # for decoding and generation
     upload_dir: Path
-    traces: Traces | None = None
+    keys: ApiKeys
+    traces: Traces | None
 
     def deadline(self, permit: Permit, receive: Receive) -> Deadline:
         """That of a request whose body has come."""
@@ -72,29 +71,20 @@ def build_services(
     engine: Engine,
     decode: Decode,
     metrics: Metrics,
-    upload_dir: Path | None = None,
-    *,
-    num_keys: int = 0,
+    upload_dir: Path,
+    remotes: Remotes,
 ) -> Services:
-    """Nothing is started and no file is touched; whoever ends a server closes its `videos`.
+    """Nothing is started, and only the file of keys is read; whoever ends a server closes its `videos`.
 
-    `num_keys` are in use; none: all callers are one.
+    Raises ConfigError for bad keys.
     """
-    per_minute = settings.requests_per_minute_per_key
-    limits = CallerLimits(
-        are_several=num_keys != 1,  # without keys, addresses
-        max_requests=settings.max_requests_per_key,
-        rate=None if per_minute is None else RateLimit(per_minute, time.monotonic),
-    )
-    capacity = settings.max_running_requests + settings.max_queued_requests
-    clips = Clips(
-        decode, metrics, settings.max_cached_frame_bytes, settings.video_ttl_s, FairQueue(settings.decode_workers)
-    )
+    keys = ApiKeys(api_keys(settings))
+    clips = Clips(settings, decode, metrics)
     return Services(
         settings=settings,
         engine=engine,
         clips=clips,
-        videos=KeptVideos(Videos(settings.max_stored_bytes, settings.video_ttl_s, clips.forget)),
+        videos=KeptVideos(Videos(settings.max_stored_bytes, settings.video_ttl_s, clips.forget), remotes.videos),
         fetcher=Fetcher(
             settings.video_url_hosts or (),
             timeout_s=settings.video_url_timeout_s,
@@ -102,8 +92,10 @@ def build_services(
         ),
         grammars=GrammarCheck(),
         metrics=metrics,
-        admission=Admission(capacity, settings.max_queued_bytes, metrics, limits),
+        admission=Admission(settings, metrics, are_several=len(keys) != 1),  # without keys, addresses
         # As many as are generated, and those that are decoded meanwhile.
-        queue=FairQueue(settings.max_running_requests + settings.decode_workers, are_shared=num_keys > 1),
-        upload_dir=upload_dir or settings.upload_dir or Path(tempfile.gettempdir()),
+        queue=FairQueue(settings.max_running_requests + settings.decode_workers, are_shared=len(keys) > 1),
+        upload_dir=upload_dir,
+        keys=keys,
+        traces=remotes.traces,
     )

@@ -26,7 +26,7 @@ from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.request import SpeculationMode
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
-from vidspec_service.api.services import build_services
+from vidspec_service.api.services import Remotes, build_services
 from vidspec_service.bench.common.options import from_zero
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.speed.device import measure_device
@@ -130,7 +130,9 @@ async def _ask(
     with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
         clip = Path(folder) / "clip.mp4"
         write_scene(seed, clip)
-        services = build_services(settings, service.engine, service.decode_pool.decode, service.metrics, Path(folder))
+        settings = settings.model_copy(update={"api_keys": None, "api_key_file": None})  # nobody else can ask
+        engine, decode = service.engine, service.decode_pool.decode
+        services = build_services(settings, engine, decode, service.metrics, Path(folder), Remotes())
         transport = httpx.ASGITransport(create_app(services))
         async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
             content = await asyncio.to_thread(clip.read_bytes)

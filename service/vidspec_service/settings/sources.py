@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, SettingsError
 
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings.cluster import ClusterSettings
@@ -39,29 +38,28 @@ def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Se
 
 def load_settings_of(kind: type[S], flags: Mapping[str, object], config: Path | None = None) -> S:
     """The same for settings of a kind."""
-    _refuse_unknown_variables()
+    ours = variables()
+    _refuse_unknown_variables(ours)
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(given, "flag", kind)
-    try:
-        variables = EnvSettingsSource(kind)()
-    except SettingsError as error:
-        raise ConfigError(f"the environment cannot be read: {error}") from error
-    if config is None and (named := os.environ.get(CONFIG_VARIABLE)):  # noqa: TID251  the owner of the environment
+    by_field = {name[len(ENV_PREFIX) :].lower(): value for name, value in ours.items()}
+    from_environment = {name: value for name, value in by_field.items() if value and name in kind.model_fields}
+    if config is None and (named := ours.get(CONFIG_VARIABLE)):
         config = Path(named)
     file_values = _read_config(config, kind) if config is not None else {}
     try:
-        return kind(**{**file_values, **variables, **given})
+        return kind.model_validate({**file_values, **from_environment, **given})
     except ValidationError as error:
-        raise ConfigError(_first_problem(error, given, variables, config)) from None
+        raise ConfigError(_first_problem(error, given, from_environment, config)) from None
 
 
 def log_format_asked(argv: Sequence[str]) -> str:
     """The log format that a command line asks for, whatever else is wrong with it, with a variable or with the file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--log-format", nargs="?")
-    parser.add_argument("--config", nargs="?", default=os.environ.get(CONFIG_VARIABLE))  # noqa: TID251  the owner of the environment
+    parser.add_argument("--config", nargs="?", default=variables().get(CONFIG_VARIABLE))
     args, _ = parser.parse_known_args(argv)
-    asked = args.log_format or os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")  # noqa: TID251  the owner of the environment
+    asked = args.log_format or variables().get(f"{ENV_PREFIX}LOG_FORMAT")
     if not asked and args.config:
         with contextlib.suppress(ConfigError):
             asked = _read_config(Path(args.config), ClusterSettings).get("log_format")
@@ -101,17 +99,18 @@ def _refuse_unknown(names: Iterable[object], what: str, kind: type[Settings]) ->
 
 
 def variables() -> dict[str, str]:
-    """Those of the environment that are ours, for processes on other machines."""
-    return {name: value for name, value in os.environ.items() if name.upper().startswith(ENV_PREFIX)}  # noqa: TID251
+    """Those of the environment that are ours."""
+    found = os.environ.items()  # noqa: TID251  the owner of the environment
+    return {name: value for name, value in found if name.upper().startswith(ENV_PREFIX)}
 
 
-def _refuse_unknown_variables() -> None:
+def _refuse_unknown_variables(ours: Mapping[str, str]) -> None:
     # A cluster's, too: whatever runs on its machines finds them in its environment.
     known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}
-    for name in sorted(os.environ):  # noqa: TID251  the owner of the environment
-        if name.upper() in _VARIABLES_OF_KEYS and not os.environ[name].strip():  # noqa: TID251  the owner of the environment
+    for name, value in sorted(ours.items()):
+        if name.upper() in _VARIABLES_OF_KEYS and not value.strip():
             raise ConfigError(f"{name} is empty: give keys, or unset it for a server that asks for none")
-        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+        if name.upper() not in known:
             hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), ClusterSettings, as_variable=True)
             is_link = "_SERVICE_" in name or "_PORT_" in name
             hint = hint or (_LINK_HINT if is_link else "")

@@ -23,6 +23,7 @@ from tests.hostile.corpus import corpus, mutated, mutations
 from tests.hostile.seeds import Seeds, render_seeds
 from tests.hostile.stills import still, still_bombs
 from vidspec_service.api.server import bind, serve
+from vidspec_service.api.services import Remotes
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.settings import Settings, decoding_limits
 from vidspec_service.telemetry import Metrics
@@ -82,7 +83,7 @@ async def _serve_and_send(files: Iterator[tuple[str, bytes]], upload_dir: Path) 
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with DecodePool(decoding_limits(settings), settings.decode_workers) as pool:
             metrics = Metrics(CollectorRegistry())
-            server = asyncio.create_task(serve(settings, FakeEngine(), pool.decode, metrics, listener))
+            server = asyncio.create_task(serve(settings, FakeEngine(), pool.decode, metrics, listener, Remotes()))
             try:
                 async with httpx.AsyncClient(base_url=url, timeout=_DEADLINE_S) as client:
                     return await _send(files, client)

@@ -10,11 +10,11 @@ from pathlib import Path
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from tests.api.world import as_setting
 from tests.fakes import FakeDecodePool, FakeEngine
 from vidspec_service.api.app import create_app
-from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.server import bind
-from vidspec_service.api.services import build_services
+from vidspec_service.api.services import Remotes, build_services
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
@@ -25,9 +25,9 @@ def live_api(
 ) -> Iterator[str]:
     """Yield its URL."""
     upload_dir.mkdir()
-    settings = Settings(port=0, upload_dir=upload_dir)
-    services = build_services(settings, engine, (decoder or FakeDecodePool()).decode, Metrics(CollectorRegistry()))
-    app = create_app(services, ApiKeys(keys))
+    settings = Settings(port=0, upload_dir=upload_dir, api_keys=as_setting(keys))
+    decode, metrics = (decoder or FakeDecodePool()).decode, Metrics(CollectorRegistry())
+    app = create_app(build_services(settings, engine, decode, metrics, upload_dir, Remotes()))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     with bind(settings) as listener:
         listener.listen()

@@ -10,8 +10,6 @@ from pydantic import SecretStr
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import SECRETS, Settings, api_keys, client_key, load_settings
 
-pytestmark = pytest.mark.unit
-
 ONE, TWO, THREE = (f"{word}-0123456789abcdef" for word in ("one", "two", "three"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +14,6 @@ from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.engine.config import WorkerConfig
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, decoding_limits, engine_config, load_settings
-
-pytestmark = pytest.mark.unit
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:  # noqa: TID251  the reader of the environment is what is tested
-        if name.startswith("VIDSPEC_"):
-            monkeypatch.delenv(name)
 
 
 def config(tmp_path: Path, text: str) -> Path:

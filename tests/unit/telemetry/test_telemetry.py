@@ -14,8 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from vidspec_service.engine.types import FinishReason
 from vidspec_service.telemetry import Metrics, configure_logging, request_id_var
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture(autouse=True)
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -13,10 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest, Include
-from vidspec_service.api.generate.clock import AnswerClock
-from vidspec_service.api.generate.frames import decode_all
-from vidspec_service.api.generate.tellings import Tellings
-from vidspec_service.api.generate.tracing import TracedGeneration
+from vidspec_service.api.generate.observing import AnswerClock, Tellings, TracedGeneration
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import SpokenChoice
 from vidspec_service.api.schemas.tellings import logprobs_of
@@ -95,7 +92,7 @@ class Generation:
         await services.queue.acquire(caller, self.n)
         self._held.callback(services.queue.release, caller, self.n)
         self._queue_s = time.monotonic() - self._began
-        clips = await decode_all(services, caller, files, as_made_for(services, frames), default_num_frames(services))
+        clips = await services.clips.of_all(caller, files, as_made_for(services, frames), default_num_frames(services))
         self._decode_s = time.monotonic() - self._began - self._queue_s
         self._videos = [
             {
@@ -182,7 +179,9 @@ class Generation:
 
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""
-        accepted, ended = self._complete
+        accepted, ended = self._accepted, [answer.finished for answer in self._answers if answer.finished is not None]
+        if accepted is None or len(ended) < self.n:
+            raise RuntimeError("the answer is not complete")
         stats = SpeculationStats.of_all([finished.speculation for finished in ended])
         completion_tokens = sum(finished.completion_tokens for finished in ended)
         first_s = min(answer.first for answer in self._answers) - self._began
@@ -215,8 +214,8 @@ class Generation:
     async def close(self) -> None:
         """Cancel the request on every worker, unless it has ended, and let the next one in."""
         await self._held.aclose()
+        facts = self.facts() if self._is_complete else {}
         if self._trace is not None:
-            facts = self.facts() if self._is_complete else {}
             self._trace.close(self._request, str(self.head["model"]), self._outcome, facts)
         if self._accepted is None:
             return
@@ -230,24 +229,15 @@ class Generation:
         }
         if begun := [answer.first for answer in self._answers if answer.num_tokens]:
             told["first_token_s"] = round(min(begun) - self._began, 4)
-        if self._is_complete:
-            ended = self._complete[1]
-            speculation = SpeculationStats.of_all([finished.speculation for finished in ended])
+        if facts:
             told |= {
-                "completion_tokens": sum(finished.completion_tokens for finished in ended),
-                "queue_s": round(self._queue_s + ended[0].queue_s, 4),
-                "mode": speculation.mode.value,
-                "acceptance_rate": round(speculation.acceptance_rate, 4),
+                "completion_tokens": facts["usage"]["completion_tokens"],
+                "queue_s": round(facts["timings"]["queue_s"], 4),
+                "mode": facts["speculation"].mode.value,
+                "acceptance_rate": round(facts["speculation"].acceptance_rate, 4),
             }
         _log.info("request ended", extra={**told, "duration_s": round(seconds, 4)})
 
     @property
     def _is_complete(self) -> bool:
         return all(answer.finished is not None for answer in self._answers)
-
-    @property
-    def _complete(self) -> tuple[Accepted, list[Finished]]:
-        ended = [answer.finished for answer in self._answers if answer.finished is not None]
-        if self._accepted is None or len(ended) < self.n:
-            raise RuntimeError("the answer is not complete")
-        return self._accepted, ended

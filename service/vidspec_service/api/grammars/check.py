@@ -12,7 +12,6 @@ import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from cachetools import LRUCache
 
@@ -37,24 +36,11 @@ class Tried:
     text: str | None = None  # how workers read it, if that is another text
 
 
-class Compiler(Protocol):
-    """Tries a grammar, in a thread."""
-
-    def start(self) -> None:
-        """Prepare, so that the first grammar takes no longer than others; in a thread that stays."""
-
-    def tried(self, grammar: Grammar) -> Tried:
-        """What becomes of it; raises CapacityError if the machine is too busy."""
-
-    def close(self) -> None:
-        """End what was started."""
-
-
 class GrammarCheck:
     """One child for each grammar, callers in rotation; what was checked lately is known. For one event loop."""
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
-        """With a process to fork children from, unless another compiler is given."""
+    def __init__(self, compiler: ForkedCompiler | None = None) -> None:
+        """With a compiler of its own, unless one is given to be shared."""
         # Whoever sends many that take their time delays nobody else by more than those that are being tried.
         self._queue = FairQueue(_MOST_AT_ONCE)
         # A thread waits for a child; and these keep the fork server alive, which dies with the thread that started it.
@@ -98,11 +84,11 @@ class ForkedCompiler:
         self._forks = ForkServer(fork_server.__name__, is_bare=True)
 
     def start(self) -> None:
-        """See `Compiler`."""
+        """Prepare, so that the first grammar takes no longer than others; in a thread that stays."""
         self._forks.start()
 
     def tried(self, grammar: Grammar) -> Tried:
-        """See `Compiler`."""
+        """What becomes of it; raises CapacityError if the machine is too busy. Blocks: call it in a thread."""
         for _ in range(2):
             try:
                 said = self._said(_sent(grammar))
@@ -127,7 +113,7 @@ class ForkedCompiler:
                 return answer.read()
 
     def close(self) -> None:
-        """See `Compiler`."""
+        """End what was started."""
         self._forks.close()
 
 

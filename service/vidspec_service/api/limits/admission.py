@@ -6,6 +6,7 @@ Life: open -> draining (nothing new, running requests go on) -> closing (running
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from vidspec_service.api.errors import TooManyRequests
 from vidspec_service.api.limits.callers import RateLimit
 from vidspec_service.errors import CapacityError, Draining, QueueFull
+from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 _SHARE = 3
@@ -33,14 +35,21 @@ def sharer_of(request: Request) -> str:
 
 
 class Admission:
-    """Counts the answers that requests inside ask for, one for most: `capacity` bounds uploads, decodes and queues
-    together, `max_bytes` what their bodies hold on disk and in memory; `limits` what one caller may take of both."""
+    """Counts the answers that requests inside ask for, one for most, and the bytes that their bodies hold.
 
-    def __init__(self, capacity: int, max_bytes: int, metrics: Metrics, limits: CallerLimits) -> None:
-        self._capacity = capacity
-        self._max_bytes = max_bytes
+    The settings bound both: what uploads, decodes and waits together, and what one caller has of it. With `are_several`
+    callers none takes everything: one may have as many permits, and bytes beyond its first body's, as `_SHARE` times
+    those that are free: alone three quarters, with another like it three sevenths each.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, *, are_several: bool) -> None:
+        self._capacity = settings.max_running_requests + settings.max_queued_requests
+        self._max_bytes = settings.max_queued_bytes
+        self._max_requests = settings.max_requests_per_key
+        per_minute = settings.requests_per_minute_per_key
+        self._rate = None if per_minute is None else RateLimit(per_minute, time.monotonic)
+        self._are_several = are_several
         self._metrics = metrics
-        self._limits = limits
         self.is_draining = False  # True from the first signal on; readiness is red
         self.idle = asyncio.Event()  # set while no request is inside
         self.idle.set()
@@ -63,13 +72,13 @@ class Admission:
 
         It is of the share of `sharer`; None: of the caller's.
         """
-        sharer = caller if sharer is None else sharer
-        with self._counting_refusals():
-            if self.is_draining:
-                raise Draining("The server is shutting down; ask another one.")
-            self._check_places(sharer, 1)
-            self._limits.check_rate(caller)
-        permit = Permit(self, caller, sharer)
+        if self.is_draining:
+            raise self._counted(Draining("The server is shutting down; ask another one."))
+        permit = Permit(self, caller, caller if sharer is None else sharer)
+        self.check_places(permit, 1)
+        if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
+            allowed = f"{self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY)"
+            raise self._counted(TooManyRequests(f"You may send {allowed}.", retry_after_s=wait_s))
         self._inside.add(permit)
         self.idle.clear()
         try:
@@ -89,37 +98,36 @@ class Admission:
         self.closing.set()
 
     def check_places(self, permit: Permit, wanted: int) -> None:
-        """For `Permit`: `wanted` more."""
-        with self._counting_refusals():
-            self._check_places(permit.sharer, wanted)
-
-    def _check_places(self, sharer: str, wanted: int) -> None:
-        """Raises QueueFull or TooManyRequests unless the sharer may have so many more; the last is as the others."""
+        """For `Permit`: raises QueueFull or TooManyRequests unless its sharer may have so many more."""
         num_free = self._capacity - self.num_admitted
         if num_free < wanted:
             taken = f"{self.num_admitted} of " if num_free else "All "
-            raise QueueFull(f"{taken}{self._capacity} places are taken; try again.")
-        num_inside = sum(permit.num_places for permit in self._inside if permit.sharer == sharer)
-        self._limits.check_request(num_inside + wanted - 1, num_free - wanted + 1)
+            raise self._counted(QueueFull(f"{taken}{self._capacity} places are taken; try again."))
+        # The last of those wanted is judged, with the others taken already.
+        mine = sum(each.num_places for each in self._inside if each.sharer == permit.sharer) + wanted - 1
+        num_free -= wanted - 1
+        if self._max_requests is not None and mine >= self._max_requests:
+            most = f"{self._max_requests} requests under way already (VIDSPEC_MAX_REQUESTS_PER_KEY)"
+            raise self._counted(TooManyRequests(f"You have {most}."))
+        if self._are_several and mine >= _SHARE * num_free:
+            left = f"the {num_free} places left are for others"
+            raise self._counted(TooManyRequests(f"You have {mine} requests under way; {left}."))
 
     def check_bytes(self, permit: Permit, wanted: int) -> None:
-        """For `Permit`. Whoever is alone may have what the limits of a single body allow."""
+        """For `Permit`: likewise. Whoever is alone may have what the limits of a single body allow."""
         others = self.num_bytes - permit.num_bytes
         mine = sum(each.num_bytes for each in self._inside if each.sharer == permit.sharer) - permit.num_bytes
         num_free = self._max_bytes - others - wanted
-        with self._counting_refusals():
-            if others > 0 and num_free < 0:
-                raise QueueFull(f"All {self._max_bytes:,} bytes for uploads are taken (VIDSPEC_MAX_QUEUED_BYTES).")
-            if mine > 0:
-                self._limits.check_bytes(mine, wanted, num_free)
+        if others > 0 and num_free < 0:
+            all_taken = f"All {self._max_bytes:,} bytes for uploads are taken (VIDSPEC_MAX_QUEUED_BYTES)."
+            raise self._counted(QueueFull(all_taken))
+        if self._are_several and mine > 0 and mine + wanted > _SHARE * num_free:
+            left = f"Your other uploads hold {mine:,} bytes; what is left is for others."
+            raise self._counted(TooManyRequests(left))
 
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except CapacityError as error:
-            self._metrics.admission_rejections.labels(error.code).inc()
-            raise
+    def _counted(self, error: CapacityError) -> CapacityError:
+        self._metrics.admission_rejections.labels(error.code).inc()
+        return error
 
 
 class Permit:
@@ -151,43 +159,6 @@ class Permit:
                 self.num_bytes = 0
                 raise
             self.num_bytes = total
-
-
-class CallerLimits:
-    """What one caller may have: so many requests at a time, so many a minute, and with `are_several` callers a share.
-
-    None takes everything: one may have as many permits, and bytes beyond its first body's, as `_SHARE` times those that
-    are free: alone three quarters, with another like it three sevenths each.
-    """
-
-    def __init__(self, *, are_several: bool, max_requests: int | None, rate: RateLimit | None) -> None:
-        self._are_several = are_several
-        self._max_requests = max_requests
-        self._rate = rate
-
-    def check_request(self, num_inside: int, num_free: int) -> None:
-        """One more request beside `num_inside` of the caller's; raises TooManyRequests."""
-        if self._max_requests is not None and num_inside >= self._max_requests:
-            raise TooManyRequests(
-                f"You have {self._max_requests} requests under way already (VIDSPEC_MAX_REQUESTS_PER_KEY)."
-            )
-        if self._are_several and num_inside >= _SHARE * num_free:
-            raise TooManyRequests(
-                f"You have {num_inside} requests under way; the {num_free} places left are for others."
-            )
-
-    def check_rate(self, caller: str) -> None:
-        """One more request now; raises TooManyRequests."""
-        if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
-            raise TooManyRequests(
-                f"You may send {self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY).",
-                retry_after_s=wait_s,
-            )
-
-    def check_bytes(self, mine: int, wanted: int, num_free: int) -> None:
-        """`wanted` bytes beside `mine` of the caller's other bodies; raises TooManyRequests."""
-        if self._are_several and mine + wanted > _SHARE * num_free:
-            raise TooManyRequests(f"Your other uploads hold {mine:,} bytes; what is left is for others.")
 
 
 class FairQueue:
@@ -227,29 +198,26 @@ class FairQueue:
         self._serve()
 
     def _serve(self) -> None:
-        while (found := self._next()) is not None:
-            caller, mine, num = found
-            self._num_free -= num
-            self._taken[caller] += num
-            mine.set_result(None)
-
-    def _next(self) -> tuple[str, asyncio.Future[None], int] | None:
-        """Whose turn it is, taken out of the line: past those who have left, and callers who have their share."""
-        for caller, queue in list(self._waiting.items()):
+        """Give out slots in rotation: past those who have left, and callers who have their share."""
+        turns = deque(self._waiting)
+        while turns:
+            caller = turns.popleft()
+            queue = self._waiting[caller]
             while queue and queue[0][0].done():
                 queue.popleft()
             if queue and not self._has_its_share(caller, queue[0][1]):
-                if queue[0][1] > self._num_free:
-                    return None
-                self._waiting.move_to_end(caller)
-                found = (caller, *queue.popleft())
-            else:
-                found = None
+                mine, num = queue[0]
+                if num > self._num_free:
+                    return
+                queue.popleft()
+                self._num_free -= num
+                self._taken[caller] += num
+                mine.set_result(None)
+                if queue:
+                    self._waiting.move_to_end(caller)
+                    turns.append(caller)
             if not queue:
                 del self._waiting[caller]
-            if found is not None:
-                return found
-        return None
 
     def _has_its_share(self, caller: str, num: int) -> bool:
         taken = self._taken[caller]

@@ -1,18 +1,22 @@
-"""Clips: chosen frames of a video, from memory where the same were chosen before, else from the decoder."""
+"""Clips: chosen frames of videos, from memory where the same were chosen before, else from the decoder."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from cachetools import TTLCache
 
+from vidspec_service.api.errors import about_video
 from vidspec_service.api.limits.admission import FairQueue
 from vidspec_service.decoding.clip import Clip, FrameRequest, FrameSequence
+from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.pool import all_or_none
 from vidspec_service.errors import CapacityError
+from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 # What a small clip counts for: its memory came from a decoder and holds file descriptors as long as it is here.
@@ -39,12 +43,44 @@ class Clips:
     """Frames in memory, under a budget of bytes and for as long as videos are kept. Callers never share them: time
     would tell one what another has sent."""
 
-    def __init__(self, decode: Decode, metrics: Metrics, max_bytes: int, ttl_s: float, decoders: FairQueue) -> None:
-        """As many videos are decoded at a time as `decoders` has slots."""
+    def __init__(self, settings: Settings, decode: Decode, metrics: Metrics) -> None:
         self._decode = decode
-        self._decoders = decoders
+        self._decoders = FairQueue(settings.decode_workers)
         self._metrics = metrics
-        self._kept: TTLCache[tuple[str, str, FrameRequest], Clip] = TTLCache(max_bytes, ttl_s, getsizeof=_num_bytes)
+        self._max_frames = settings.max_frames
+        self._max_decoded_bytes = settings.max_decoded_bytes
+        self._kept: TTLCache[tuple[str, str, FrameRequest], Clip] = TTLCache(
+            settings.max_cached_frame_bytes, settings.video_ttl_s, getsizeof=_num_bytes
+        )
+
+    async def of_all(
+        self, caller: str, files: Sequence[VideoFile], frames: FrameRequest, default_num_frames: int
+    ) -> list[Clip]:
+        """The clip of each of a request's files, in order; raises what `clip` does, saying of which.
+
+        They are decoded beside each other; cancelling stops all. `frames` holds for every video. Those that are no
+        images share the limits on frames and their bytes, and the default number, equally.
+        """
+        asked = replace(frames, num_sharing=max(1, sum(not file.is_still for file in files)))
+
+        async def one(index: int, file: VideoFile) -> Clip:
+            with about_video(index, len(files)):
+                return await self.clip(caller, file, asked, default_num_frames)
+
+        clips = await all_or_none(one(index, file) for index, file in enumerate(files))
+        self._check_total(clips)
+        return clips
+
+    def _check_total(self, clips: Sequence[Clip]) -> None:
+        """Clips that were decoded for other requests may be larger than their share."""
+        num_frames = sum(len(clip.timestamps_s) for clip in clips)
+        if num_frames > self._max_frames:
+            fact = f"All videos together have {num_frames} frames"
+            raise over_limit(fact, str(self._max_frames), "VIDSPEC_MAX_FRAMES", param="videos")
+        num_bytes = sum(clip.video.frames.nbytes for clip in clips)
+        if num_bytes > self._max_decoded_bytes:
+            fact, limit = f"The frames of all videos take {num_bytes:,} bytes", f"{self._max_decoded_bytes:,}"
+            raise over_limit(fact, limit, "VIDSPEC_MAX_DECODED_BYTES", param="videos")
 
     async def clip(self, caller: str, file: VideoFile, frames: FrameRequest, default_num_frames: int) -> Clip:
         """The frames of `file`, under a `video.key` that says which; raises VideoError. Cancelling stops the decode."""

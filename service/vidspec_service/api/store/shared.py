@@ -6,11 +6,11 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -30,6 +30,7 @@ _MOST_RENEWED_PAST = 1.1  # of its time: nobody deletes what another has just fo
 _VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # and no path
 _OBJECT = re.compile(rf"([^/]+/{_VIDEO_ID.pattern})\.(json|video)")
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -40,10 +41,6 @@ class Entry:
     facts: Video
     is_still: bool = False
     sequence: FrameSequence | None = None
-
-    def of(self, file: VideoFile) -> VideoFile:
-        """A copy of the bytes, as what they are."""
-        return replace(file, is_still=self.is_still, sequence=self.sequence)
 
 
 _ENTRY = TypeAdapter(Entry)
@@ -95,11 +92,13 @@ class SharedStore:
 
     async def put(self, caller: str, file: VideoFile, facts: Video) -> None:
         """Copy a video there; one that is there begins its time anew."""
+        name = _name(caller, facts.id, "video")
+        is_known = await self.use(caller, facts.id) is not None
+        if is_known and await self._found(self._api.head_async(self._store, name)) is not None:
+            return
         with self._told():
-            if await self.use(caller, facts.id) is not None and await self._has_bytes(caller, facts.id):
-                return
-            await self._api.put_async(self._store, _name(caller, facts.id, "video"), file.path)
-            await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
+            await self._api.put_async(self._store, name, file.path)  # however long that takes
+        await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
 
     async def use(self, caller: str, video_id: str) -> Entry | None:
         """What is known of a video, whose time begins anew; None for none, or one that has expired."""
@@ -108,27 +107,23 @@ class SharedStore:
             return None
         left = datetime.fromtimestamp(entry.facts.expires_at, UTC) - datetime.now(UTC)
         if left < self._ttl * (1 - _RENEWED_AFTER):
-            with self._told():
-                await self._write(caller, entry)
+            await self._write(caller, entry)
         return entry
 
     async def find(self, caller: str, video_id: str) -> Entry | None:
         """The same; to look is no use."""
         if _VIDEO_ID.fullmatch(video_id) is None:
             return None
-        with self._told():
-            try:
-                async with asyncio.timeout(_SILENCE_S):
-                    found = await self._api.get_async(self._store, _name(caller, video_id, "json"))
-                    text = bytes(await found.bytes_async())
-            except FileNotFoundError:
-                return None
-            expires_at = found.meta["last_modified"] + self._ttl
-            try:
-                entry = _ENTRY.validate_json(text)
-            except ValidationError:  # of another version
-                _log.warning("a kept video's facts cannot be read", extra={"video_id": video_id})
-                return None
+        found = await self._found(self._api.get_async(self._store, _name(caller, video_id, "json")))
+        if found is None:
+            return None
+        text = bytes(await self._said(found.bytes_async()))
+        try:
+            entry = _ENTRY.validate_json(text)
+        except ValidationError:  # of another version
+            _log.warning("a kept video's facts cannot be read", extra={"video_id": video_id})
+            return None
+        expires_at = found.meta["last_modified"] + self._ttl
         if expires_at < datetime.now(UTC):
             return None
         facts = entry.facts.model_copy(update={"expires_at": int(expires_at.timestamp())})
@@ -136,33 +131,22 @@ class SharedStore:
 
     async def chunks(self, caller: str, video_id: str) -> AsyncIterator[bytes]:
         """The video's bytes; raises NotFound if somebody has deleted them without their facts."""
-        with self._told():
-            try:
-                async with asyncio.timeout(_SILENCE_S):
-                    found = await self._api.get_async(self._store, _name(caller, video_id, "video"))
-            except FileNotFoundError:
-                raise no_such_video() from None
-        pieces = _without_silence(found.stream(min_chunk_size=_CHUNK_BYTES))
-        while True:
-            with self._told():
-                chunk = await anext(pieces, None)
-            if chunk is None:
-                return
+        found = await self._found(self._api.get_async(self._store, _name(caller, video_id, "video")))
+        if found is None:
+            raise no_such_video()
+        async for chunk in self._each(found.stream(min_chunk_size=_CHUNK_BYTES)):
             yield bytes(chunk)
 
     async def ids(self, caller: str) -> list[str]:
         """A caller's videos, the most recently used first."""
-        with self._told():
-            objects = [each async for each in self._objects(caller or "anyone")]
+        objects = [each async for each in self._objects(caller or "anyone")]
         since = datetime.now(UTC) - self._ttl
         used = {name: written for name, kind, written in objects if kind == "json" and written > since}
         return [name.rpartition("/")[2] for name in sorted(used, key=used.__getitem__, reverse=True)]
 
     async def drop(self, caller: str, video_id: str) -> None:
         """Delete a video, if it is there."""
-        with self._told():
-            for kind in ("json", "video"):
-                await self._delete(_name(caller, video_id, kind))
+        await self._delete(_name(caller, video_id, "json"), _name(caller, video_id, "video"))
 
     async def sweep(self) -> None:
         """Delete what has expired, whoever put it there, and bytes whose server was killed before it wrote their facts.
@@ -170,39 +154,49 @@ class SharedStore:
         Several servers may do so at once. What is not named like a video of ours stays.
         """
         newest: dict[str, datetime] = {}
-        with self._told():
-            async for name, _, written in self._objects(None):
-                newest[name] = max(written, newest.get(name, written))
-            until = datetime.now(UTC) - self._ttl * _MOST_RENEWED_PAST
-            for name in [name for name, written in newest.items() if written < until]:
-                await self._delete(f"{name}.json")
-                await self._delete(f"{name}.video")
-
-    async def _has_bytes(self, caller: str, video_id: str) -> bool:
-        try:
-            async with asyncio.timeout(_SILENCE_S):
-                await self._api.head_async(self._store, _name(caller, video_id, "video"))
-        except FileNotFoundError:
-            return False
-        return True
+        async for name, _, written in self._objects(None):
+            newest[name] = max(written, newest.get(name, written))
+        until = datetime.now(UTC) - self._ttl * _MOST_RENEWED_PAST
+        for name in [name for name, written in newest.items() if written < until]:
+            await self._delete(f"{name}.json", f"{name}.video")
 
     async def _write(self, caller: str, entry: Entry) -> None:
-        async with asyncio.timeout(_SILENCE_S):
-            await self._api.put_async(self._store, _name(caller, entry.facts.id, "json"), _ENTRY.dump_json(entry))
+        name, text = _name(caller, entry.facts.id, "json"), _ENTRY.dump_json(entry)
+        await self._said(self._api.put_async(self._store, name, text))
 
-    async def _delete(self, path: str) -> None:
-        try:
-            async with asyncio.timeout(_SILENCE_S):
-                await self._api.delete_async(self._store, path)
-        except FileNotFoundError:
-            pass  # another server was faster; object stores do not even tell
+    async def _delete(self, *names: str) -> None:
+        for name in names:
+            # Another server may be faster; object stores do not even tell.
+            await self._found(self._api.delete_async(self._store, name))
 
     async def _objects(self, folder: str | None) -> AsyncIterator[tuple[str, str, datetime]]:
         """Both of every video below: their common name, which of them it is, and when it was written."""
-        async for batch in _without_silence(self._api.list(self._store, folder)):
+        async for batch in self._each(self._api.list(self._store, folder)):
             for each in batch:
                 if (found := _OBJECT.fullmatch(each["path"])) is not None:
                     yield found[1], found[2], each["last_modified"]
+
+    async def _each(self, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        iterator = aiter(pieces)
+        while (piece := await self._said(anext(iterator, None))) is not None:
+            yield piece
+
+    async def _found(self, asked: Awaitable[T]) -> T | None:
+        """What the store says, None if there is no such object."""
+
+        async def said() -> T | None:
+            try:
+                return await asked
+            except FileNotFoundError:
+                return None
+
+        return await self._said(said())
+
+    async def _said(self, asked: Awaitable[T]) -> T:
+        """What the store says, if it does in time."""
+        with self._told():
+            async with asyncio.timeout(_SILENCE_S):
+                return await asked
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -211,17 +205,6 @@ class SharedStore:
         except self._failures as error:
             _log.warning("the store of videos does not answer", extra={"reason": _first_line(error)})
             raise CapacityError("The store of kept videos does not answer at the moment; try again.") from error
-
-
-async def _without_silence(pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
-    """The same; TimeoutError if one does not come in time."""
-    iterator = aiter(pieces)
-    while True:
-        async with asyncio.timeout(_SILENCE_S):
-            piece = await anext(iterator, None)
-        if piece is None:
-            return
-        yield piece
 
 
 def _name(caller: str, video_id: str, kind: str) -> str:

@@ -70,31 +70,21 @@ class Videos:
         self._kept[key] = new
         return _told(new)
 
-    def has(self, caller: str, video_id: str) -> bool:
-        """Whether a video is kept; asking is no use of it."""
-        return self._kept.peek((caller, video_id)) is not None
+    def find(self, caller: str, video_id: str) -> Video | None:
+        """What is known of a kept video; None for none. To look is no use."""
+        kept = self._kept.peek((caller, video_id))
+        return None if kept is None else _told(kept)
 
-    def facts(self, caller: str, video_id: str) -> Video:
-        """What is known of a kept video; asking is no use of it. Raises NotFound."""
-        return _told(self._found(self._kept.peek((caller, video_id))))
-
-    def page(self, caller: str, after: str | None, limit: int) -> tuple[list[Video], bool]:
-        """At most `limit` of the caller's videos, most recently used first, and whether there are more.
-
-        They begin after the one with the id `after`; raises NotFound if that is not kept.
-        """
-        ids = [video_id for owner, video_id in reversed(list(self._kept)) if owner == caller]
-        start = 0
-        if after is not None:
-            self._found(self._kept.peek((caller, after)), "after")
-            start = ids.index(after) + 1
-        kept = (self._kept.peek((caller, video_id)) for video_id in ids[start : start + limit])
-        return [_told(each) for each in kept if each is not None], start + limit < len(ids)
+    def ids(self, caller: str) -> list[str]:
+        """A caller's videos, the most recently used first."""
+        return [video_id for owner, video_id in reversed(list(self._kept)) if owner == caller]
 
     @contextmanager
     def reading(self, caller: str, video_id: str) -> Iterator[VideoFile]:
         """Use a video for the length of the block, in which its file stays, even if it is dropped. Raises NotFound."""
-        kept = self._found(self._kept.use((caller, video_id)))
+        kept = self._kept.use((caller, video_id))
+        if kept is None:
+            raise no_such_video()
         kept.num_readers += 1
         try:
             yield kept.file
@@ -107,7 +97,8 @@ class Videos:
     def drop(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound."""
         self._forget_clips(caller, video_id)
-        self._found(self._kept.pop((caller, video_id), None))
+        if self._kept.pop((caller, video_id), None) is None:
+            raise no_such_video()
 
     def expire(self) -> None:
         """Delete what is too old."""
@@ -123,12 +114,6 @@ class Videos:
     def load(self) -> tuple[int, int]:
         """How many videos are kept, and what they count for in bytes."""
         return len(self._kept), int(self._kept.currsize)
-
-    @staticmethod
-    def _found(kept: KeptVideo | None, param: str = "video_id") -> KeptVideo:
-        if kept is None:
-            raise no_such_video(param)
-        return kept
 
 
 def no_such_video(param: str = "video_id") -> NotFound:

@@ -1,31 +1,86 @@
-"""Fetcher: a video from an address, for operators who allow hosts. What was checked is what is dialled."""
+"""Fetcher: a video from an address, for operators who allow hosts. What was checked is what is dialled.
+
+Addresses are parsed by one parser, looked up once, and are never anything but the public internet.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import ssl
-from collections.abc import AsyncIterator, Collection
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing, asynccontextmanager, suppress
 
 import httpx
 
 from vidspec_service.api.errors import VideoNotFetched
-from vidspec_service.api.uploads.addresses import (
-    HTTPS_PORT,
-    IsPublic,
-    Remote,
-    Resolve,
-    addresses_of,
-    allowed_remote,
-    is_public,
-    resolve,
-)
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import InvalidRequest
 
+HTTPS_PORT = 443
+MAX_URL = 2048
 MAX_REDIRECTS = 3
 _CONNECT_TIMEOUT_S = 5.0
 _HEADERS = {"accept": "video/*, application/octet-stream;q=0.5", "accept-encoding": "identity", "user-agent": "vidspec"}
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+IsPublic = Callable[[str], bool]
+
+_NOT_PUBLIC = tuple(  # though Python says so
+    ipaddress.ip_network(network)
+    for network in (
+        "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32",  # carry another address, maybe a private one
+        "fec0::/10",  # of a site: once what fc00::/7 is now (RFC 3879)
+        "192.88.99.0/24",  # relays into 2002::/16 (RFC 7526)
+    )
+)  # fmt: skip
+
+
+def allowed_url(text: str | httpx.URL, hosts: Collection[str]) -> httpx.URL:
+    """The URL if it is https, names no user, and its `host` or `host:port` is in `hosts`; raises InvalidRequest."""
+    if len(str(text)) > MAX_URL or any(not "!" <= char <= "~" or char == "\\" for char in str(text)):
+        raise InvalidRequest(f"video_url must be a URL of at most {MAX_URL} ASCII characters.", param="video_url")
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, ValueError):
+        raise InvalidRequest("video_url is not a URL.", param="video_url") from None
+    if url.scheme != "https" or url.userinfo or not url.host:
+        raise InvalidRequest("video_url must be an https address without a user name.", param="video_url")
+    # As it stands in the address: `url.host` has no brackets, and puts letters in the place of xn--.
+    named, default = url.netloc.decode(), f":{HTTPS_PORT}"
+    if named.removesuffix(default) not in {entry.lower().removesuffix(default) for entry in hosts}:
+        raise InvalidRequest("This server does not fetch from that host (VIDSPEC_VIDEO_URL_HOSTS).", param="video_url")
+    return url
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host, in the system's order of preference; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one that any host on the internet can be reached at."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:  # with a scope (fe80::1%eth0), for one
+        return False
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    if any(address in network for network in _NOT_PUBLIC):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+async def addresses_of(url: httpx.URL, resolve: Resolve, is_public: IsPublic) -> list[str]:
+    """Where to dial for `url`. One address that is not public spoils all: no honest name has both."""
+    try:
+        found = await resolve(url.raw_host.decode(), url.port or HTTPS_PORT)
+    except (OSError, UnicodeError):
+        raise VideoNotFetched("The host of video_url has no address.", param="video_url") from None
+    if not found or not all(is_public(address) for address in found):
+        raise InvalidRequest("The host of video_url is not on the public internet.", param="video_url")
+    return found
 
 
 class Fetcher:
@@ -63,7 +118,7 @@ class Fetcher:
             raise InvalidRequest(
                 "This server does not fetch URLs; send the file itself, or a data URL as video.", param="video_url"
             )
-        remote = allowed_remote(url, self._hosts)
+        remote = allowed_url(url, self._hosts)
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -87,31 +142,28 @@ class Fetcher:
             headers=_HEADERS,
         )
 
-    async def _follow(self, client: httpx.AsyncClient, remote: Remote) -> httpx.Response:
+    async def _follow(self, client: httpx.AsyncClient, remote: httpx.URL) -> httpx.Response:
         for _ in range(MAX_REDIRECTS + 1):
             response = await self._get(client, remote)
             if not response.has_redirect_location:
                 return response
             await response.aclose()
-            remote = allowed_remote(remote.url.join(response.headers["location"]), self._hosts)
+            remote = allowed_url(remote.join(response.headers["location"]), self._hosts)
         raise VideoNotFetched(f"video_url redirects more than {MAX_REDIRECTS} times.", param="video_url")
 
-    async def _get(self, client: httpx.AsyncClient, remote: Remote) -> httpx.Response:
-        addresses = await addresses_of(remote, self._resolve, self._public)
-        for address in addresses[:-1]:
-            try:
+    async def _get(self, client: httpx.AsyncClient, remote: httpx.URL) -> httpx.Response:
+        *first, last = await addresses_of(remote, self._resolve, self._public)
+        for address in first:
+            with suppress(httpx.ConnectError, httpx.ConnectTimeout):
                 return await self._dial(client, remote, address)
-            except (httpx.ConnectError, httpx.ConnectTimeout):
-                continue
-        return await self._dial(client, remote, addresses[-1])
+        return await self._dial(client, remote, last)
 
-    async def _dial(self, client: httpx.AsyncClient, remote: Remote, address: str) -> httpx.Response:
-        host = remote.host if remote.port == HTTPS_PORT else f"{remote.host}:{remote.port}"
+    async def _dial(self, client: httpx.AsyncClient, remote: httpx.URL, address: str) -> httpx.Response:
         request = client.build_request(
             "GET",
-            remote.url.copy_with(host=address, fragment=None),
-            headers={"host": host},
-            extensions={"sni_hostname": remote.host},  # what the certificate must be for
+            remote.copy_with(host=address, fragment=None),
+            headers={"host": remote.netloc.decode()},
+            extensions={"sni_hostname": remote.raw_host.decode()},  # what the certificate must be for
         )
         return await client.send(request, stream=True, follow_redirects=False)
 

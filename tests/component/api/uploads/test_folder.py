@@ -17,8 +17,6 @@ import pytest
 from vidspec_service.api.uploads.folder import check_upload_dir, upload_folder
 from vidspec_service.errors import ConfigError
 
-pytestmark = pytest.mark.component
-
 _HOLD = """
 import sys
 from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vidspec_models.request import Include, Preservation
-from vidspec_service.api.generate.tellings import Tellings
+from vidspec_service.api.generate.observing import Tellings
 from vidspec_service.engine.types import Activity, DraftView, Phase, SeenCells
 
 WORK = Activity(request_id="r", worker="draft", phase=Phase.PROPOSE, start=101.5, end=102.0, num_tokens=3)

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from vidspec_service.api.limits.callers import ApiKeys, RateLimit
 
-pytestmark = pytest.mark.unit
-
 KEYS = ("first-key-0123456789", "second-key-0123456789")
 
 

@@ -11,8 +11,6 @@ from vidspec_service.api.limits import deadline as module
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.errors import DeadlineExceeded
 
-pytestmark = pytest.mark.unit
-
 
 class Engine:
     """One whose target is lost at `lost_at` and back `outage_s` later, counted from now."""

@@ -6,13 +6,10 @@ import asyncio
 import random
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_service.api.limits.admission import FairQueue
-
-pytestmark = pytest.mark.unit
 
 
 async def settle() -> None:

@@ -15,8 +15,6 @@ from vidspec_service.api.schemas.video_chat import VideoChatJson
 from vidspec_service.api.uploads.json_body import MAX_OUTSIDE, MAX_QUOTES, check_structure, read_json
 from vidspec_service.errors import InvalidRequest
 
-pytestmark = pytest.mark.unit
-
 MEGABYTES = 8_000_000
 
 

@@ -23,8 +23,6 @@ from vidspec_service.errors import (
     VideoUnsupported,
 )
 
-pytestmark = pytest.mark.unit
-
 HEAD = b"\x00\x00\x00\x20ftypisom"
 CONTENT = HEAD + bytes(range(256)) * 9000  # more than one write
 

@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_service.api.errors import VideoNotFetched
-from vidspec_service.api.uploads.addresses import Remote, addresses_of, allowed_remote, is_public
+from vidspec_service.api.uploads.fetching import addresses_of, allowed_url, is_public
 from vidspec_service.errors import InvalidRequest
 
-pytestmark = pytest.mark.unit
-
-HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example")
+HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example", "[2606:4700::1111]:8443")
 
 
 @pytest.mark.parametrize(
@@ -27,11 +25,13 @@ HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example")
         ("HTTPS://VIDEOS.EXAMPLE/a.mp4?x=1#y", "videos.example", 443),
         ("https://videos.example:443/", "videos.example", 443),
         ("https://cdn.example:8443/a", "cdn.example", 8443),
+        ("https://xn--mnchen-3ya.example/a", "xn--mnchen-3ya.example", 443),
+        ("https://[2606:4700::1111]:8443/a", "2606:4700::1111", 8443),
     ],
 )
 def test_a_host_of_the_list_is_allowed(url: str, host: str, port: int) -> None:
-    remote = allowed_remote(url, HOSTS)
-    assert (remote.host, remote.port) == (host, port)
+    allowed = allowed_url(url, HOSTS)
+    assert (allowed.raw_host.decode(), allowed.port or 443) == (host, port)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_host_of_the_list_is_allowed(url: str, host: str, port: int) -> None:
 )
 def test_anything_else_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        allowed_remote(url, HOSTS)
+        allowed_url(url, HOSTS)
     assert caught.value.param == "video_url"
 
 
@@ -78,12 +78,12 @@ def test_anything_else_is_refused(url: str) -> None:
 def test_no_text_gets_past_the_list_or_breaks_the_check(text: str) -> None:
     for url in (text, f"https://{text}", f"https://videos.example{text}", f"https://{text}@videos.example/"):
         try:
-            remote = allowed_remote(url, HOSTS)
+            allowed = allowed_url(url, HOSTS)
         except InvalidRequest:
             continue
-        assert remote.url.scheme == "https"
-        assert (remote.host, remote.port) in (("videos.example", 443), ("cdn.example", 8443))
-        assert httpx.URL(url).host == remote.host
+        assert allowed.scheme == "https"
+        assert (allowed.host, allowed.port or 443) in (("videos.example", 443), ("cdn.example", 8443))
+        assert httpx.URL(url).host == allowed.host
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8"])
@@ -116,8 +116,7 @@ def lookup(*found: str) -> list[str]:
         assert (host, port) == ("videos.example", 443)
         return list(found)
 
-    remote = Remote(httpx.URL("https://videos.example/"), "videos.example", 443)
-    return asyncio.run(addresses_of(remote, resolve, is_public))
+    return asyncio.run(addresses_of(httpx.URL("https://videos.example/"), resolve, is_public))
 
 
 def test_all_addresses_of_a_host_are_its_addresses() -> None:
@@ -134,6 +133,5 @@ def test_a_host_without_an_address_is_told_as_such() -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    remote = Remote(httpx.URL("https://videos.example/"), "videos.example", 443)
     with pytest.raises(VideoNotFetched, match="no address"):
-        asyncio.run(addresses_of(remote, resolve, is_public))
+        asyncio.run(addresses_of(httpx.URL("https://videos.example/"), resolve, is_public))
