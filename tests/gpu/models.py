@@ -69,8 +69,8 @@ def load(shape: Shape) -> Loaded:
     captured = make_cuda_step(decoder)
     assert isinstance(captured, CudaStep), captured
     launched = CudaStep(decoder, is_captured=False)
-    family = RandomFamily(Recipe(pair="tiny", role="target"))
-    video_lm = VideoLM(model, None, family, decoder, frozenset(), captured)
+    family = RandomFamily(model, Recipe(pair="tiny", role="target"))
+    video_lm = VideoLM(family, decoder, frozenset(), captured)
     return Loaded(decoder, captured, launched, decoder.step, video_lm)
 
 

@@ -29,7 +29,7 @@ _COUNTED = 8192  # characters
 
 
 class Family(ABC):
-    """One architecture. Stateless: everything it needs comes in, everything it makes goes out.
+    """One architecture, for a loaded model and its processor.
 
     What is defined here suits families whose frames are images of one size and whose positions count rows.
     """
@@ -37,46 +37,51 @@ class Family(ABC):
     num_frames: int  # to sample where the checkpoint does not say
     placeholder = "video_token_id"  # the name, in the configuration, of the id that stands for a video's rows
 
-    def language_model(self, model: Any) -> Any:
+    def __init__(self, model: Any, processor: Any) -> None:
+        self.model = model
+        self.processor = processor
+
+    @property
+    def language_model(self) -> Any:
         """The transformers text decoder (with `layers`, `norm`, `embed_tokens`, `rotary_emb`)."""
-        return model.model.language_model
+        return self.model.model.language_model
 
-    def default_num_frames(self, processor: Any) -> int:
+    @property
+    def default_num_frames(self) -> int:
         """Frames to sample when the caller names neither fps nor a number."""
-        return int(processor.video_processor.num_frames or self.num_frames)
+        return int(self.processor.video_processor.num_frames or self.num_frames)
 
-    def max_frames(self, processor: Any) -> int | None:
+    @property
+    def max_frames(self) -> int | None:
         """The most frames of a video that the checkpoint was made for, where it says so."""
-        most = getattr(processor.video_processor, "max_frames", None)
+        most = getattr(self.processor.video_processor, "max_frames", None)
         return None if most is None else int(most)
 
-    def video_arguments(self, processor: Any) -> Mapping[str, Any]:
+    def video_arguments(self) -> Mapping[str, Any]:
         """What the video processor must be told besides the frames and their metadata."""
         return {}
 
-    def tower_digest(self, model: Any, processor: Any) -> str | None:
+    def tower_digest(self) -> str | None:
         """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on."""
         return None
 
-    def heard(self, model: Any) -> AbstractContextManager[list[Tensor]]:
+    def heard(self) -> AbstractContextManager[list[Tensor]]:
         """What its tower's rows are meanwhile, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
         return nullcontext([])
 
     @abstractmethod
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+    def num_video_tokens(self, video: Video) -> int:
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
 
-    def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
+    def num_rows_left(self, video: Video, ratio: float) -> int:
         """Rows of the context that it takes at least where about a share of `ratio` of its tokens is chosen.
 
         As many as without a choice where positions count rows: they count those that are left out, too.
         """
-        return self.num_video_tokens(model, processor, video)
+        return self.num_video_tokens(video)
 
     @abstractmethod
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Process the frames and run the vision tower: what is the same in every conversation about the video.
 
         A few frames at a time where that can be, so that neither pixels nor what a tower computes grow with the video.
@@ -84,11 +89,12 @@ class Family(ABC):
         another part is left to do and `is_wanted` says no: what is done is worth keeping.
         """
 
-    def can_merge_frames(self, model: Any) -> bool:
+    @property
+    def can_merge_frames(self) -> bool:
         """Whether there is `encode_merged`."""
         return False
 
-    def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
+    def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
         """The same by a tower that merges frames which repeat each other, with a share of `ratio` of the rows kept.
 
         Raises ModelError where it cannot.
@@ -97,8 +103,6 @@ class Family(ABC):
 
     def prepare(
         self,
-        model: Any,
-        processor: Any,
         decoder: Decoder,
         turns: Sequence[Turn],
         videos: Sequence[EncodedVideo],
@@ -109,11 +113,11 @@ class Family(ABC):
         Rows of video that are left out have no place in the prompt; the others keep the positions that they have in a
         whole one, and so does the answer.
         """
-        ids = tokenised(processor, turns, videos, template)
-        is_video = ids == getattr(model.config, self.placeholder)
+        ids = tokenised(self.processor, turns, videos, template)
+        is_video = ids == getattr(self.model.config, self.placeholder)
         stays = staying(is_video, videos)
         decoder.require_room(int(stays.sum()))
-        rotary, next_position = self.positions(model, decoder, ids, is_video, videos, stays)
+        rotary, next_position = self.positions(decoder, ids, is_video, videos, stays)
         device = decoder.embedding.device
         ids, is_video = ids[stays].to(device), is_video[stays].to(device)
         return Prompt(
@@ -129,13 +133,7 @@ class Family(ABC):
         )
 
     def positions(
-        self,
-        model: Any,
-        decoder: Decoder,
-        ids: Tensor,
-        is_video: Tensor,
-        videos: Sequence[EncodedVideo],
-        stays: Tensor,
+        self, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo], stays: Tensor
     ) -> tuple[tuple[Tensor, Tensor], int]:
         """The rotary values of those of a whole prompt's rows that stay, and the position that follows the whole.
 

@@ -74,10 +74,9 @@ class StockGenerator:
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
-        self._family = find_family(model.config.model_type)
+        self._family = find_family(model.config.model_type)(self._model, self._processor)
         if precision.are_integers:
-            language_model = self._family.language_model(model)
-            round_weights([*language_products(language_model, model.lm_head), *vision_products(model)])
+            round_weights([*language_products(self._family.language_model, model.lm_head), *vision_products(model)])
 
     @torch.inference_mode()
     def answer(
@@ -102,7 +101,7 @@ class StockGenerator:
         """Seconds of the language model alone, from a prompt's embeddings [P, hidden size] to the logits after it."""
         rows = torch.from_numpy(embeddings)[None].to(self.device, self.dtype)
         began = time.monotonic()
-        hidden = self._family.language_model(self._model)(inputs_embeds=rows, use_cache=True).last_hidden_state
+        hidden = self._family.language_model(inputs_embeds=rows, use_cache=True).last_hidden_state
         self._model.lm_head(hidden[:, -1:])
         return time.monotonic() - began
 
@@ -115,7 +114,7 @@ class StockGenerator:
             video_metadata=[metadata(video) for video in videos] or None,
             do_sample_frames=False,
             return_tensors="pt",
-            **(self._family.video_arguments(self._processor) if videos else {}),
+            **(self._family.video_arguments() if videos else {}),
         )
         return inputs.to(self.device, self.dtype)  # casts the pixels only
 

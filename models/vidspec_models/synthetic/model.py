@@ -73,26 +73,28 @@ def random_prompt(pair: PairShape, shape: Shape, index: int, embedding: Tensor) 
 
 
 class RandomFamily(Family):
-    """One recipe's family; the `processor` that all families are handed is None."""
+    """One recipe's family; there is no processor."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, model: Any, recipe: Recipe) -> None:
+        super().__init__(model, None)
         self._recipe = recipe
 
-    def language_model(self, model: Any) -> Any:
-        return model.model
+    @property
+    def language_model(self) -> Any:
+        return self.model.model
 
-    def default_num_frames(self, processor: Any) -> int:
+    @property
+    def default_num_frames(self) -> int:
         return self._recipe.pair_shape.num_frames
 
-    def max_frames(self, processor: Any) -> int | None:
+    @property
+    def max_frames(self) -> int | None:
         return None
 
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+    def num_video_tokens(self, video: Video) -> int:
         return self._recipe.pair_shape.video_tokens
 
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Nothing of it: there is no tower, and a prompt's number says all."""
         yield EncodedVideo(
             words="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
@@ -100,8 +102,6 @@ class RandomFamily(Family):
 
     def prepare(
         self,
-        model: Any,
-        processor: Any,
         decoder: Decoder,
         turns: Sequence[Turn],
         videos: Sequence[EncodedVideo],
@@ -146,9 +146,9 @@ class OracleDraft(VideoLM):
     """
 
     def __init__(
-        self, model: Any, family: Family, decoder: Decoder, recipe: Recipe, oracle: Oracle, step: StepLogits | None
+        self, family: Family, decoder: Decoder, recipe: Recipe, oracle: Oracle, step: StepLogits | None
     ) -> None:
-        super().__init__(model, None, family, decoder, frozenset(), step)
+        super().__init__(family, decoder, frozenset(), step)
         self._oracle = oracle
         self._recipe = recipe
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index

@@ -62,7 +62,7 @@ def test_qwen2_frames_never_take_more_than_the_cap_of_a_video(tmp_path: Path) ->
     save("qwen2_vl", tmp_path)
     processor = tf.AutoProcessor.from_pretrained(tmp_path)
     processor.video_processor.size = {"shortest_edge": 3136, "longest_edge": 12_845_056}  # an image's, as on the hub
-    assert find_family("qwen2_vl").video_arguments(processor)["size"]["longest_edge"] == 768 * 28 * 28
+    assert find_family("qwen2_vl")(None, processor).video_arguments()["size"]["longest_edge"] == 768 * 28 * 28
 
 
 def test_qwen3_writes_the_time_of_each_pair(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def load(family: str, folder: Path) -> VideoLM:
 
 
 def tower_of(model: VideoLM) -> Any:
-    return model._model.model.vision_tower
+    return model._family.model.model.vision_tower
 
 
 def handed_on(model: VideoLM, video: Video) -> Video:
@@ -76,7 +76,7 @@ def test_digests_are_equal_for_equal_towers_alone(model: VideoLM, monkeypatch: p
         assert model.tower_digest() != before
         weights.copy_(kept)
     assert model.tower_digest() == before
-    monkeypatch.setattr(model._model.config, "vision_feature_layer", 0)
+    monkeypatch.setattr(model._family.model.config, "vision_feature_layer", 0)
     assert model.tower_digest() != before
 
 
