@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vidspec_models.backends.cuda.stream import SideStream
-from vidspec_models.backends.select import StepLogits
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
@@ -27,25 +26,11 @@ from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, T
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
 
+if TYPE_CHECKING:
+    from vidspec_models.backends.cpu.step import CpuStep
+    from vidspec_models.backends.cuda.step import CudaStep
+
 _FILLED = 0.9  # of the context, what an advised ratio may: words and an answer need room, too
-
-
-@runtime_checkable
-class RunsAhead(Protocol):
-    """A way to compute steps that can make several in one go; see `CpuStep`."""
-
-    def run_ahead(
-        self,
-        ids: Sequence[int],
-        position: int,
-        segment: Segment,
-        noise: Tensor,
-        sharpness: float,
-        *,
-        longest_s: float | None = None,
-    ) -> tuple[list[int], list[float]]: ...
-
-    def use_when_alone(self, most: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +60,14 @@ class VideoLM:
     """One model, on one device or on several. Not thread-safe; keeps no state between calls but its weights."""
 
     def __init__(
-        self, family: Family, decoder: Decoder, stop_ids: frozenset[int], step: StepLogits | None = None
+        self, family: Family, decoder: Decoder, stop_ids: frozenset[int], step: CpuStep | CudaStep | None = None
     ) -> None:
-        """`step` computes decoding steps in the decoder's place; one with `run_ahead` can make several in one go."""
+        """`step` computes decoding steps in the decoder's place, and can make several in one go."""
         self._family = family
         processor = self._processor = family.processor
         self.decoder = decoder
         self._step = step or decoder.step
-        self._runner = step if isinstance(step, RunsAhead) else None
+        self._runner = step
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.

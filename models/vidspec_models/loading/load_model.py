@@ -109,7 +109,7 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
     family = RandomFamily(model, recipe)
     if recipe.oracle is not None:
-        return OracleDraft(family, decoder, recipe, recipe.oracle, step)
+        return OracleDraft(family, decoder, recipe.oracle, step)
     return VideoLM(family, decoder, frozenset(), step)
 
 
