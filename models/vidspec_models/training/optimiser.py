@@ -7,6 +7,7 @@ bfloat16 units one 512 x 1024 matrix takes it 6 s, and ours 0.07 s.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,7 +148,7 @@ class MuonWithAdamW:
         norm = float(torch.nn.utils.clip_grad_norm_(self._params, 1.0))
         for part, base in zip(self._parts, self._base, strict=True):
             part.param_groups[0]["lr"] = base * lr_scale
-            if norm == norm:  # a NaN gradient is skipped rather than written into the weights
+            if math.isfinite(norm):  # what overflowed is skipped rather than written into the weights
                 part.step()
             part.zero_grad(set_to_none=True)
         return norm
