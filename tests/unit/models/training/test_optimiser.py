@@ -8,11 +8,15 @@ import torch
 from vidspec_models.training.optimiser import Muon, MuonWithAdamW, Workers
 
 
-def test_muon_steps_are_roughly_orthogonal() -> None:
-    weight = torch.nn.Parameter(torch.zeros(16, 48))
-    weight.grad = torch.randn(16, 48)
-    Muon([weight], Workers("cpu", 1), lr=1.0).step()
-    singular = torch.linalg.svdvals(weight.detach() / (0.2 * 48**0.5))
+@pytest.mark.parametrize("in_bfloat16", [True, False])
+def test_muon_steps_are_roughly_orthogonal(in_bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vidspec_models.training.optimiser.is_faster_in_bfloat16", lambda: in_bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.zeros(16, 48)) for _ in range(100)]
+    for weight in weights:
+        weight.grad = torch.randn(16, 48, generator=generator)
+    Muon(weights, Workers("cpu", 1), lr=1.0).step()
+    singular = torch.linalg.svdvals(torch.stack([weight.detach() for weight in weights]) / (0.2 * 48**0.5))
     assert singular.min() > 0.4
     assert singular.max() < 1.8
 
