@@ -59,7 +59,7 @@ class PlainEvaluation:
     def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
         prompts = phrasings("json", held_out=True)
         prompt = prompts[int(rng.integers(len(prompts)))]
-        for scene, ids in zip(scenes, self._model.describe(pixels, prompt, _MOST_TOKENS), strict=True):
+        for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MOST_TOKENS), strict=True):
             said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
             self._descriptions["valid"].append(said is not None)
             self._descriptions["all_right"].append(said == scene_facts(scene))
