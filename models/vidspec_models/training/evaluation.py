@@ -23,8 +23,14 @@ from vidspec_models.training.architecture import NUM_VISUAL
 from vidspec_models.training.examples import Example, find_cells
 from vidspec_models.training.gates import Gate, format_table, gates
 from vidspec_models.training.loaded_model import LoadedModel
-from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures, shares
-from vidspec_models.training.plain_evaluation import PlainEvaluation
+from vidspec_models.training.plain_evaluation import (
+    Answers,
+    Marks,
+    PlainEvaluation,
+    add_marks,
+    question_figures,
+    shares,
+)
 
 __all__ = ["Gate", "evaluate", "format_table", "gates"]
 
