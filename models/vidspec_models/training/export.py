@@ -72,6 +72,9 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
 
     Weights are the exported ones, in bfloat16's precision. Raises FileExistsError where a run has its own checkpoints.
     """
+    paths = {stage: options.work_dir / f"{stage}.pt" for stage in ("tower", "joint")}
+    if taken := [path for path in paths.values() if path.exists()]:
+        raise FileExistsError(f"{taken[0]} is there already; choose another work folder")
     models = {
         role: LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         for role, folder in (("target", target), ("draft", draft))
@@ -80,11 +83,8 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
         _embed_added_pieces(model, folder)
     learners = {role: Learner(model).state_dict() for role, model in models.items()}
     options.work_dir.mkdir(parents=True, exist_ok=True)
-    for stage, parts in ("tower", {"tower": models["target"].model.vision_tower.state_dict()}), ("joint", learners):
-        path = options.work_dir / f"{stage}.pt"
-        if path.exists():
-            raise FileExistsError(f"{path} is there already; choose another work folder")
-        torch.save({"parts": parts}, path)
+    torch.save({"parts": {"tower": models["target"].model.vision_tower.state_dict()}}, paths["tower"])
+    torch.save({"parts": learners}, paths["joint"])
 
 
 @torch.no_grad()
