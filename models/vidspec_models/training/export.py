@@ -37,7 +37,6 @@ def _export(role: Role, stage: Stage, tokenizer: PreTrainedTokenizerFast, option
     learner = Learner(model)
     learner.load_state_dict(load_part(options.work_dir, stage, role))
     learner.grow()  # layers that the run has not grown yet are shipped as identities: the same function, the full depth
-    model.model.image_newline.data.copy_(learner.newline.data)
     model.model.vision_tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
     model.set_attn_implementation("sdpa")
     model.tie_weights()
