@@ -18,8 +18,8 @@ from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, joined
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.base import Family, check_text_fits
-from vidspec_models.families.tools import tool_format
+from vidspec_models.families.base import Family
+from vidspec_models.families.conversation import check_text_fits, tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video

@@ -1,7 +1,4 @@
-"""Family: the few things in which video-LLM architectures differ, and what all of them share.
-
-Conversations and videos go through the checkpoint's own template and processor.
-"""
+"""Family: the few things in which video-LLM architectures differ, and what all of them share."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +16,10 @@ from transformers.video_processing_utils import BaseVideoProcessor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ContextOverflow, ModelError
-from vidspec_models.families.tools import as_messages_have_them, as_templates_read_it
+from vidspec_models.errors import ModelError
+from vidspec_models.families.conversation import tokenised
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
-from vidspec_models.request import VIDEO, ChatTemplate, Turn, Video
-
-_COUNTED = 8192  # characters
+from vidspec_models.request import ChatTemplate, Turn, Video
 
 
 class Family(ABC):
@@ -149,34 +143,6 @@ class Family(ABC):
         return None
 
 
-def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns in the structure that transformers' chat templates read, parts in their order.
-
-    A template may still put what is shown before what is said: LLaVA-OneVision's and the bundled pair's do.
-    """
-    return [
-        {
-            "role": turn.role,
-            "content": [_content(processor, part) for part in turn.parts],
-            **(as_messages_have_them(turn, partial(_without_placeholders, processor)) if turn.is_about_tools else {}),
-        }
-        for turn in turns
-    ]
-
-
-def _content(processor: Any, part: str | None) -> dict[str, str]:
-    if part is VIDEO:
-        return {"type": "video"}
-    return {"type": "text", "text": _without_placeholders(processor, part)}
-
-
-def _without_placeholders(processor: Any, text: str) -> str:
-    """A user may write "<video>" and mean the letters: a blank keeps them from standing for frames."""
-    for token in (processor.video_token, processor.image_token):
-        text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
-
-
 def metadata(video: Video) -> dict[str, Any]:
     """The source's true facts; processors that stamp times must not guess them from the sampled frames."""
     return {
@@ -215,50 +181,6 @@ def frames_from(video: Video, first: int, count: int) -> Video:
     """So many of a video's frames, or as many as are left; of the same source."""
     chosen = slice(first, first + count)
     return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
-
-
-def tokenised(
-    processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
-) -> Tensor:
-    """Token ids [P] of a conversation, each video's words in its place; without a template, of its text as it is."""
-    if template is None:
-        text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
-    else:
-        text = processor.apply_chat_template(
-            conversation(processor, turns),
-            add_generation_prompt=template.add_generation_prompt and not template.continue_final_message,
-            continue_final_message=template.continue_final_message,
-            tokenize=False,
-            tools=[as_templates_read_it(tool, partial(_without_placeholders, processor)) for tool in template.tools]
-            or None,
-            **template.switches,
-        )
-    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
-    bos = processor.tokenizer.bos_token
-    has_bos = bos is not None and text.startswith(bos)
-    ids: Tensor = processor.tokenizer(text, add_special_tokens=not has_bos, return_tensors="pt")["input_ids"][0]
-    return ids
-
-
-def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) -> None:
-    """Raises ContextOverflow for texts of far more tokens than the context, without tokenising all of them.
-
-    No token is less than a byte. Pieces are counted, which may be more tokens than the whole by a few at each cut: so
-    only twice as many as fit are refused here.
-    """
-    texts = [turn.text for turn in turns]
-    most = 2 * context_length
-    if sum(len(text.encode()) for text in texts) <= most:
-        return
-    count = 0
-    for text in texts:
-        for start in range(0, len(text), _COUNTED):
-            piece = text[start : start + _COUNTED]
-            count += len(processor.tokenizer(piece, add_special_tokens=False)["input_ids"])
-            if count > most:
-                raise ContextOverflow(
-                    f"the prompt has more than {most} tokens, the model's context is {context_length}; shorten it"
-                )
 
 
 def staying(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:

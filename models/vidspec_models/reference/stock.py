@@ -21,7 +21,8 @@ from vidspec_models.backends.cpu.packing import vision_products
 from vidspec_models.decoder.integer_weights import language_products, round_weights
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.families.base import conversation, metadata
+from vidspec_models.families.base import metadata
+from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.load_model import load_config, load_processor
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.request import SamplingParams, Turn, Video
