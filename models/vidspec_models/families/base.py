@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelError
 from vidspec_models.families.conversation import tokenised
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
+from vidspec_models.inputs import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import ChatTemplate, Turn, Video
 
 
@@ -186,9 +186,8 @@ def frames_from(video: Video, first: int, count: int) -> Video:
 def staying(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
     """bool [P]: which of a whole prompt's rows its prompt has; `is_video`, bool [P], are the videos' in the whole."""
     stays = torch.ones_like(is_video)
-    if any(video.stays is not None for video in videos):
-        all_of = (torch.ones(len(video.features), dtype=torch.bool) for video in videos)
-        parts = [whole if video.stays is None else video.stays for video, whole in zip(videos, all_of, strict=True)]
+    parts = [torch.ones(len(each.features), dtype=torch.bool) if each.stays is None else each.stays for each in videos]
+    if parts:
         stays[is_video] = torch.cat(parts)
     return stays
 
@@ -205,8 +204,7 @@ def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
     """The videos' grids one after the other, frames counted through all of them, with CLIP_GAP between them."""
     grids, num_frames = [torch.empty(0, 3, dtype=torch.int64)], 0
     for video in videos:
-        first = torch.tensor((num_frames, 0, 0)).where(video.grid != NO_CELL, 0)
-        grids.append(video.grid + first)
+        grids.append(video.grid_from(num_frames))
         num_frames += video.num_frames + CLIP_GAP
     return torch.cat(grids).to(device)
 
