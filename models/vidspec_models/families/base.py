@@ -56,7 +56,11 @@ class Family(ABC):
         return {}
 
     def tower_digest(self) -> str | None:
-        """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on."""
+        """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on.
+
+        A draft that was distilled from its target often keeps its tower: then one of them runs it. Rows are handed on
+        as the projector is given them, since projectors end in language models of different sizes.
+        """
         return None
 
     def heard(self) -> AbstractContextManager[list[Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,12 +16,14 @@ from torch.nn import functional
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.families.merging_tower import can_merge, merging
-from vidspec_models.families.shared_tower import heard, tower_digest
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import TowerRows, Video
 
 _FRAMES_AT_ONCE = 16  # through the processor and the tower; in eights 32 frames took 83 ms instead of 71, on a Zen 5
 _MERGED_AT_ONCE = 8  # of those only frames are merged
+# Of a configuration: which of the tower's layers is read, and how many of its rows are left before the projector.
+_READ = ("vision_feature_", "spatial_pool_", "downsample_ratio")
+_OF_A_COPY = {"dtype", "_name_or_path", "transformers_version"}  # facts about files, not about what is computed
 
 
 class SquareFrames(Family):
@@ -40,14 +44,33 @@ class SquareFrames(Family):
         """Rows of frames [T, rows, hidden size] from what the projector makes of a tower's."""
         return projected
 
-    def tower_digest(self) -> str | None:
-        return tower_digest(self.model.model.vision_tower, self.model.config, self.processor)
+    @torch.inference_mode()
+    def tower_digest(self) -> str:
+        """Of the tower's weights, of what is read of it, and of how frames become its pixels."""
+        config, processor = self.model.config.to_dict(), self.processor.video_processor.to_dict()
+        facts = {name: value for name, value in config.items() if name.startswith(_READ)}
+        vision = {name: value for name, value in config["vision_config"].items() if name not in _OF_A_COPY}
+        pixels = {name: value for name, value in processor.items() if name not in _OF_A_COPY}
+        digest = hashlib.blake2b(json.dumps([facts, vision, pixels], sort_keys=True, default=str).encode())
+        for name, weights in sorted(self.model.model.vision_tower.state_dict().items()):
+            digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
+            digest.update(weights.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def num_video_tokens(self, video: Video) -> int:
         return len(video.frames) * self.side**2
 
-    def heard(self) -> AbstractContextManager[list[Tensor]]:
-        return heard(self.model.model.multi_modal_projector)
+    @contextmanager
+    def heard(self) -> Iterator[list[Tensor]]:
+        """What the projector is given, in order; on the CPU, so that a device's memory does not fill with it."""
+        given: list[Tensor] = []
+        hook = self.model.model.multi_modal_projector.register_forward_pre_hook(
+            lambda _, arguments: given.append(arguments[0].float().cpu())
+        )
+        try:
+            yield given
+        finally:
+            hook.remove()
 
     def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """The whole at once, since its words speak of all of it; the tower sees a few frames at a time."""
