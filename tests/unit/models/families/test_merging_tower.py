@@ -12,13 +12,12 @@ import torch
 
 from tests.unit.models.families import tiny_checkpoints
 from tests.unit.models.families.test_exactness import clip
+from tests.unit.models.families.tiny_checkpoints import load
 from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ModelError
 from vidspec_models.families.base import processed
 from vidspec_models.families.merging_tower import merging, read_layers
-from vidspec_models.loading.load_model import load_model
-from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 
@@ -34,11 +33,6 @@ def by_tower(ratio: float) -> TokenChoice:
 
 def merged(ratio: float) -> VideoHandling:
     return VideoHandling(choice=by_tower(ratio))
-
-
-def load(family: str, folder: Path) -> VideoLM:
-    tiny_checkpoints.save(family, folder)
-    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
 
 
 def load_deep(family: str, folder: Path) -> VideoLM:

@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 from tests.unit.models.families.test_exactness import ANSWER, Greedy, clip, decode
-from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from tests.unit.models.families.tiny_checkpoints import FAMILIES, load, save
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.families.qwen_vl import sampled_fps
@@ -16,14 +16,9 @@ from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec, find_family
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, Turn
-from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_models.video_lm import StepRows
 
 ASK = [Turn(role="user", parts=(VIDEO, "x"))]
-
-
-def load(name: str, folder: Path) -> VideoLM:
-    save(name, folder)
-    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
 
 
 def test_the_sampled_rate_is_the_processors_for_a_whole_source_and_the_windows_for_a_part() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.unit.models.families.test_exactness import clip
-from tests.unit.models.families.tiny_checkpoints import save
+from tests.unit.models.families.tiny_checkpoints import load
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -27,11 +27,6 @@ LONG = clip(3, num_frames=11)  # more than go through a tower at once
 @pytest.fixture(scope="module", params=["llava_onevision", "llava_next_video", "internvl"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
     return load(request.param, tmp_path_factory.mktemp(request.param))
-
-
-def load(family: str, folder: Path) -> VideoLM:
-    save(family, folder)
-    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
 
 
 def tower_of(model: VideoLM) -> Any:
