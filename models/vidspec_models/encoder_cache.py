@@ -38,6 +38,10 @@ class EncodedVideo:
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.features, *self.additions))
 
+    def grid_from(self, first: int) -> Tensor:
+        """Its grid, frames counted from `first`."""
+        return self.grid + torch.tensor((first, 0, 0)).where(self.grid != NO_CELL, 0)
+
     def only(self, kept: Tensor) -> EncodedVideo:
         """Those of its rows that are marked in `kept`, bool [rows]; of a video that has all of them."""
         assert self.stays is None
@@ -56,7 +60,7 @@ def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
         return parts[0]
     grids, num_frames = list[Tensor](), 0
     for part in parts:
-        grids.append(part.grid + torch.tensor((num_frames, 0, 0)).where(part.grid != NO_CELL, 0))
+        grids.append(part.grid_from(num_frames))
         num_frames += part.num_frames
     patches = [part.patches for part in parts if part.patches is not None]
     stays = [part.stays for part in parts if part.stays is not None]

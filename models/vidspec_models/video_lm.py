@@ -6,46 +6,31 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vidspec_models.backends.cuda.stream import SideStream
-from vidspec_models.backends.select import StepLogits
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, joined
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.base import Family, check_text_fits
-from vidspec_models.families.tools import tool_format
+from vidspec_models.families.base import Family
+from vidspec_models.families.conversation import check_text_fits, tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
 from vidspec_models.sampling import CoupledSampler, Guess, guess_all
 from vidspec_models.sampling_defaults import sampling_defaults
 
+if TYPE_CHECKING:
+    from vidspec_models.backends.cpu.step import CpuStep
+    from vidspec_models.backends.cuda.step import CudaStep
+
 _FILLED = 0.9  # of the context, what an advised ratio may: words and an answer need room, too
-
-
-@runtime_checkable
-class RunsAhead(Protocol):
-    """A way to compute steps that can make several in one go; see `CpuStep`."""
-
-    def run_ahead(
-        self,
-        ids: Sequence[int],
-        position: int,
-        segment: Segment,
-        noise: Tensor,
-        sharpness: float,
-        *,
-        longest_s: float | None = None,
-    ) -> tuple[list[int], list[float]]: ...
-
-    def use_when_alone(self, most: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +60,14 @@ class VideoLM:
     """One model, on one device or on several. Not thread-safe; keeps no state between calls but its weights."""
 
     def __init__(
-        self,
-        model: Any,
-        processor: Any,
-        family: Family,
-        decoder: Decoder,
-        stop_ids: frozenset[int],
-        step: StepLogits | None = None,
+        self, family: Family, decoder: Decoder, stop_ids: frozenset[int], step: CpuStep | CudaStep | None = None
     ) -> None:
-        """`step` computes decoding steps in the decoder's place; one with `run_ahead` can make several in one go."""
-        self._model = model
-        self._processor = processor
+        """`step` computes decoding steps in the decoder's place, and can make several in one go."""
         self._family = family
+        processor = self._processor = family.processor
         self.decoder = decoder
         self._step = step or decoder.step
-        self._runner = step if isinstance(step, RunsAhead) else None
+        self._runner = step
         self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         # Ids that the tokenizer has; None, for all, where there is no tokenizer.
@@ -110,7 +88,7 @@ class VideoLM:
     @property
     def default_sampling(self) -> dict[str, float]:
         """Fields of SamplingParams that the checkpoint wants where a request does not say."""
-        return sampling_defaults(getattr(self._model, "generation_config", None))
+        return sampling_defaults(getattr(self._family.model, "generation_config", None))
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -120,24 +98,24 @@ class VideoLM:
 
     @property
     def default_num_frames(self) -> int:
-        return self._family.default_num_frames(self._processor)
+        return self._family.default_num_frames
 
     @property
     def max_frames(self) -> int | None:
-        return self._family.max_frames(self._processor)
+        return self._family.max_frames
 
     def tower_digest(self) -> str | None:
         """Equal for two models one of whose towers can stand for the other's; None where none can."""
-        return self._family.tower_digest(self._model, self._processor)
+        return self._family.tower_digest()
 
     def num_video_tokens(self, video: Video) -> int:
         """Prompt rows that it takes at least."""
-        return self._family.num_video_tokens(self._model, self._processor, video)
+        return self._family.num_video_tokens(video)
 
     @property
     def can_merge_frames(self) -> bool:
         """Whether the tower can choose, which merges frames before it does."""
-        return self._family.can_merge_frames(self._model)
+        return self._family.can_merge_frames
 
     @torch.inference_mode()
     def encode(
@@ -147,11 +125,10 @@ class VideoLM:
 
         Raises ModelError where the tower is to choose and cannot, NotWanted between two parts of a video if it is not.
         """
-        family, model, processor = self._family, self._model, self._processor
         with self.decoder.cores:
             if choice is not None and choice.choose is None and len(video.frames) > 1:
-                return family.encode_merged(model, processor, video, choice.ratio)
-            parts = family.encode_parts(model, processor, video, is_wanted)
+                return self._family.encode_merged(video, choice.ratio)
+            parts = self._family.encode_parts(video, is_wanted)
             return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
@@ -174,20 +151,20 @@ class VideoLM:
         Raises ModelError where the tower is to choose and cannot, NotWanted while it works on a long video, and
         ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
         """
-        family, model, processor = self._family, self._model, self._processor
+        family = self._family
         self._require_room(videos, handling)
-        if processor is not None:
-            check_text_fits(processor, turns, self.context_length)
+        if self._processor is not None:
+            check_text_fits(self._processor, turns, self.context_length)
         known = encoded or EncoderCache(0)
 
         def make() -> Prompt:
             features, tower = list[EncodedVideo](), list[TowerRows]()
             for video in videos:
-                with family.heard(model) if handling.hands_on_tower else nullcontext([]) as rows:
+                with family.heard() if handling.hands_on_tower else nullcontext([]) as rows:
                     features.append(self._chosen(video, handling, known))
                 if rows:
                     tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
-            prompt = family.prepare(model, processor, self.decoder, turns, features, template)
+            prompt = family.prepare(self.decoder, turns, features, template)
             return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 
         return make() if self._side is None else self._side.run(make)
@@ -217,8 +194,7 @@ class VideoLM:
 
     def _num_rows_left(self, videos: Sequence[Video], ratio: float) -> int:
         """That take of the context where a share of `ratio` is chosen."""
-        family, model, processor = self._family, self._model, self._processor
-        return sum(family.num_rows_left(model, processor, video, ratio) for video in videos)
+        return sum(self._family.num_rows_left(video, ratio) for video in videos)
 
     def _chosen(self, video: Video, handling: VideoHandling, known: EncoderCache) -> EncodedVideo:
         """Of a video that fits the whole is kept for further questions, whatever these choose; else what was chosen."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vidspec_models.backends.cuda.step import CudaStep
-from vidspec_models.backends.select import StepLogits, make_cuda_step
+from vidspec_models.backends.select import make_cuda_step
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
@@ -37,7 +37,7 @@ class Loaded:
     decoder: Decoder
     captured: CudaStep
     launched: CudaStep
-    plain: StepLogits
+    plain: Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]
     model: VideoLM
 
     @torch.inference_mode()
@@ -69,8 +69,8 @@ def load(shape: Shape) -> Loaded:
     captured = make_cuda_step(decoder)
     assert isinstance(captured, CudaStep), captured
     launched = CudaStep(decoder, is_captured=False)
-    family = RandomFamily(Recipe(pair="tiny", role="target"))
-    video_lm = VideoLM(model, None, family, decoder, frozenset(), captured)
+    family = RandomFamily(model, Recipe(pair="tiny", role="target"))
+    video_lm = VideoLM(family, decoder, frozenset(), captured)
     return Loaded(decoder, captured, launched, decoder.step, video_lm)
 
 

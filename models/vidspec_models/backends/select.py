@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from vidspec_models.backends.cpu.packing import suits
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
-from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.integer_weights import INT8
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import LayerSpan, attends_in_bfloat16
@@ -32,20 +31,20 @@ from vidspec_models.step_path import (
 )
 
 if TYPE_CHECKING:
+    from vidspec_models.backends.cpu.step import CpuStep
     from vidspec_models.backends.cuda.step import CudaStep
 
 # Of a layer. In float32 prompts took four fifths of torch's time with 2.2 million. With 14.9 million, where the time is
 # all in products, they took five fourths of it on AVX2, nine tenths on AVX-512; larger ones were not measured.
 _FEW_WEIGHTS, _FEW_WEIGHTS_OF_AVX512 = 4_000_000, 15_000_000
 
-StepLogits = Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]  # as `Decoder.step`
 logger = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
 def make_decoder(
     language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan], *, are_integers: bool = False
-) -> tuple[Decoder, StepLogits | None]:
+) -> tuple[Decoder, CpuStep | CudaStep | None]:
     """A loaded model's decoder, which knows its step path, and what computes its steps in its place, if anything.
 
     `are_integers` for weights that `round_weights` has rounded. Without kernels for them they are computed with as
@@ -81,7 +80,7 @@ def import_kernels() -> None:
 
 def make_cpu_step(
     language_model: Any, lm_head: Any, context_length: int, *, are_integers: bool
-) -> tuple[Decoder, StepLogits] | StepPath:
+) -> tuple[Decoder, CpuStep] | StepPath:
     """Compile, or fetch what an earlier start did; or why not."""
     if not suits(language_model):
         dtype = str(lm_head.weight.dtype).removeprefix("torch.")

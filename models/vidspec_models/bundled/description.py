@@ -26,6 +26,16 @@ def _one_of(words: tuple[str, ...]) -> JsonValue:
     return {"type": "string", "enum": list(words)}
 
 
+_OBJECT_KEYS = {  # of an object, in their order: which fact each states, and in which words
+    "start": ("start", "region"),
+    "end": ("end", "region"),
+    "moves": ("direction", "direction"),
+    "shape": ("shape", "shape"),
+    "size": ("size", "size"),
+    "colour": ("colour", "colour"),
+    "last_colour": ("last_colour", "colour"),
+    "visible": ("timing", "timing"),
+}
 DESCRIPTION_SCHEMA: JsonValue = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
     **_object_of(
@@ -36,18 +46,7 @@ DESCRIPTION_SCHEMA: JsonValue = {
                 "type": "array",
                 "minItems": 1,
                 "maxItems": 3,
-                "items": _object_of(
-                    {
-                        "start": _one_of(WORDS["region"]),
-                        "end": _one_of(WORDS["region"]),
-                        "moves": _one_of(WORDS["direction"]),
-                        "shape": _one_of(WORDS["shape"]),
-                        "size": _one_of(WORDS["size"]),
-                        "colour": _one_of(WORDS["colour"]),
-                        "last_colour": _one_of(WORDS["colour"]),
-                        "visible": _one_of(WORDS["timing"]),
-                    }
-                ),
+                "items": _object_of({key: _one_of(WORDS[words]) for key, (_, words) in _OBJECT_KEYS.items()}),
             },
             "letters": {
                 "type": "array",
@@ -68,19 +67,8 @@ DESCRIPTION_SCHEMA: JsonValue = {
 def describe(scene: Scene) -> str:
     """The description of a scene; same scene, same text."""
     facts = scene_facts(scene)
-    things = [
-        {
-            "start": thing["start"],
-            "end": thing["end"],
-            "moves": thing["direction"],
-            "shape": thing["shape"],
-            "size": thing["size"],
-            "colour": thing["colour"],
-            "last_colour": thing["new_colour"] or thing["colour"],
-            "visible": thing["timing"],
-        }
-        for thing in facts["things"]
-    ]
+    known = [{**thing, "last_colour": thing["new_colour"] or thing["colour"]} for thing in facts["things"]]
+    things = [{key: thing[fact] for key, (fact, _) in _OBJECT_KEYS.items()} for thing in known]
     letters = [{"time": window, "letter": letter, "corner": corner} for letter, corner, window in facts["signs"]]
     told = {"background": facts["background"], "texture": facts["texture"], "objects": things, "letters": letters}
     return json.dumps(told, separators=(",", ":"))
@@ -103,17 +91,10 @@ def parse_description(text: str) -> Facts | None:
     }
 
 
-def _thing_facts(thing: dict[str, str]) -> dict[str, str | None]:
-    return {
-        "size": thing["size"],
-        "colour": thing["colour"],
-        "shape": thing["shape"],
-        "start": thing["start"],
-        "end": thing["end"],
-        "direction": thing["moves"],
-        "timing": thing["visible"],
-        "new_colour": thing["last_colour"] if thing["last_colour"] != thing["colour"] else None,
-    }
+def _thing_facts(said: dict[str, str]) -> dict[str, str | None]:
+    facts = {fact: said[key] for key, (fact, _) in _OBJECT_KEYS.items()}
+    last = facts.pop("last_colour")
+    return {**facts, "new_colour": last if last != facts["colour"] else None}
 
 
 def _is_valid(value: object, schema: JsonValue) -> bool:

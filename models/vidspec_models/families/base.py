@@ -1,7 +1,4 @@
-"""Family: the few things in which video-LLM architectures differ, and what all of them share.
-
-Conversations and videos go through the checkpoint's own template and processor.
-"""
+"""Family: the few things in which video-LLM architectures differ, and what all of them share."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +16,14 @@ from transformers.video_processing_utils import BaseVideoProcessor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ContextOverflow, ModelError
-from vidspec_models.families.tools import as_messages_have_them, as_templates_read_it
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, VIDEO_BITS, Prompt, PromptIdentity
-from vidspec_models.request import VIDEO, ChatTemplate, Turn, Video
-
-_COUNTED = 8192  # characters
+from vidspec_models.errors import ModelError
+from vidspec_models.families.conversation import tokenised
+from vidspec_models.inputs import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
+from vidspec_models.request import ChatTemplate, Turn, Video
 
 
 class Family(ABC):
-    """One architecture. Stateless: everything it needs comes in, everything it makes goes out.
+    """One architecture, for a loaded model and its processor.
 
     What is defined here suits families whose frames are images of one size and whose positions count rows.
     """
@@ -37,46 +31,55 @@ class Family(ABC):
     num_frames: int  # to sample where the checkpoint does not say
     placeholder = "video_token_id"  # the name, in the configuration, of the id that stands for a video's rows
 
-    def language_model(self, model: Any) -> Any:
+    def __init__(self, model: Any, processor: Any) -> None:
+        self.model = model
+        self.processor = processor
+
+    @property
+    def language_model(self) -> Any:
         """The transformers text decoder (with `layers`, `norm`, `embed_tokens`, `rotary_emb`)."""
-        return model.model.language_model
+        return self.model.model.language_model
 
-    def default_num_frames(self, processor: Any) -> int:
+    @property
+    def default_num_frames(self) -> int:
         """Frames to sample when the caller names neither fps nor a number."""
-        return int(processor.video_processor.num_frames or self.num_frames)
+        return int(self.processor.video_processor.num_frames or self.num_frames)
 
-    def max_frames(self, processor: Any) -> int | None:
+    @property
+    def max_frames(self) -> int | None:
         """The most frames of a video that the checkpoint was made for, where it says so."""
-        most = getattr(processor.video_processor, "max_frames", None)
+        most = getattr(self.processor.video_processor, "max_frames", None)
         return None if most is None else int(most)
 
-    def video_arguments(self, processor: Any) -> Mapping[str, Any]:
+    def video_arguments(self) -> Mapping[str, Any]:
         """What the video processor must be told besides the frames and their metadata."""
         return {}
 
-    def tower_digest(self, model: Any, processor: Any) -> str | None:
-        """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on."""
+    def tower_digest(self) -> str | None:
+        """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on.
+
+        A draft that was distilled from its target often keeps its tower: then one of them runs it. Rows are handed on
+        as the projector is given them, since projectors end in language models of different sizes.
+        """
         return None
 
-    def heard(self, model: Any) -> AbstractContextManager[list[Tensor]]:
+    def heard(self) -> AbstractContextManager[list[Tensor]]:
         """What its tower's rows are meanwhile, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
         return nullcontext([])
 
     @abstractmethod
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+    def num_video_tokens(self, video: Video) -> int:
         """Prompt rows that one video takes at least, known before any of its frames is processed."""
 
-    def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
+    def num_rows_left(self, video: Video, ratio: float) -> int:
         """Rows of the context that it takes at least where about a share of `ratio` of its tokens is chosen.
 
         As many as without a choice where positions count rows: they count those that are left out, too.
         """
-        return self.num_video_tokens(model, processor, video)
+        return self.num_video_tokens(video)
 
     @abstractmethod
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Process the frames and run the vision tower: what is the same in every conversation about the video.
 
         A few frames at a time where that can be, so that neither pixels nor what a tower computes grow with the video.
@@ -84,11 +87,12 @@ class Family(ABC):
         another part is left to do and `is_wanted` says no: what is done is worth keeping.
         """
 
-    def can_merge_frames(self, model: Any) -> bool:
+    @property
+    def can_merge_frames(self) -> bool:
         """Whether there is `encode_merged`."""
         return False
 
-    def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
+    def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
         """The same by a tower that merges frames which repeat each other, with a share of `ratio` of the rows kept.
 
         Raises ModelError where it cannot.
@@ -97,8 +101,6 @@ class Family(ABC):
 
     def prepare(
         self,
-        model: Any,
-        processor: Any,
         decoder: Decoder,
         turns: Sequence[Turn],
         videos: Sequence[EncodedVideo],
@@ -109,11 +111,11 @@ class Family(ABC):
         Rows of video that are left out have no place in the prompt; the others keep the positions that they have in a
         whole one, and so does the answer.
         """
-        ids = tokenised(processor, turns, videos, template)
-        is_video = ids == getattr(model.config, self.placeholder)
+        ids = tokenised(self.processor, turns, videos, template)
+        is_video = ids == getattr(self.model.config, self.placeholder)
         stays = staying(is_video, videos)
         decoder.require_room(int(stays.sum()))
-        rotary, next_position = self.positions(model, decoder, ids, is_video, videos, stays)
+        rotary, next_position = self.positions(decoder, ids, is_video, videos, stays)
         device = decoder.embedding.device
         ids, is_video = ids[stays].to(device), is_video[stays].to(device)
         return Prompt(
@@ -129,13 +131,7 @@ class Family(ABC):
         )
 
     def positions(
-        self,
-        model: Any,
-        decoder: Decoder,
-        ids: Tensor,
-        is_video: Tensor,
-        videos: Sequence[EncodedVideo],
-        stays: Tensor,
+        self, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo], stays: Tensor
     ) -> tuple[tuple[Tensor, Tensor], int]:
         """The rotary values of those of a whole prompt's rows that stay, and the position that follows the whole.
 
@@ -149,34 +145,6 @@ class Family(ABC):
     def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """[layers, prompt rows, hidden size], see `Prompt`."""
         return None
-
-
-def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns in the structure that transformers' chat templates read, parts in their order.
-
-    A template may still put what is shown before what is said: LLaVA-OneVision's and the bundled pair's do.
-    """
-    return [
-        {
-            "role": turn.role,
-            "content": [_content(processor, part) for part in turn.parts],
-            **(as_messages_have_them(turn, partial(_without_placeholders, processor)) if turn.is_about_tools else {}),
-        }
-        for turn in turns
-    ]
-
-
-def _content(processor: Any, part: str | None) -> dict[str, str]:
-    if part is VIDEO:
-        return {"type": "video"}
-    return {"type": "text", "text": _without_placeholders(processor, part)}
-
-
-def _without_placeholders(processor: Any, text: str) -> str:
-    """A user may write "<video>" and mean the letters: a blank keeps them from standing for frames."""
-    for token in (processor.video_token, processor.image_token):
-        text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
 
 
 def metadata(video: Video) -> dict[str, Any]:
@@ -219,56 +187,11 @@ def frames_from(video: Video, first: int, count: int) -> Video:
     return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
 
 
-def tokenised(
-    processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
-) -> Tensor:
-    """Token ids [P] of a conversation, each video's words in its place; without a template, of its text as it is."""
-    if template is None:
-        text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
-    else:
-        text = processor.apply_chat_template(
-            conversation(processor, turns),
-            add_generation_prompt=template.add_generation_prompt and not template.continue_final_message,
-            continue_final_message=template.continue_final_message,
-            tokenize=False,
-            tools=[as_templates_read_it(tool, partial(_without_placeholders, processor)) for tool in template.tools]
-            or None,
-            **template.switches,
-        )
-    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
-    bos = processor.tokenizer.bos_token
-    has_bos = bos is not None and text.startswith(bos)
-    ids: Tensor = processor.tokenizer(text, add_special_tokens=not has_bos, return_tensors="pt")["input_ids"][0]
-    return ids
-
-
-def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) -> None:
-    """Raises ContextOverflow for texts of far more tokens than the context, without tokenising all of them.
-
-    No token is less than a byte. Pieces are counted, which may be more tokens than the whole by a few at each cut: so
-    only twice as many as fit are refused here.
-    """
-    texts = [turn.text for turn in turns]
-    most = 2 * context_length
-    if sum(len(text.encode()) for text in texts) <= most:
-        return
-    count = 0
-    for text in texts:
-        for start in range(0, len(text), _COUNTED):
-            piece = text[start : start + _COUNTED]
-            count += len(processor.tokenizer(piece, add_special_tokens=False)["input_ids"])
-            if count > most:
-                raise ContextOverflow(
-                    f"the prompt has more than {most} tokens, the model's context is {context_length}; shorten it"
-                )
-
-
 def staying(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
     """bool [P]: which of a whole prompt's rows its prompt has; `is_video`, bool [P], are the videos' in the whole."""
     stays = torch.ones_like(is_video)
-    if any(video.stays is not None for video in videos):
-        all_of = (torch.ones(len(video.features), dtype=torch.bool) for video in videos)
-        parts = [whole if video.stays is None else video.stays for video, whole in zip(videos, all_of, strict=True)]
+    parts = [torch.ones(len(each.features), dtype=torch.bool) if each.stays is None else each.stays for each in videos]
+    if parts:
         stays[is_video] = torch.cat(parts)
     return stays
 
@@ -285,8 +208,7 @@ def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
     """The videos' grids one after the other, frames counted through all of them, with CLIP_GAP between them."""
     grids, num_frames = [torch.empty(0, 3, dtype=torch.int64)], 0
     for video in videos:
-        first = torch.tensor((num_frames, 0, 0)).where(video.grid != NO_CELL, 0)
-        grids.append(video.grid + first)
+        grids.append(video.grid_from(num_frames))
         num_frames += video.num_frames + CLIP_GAP
     return torch.cat(grids).to(device)
 

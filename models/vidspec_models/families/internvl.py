@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
 
 from torch import Tensor
 
@@ -22,12 +21,13 @@ class InternVL(SquareFrames):
     num_frames = 32
     placeholder = "image_token_id"
 
-    def side(self, model: Any, processor: Any) -> int:
-        return isqrt(processor.image_seq_length)
+    @property
+    def side(self) -> int:
+        return isqrt(self.processor.image_seq_length)
 
-    def features(self, model: Any, pixels: Tensor) -> Tensor:
-        features: Tensor = model.get_image_features(pixels.flatten(0, 1)).pooler_output
+    def features(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.model.get_image_features(pixels.flatten(0, 1)).pooler_output
         return features
 
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        return super().num_video_tokens(model, processor, video) + _FRAME_MARKS * len(video.frames)
+    def num_video_tokens(self, video: Video) -> int:
+        return super().num_video_tokens(video) + _FRAME_MARKS * len(video.frames)

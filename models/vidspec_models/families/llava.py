@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,100 +16,117 @@ from torch.nn import functional
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.families.merging_tower import can_merge, merging
-from vidspec_models.families.shared_tower import heard, tower_digest
 from vidspec_models.inputs import NO_CELL
-from vidspec_models.request import Video
+from vidspec_models.request import TowerRows, Video
 
 _FRAMES_AT_ONCE = 16  # through the processor and the tower; in eights 32 frames took 83 ms instead of 71, on a Zen 5
 _MERGED_AT_ONCE = 8  # of those only frames are merged
+# Of a configuration: which of the tower's layers is read, and how many of its rows are left before the projector.
+_READ = ("vision_feature_", "spatial_pool_", "downsample_ratio")
+_OF_A_COPY = {"dtype", "_name_or_path", "transformers_version"}  # facts about files, not about what is computed
 
 
 class SquareFrames(Family):
     """What they share with InternVL: the processor brings frames to one size, the tower takes them one by one."""
 
+    @property
     @abstractmethod
-    def side(self, model: Any, processor: Any) -> int:
+    def side(self) -> int:
         """Rows and columns of a frame's cells."""
 
-    def features(self, model: Any, pixels: Tensor) -> Tensor:
+    def features(self, pixels: Tensor) -> Tensor:
         """Projected rows [1, all rows, hidden size] or [frames, rows, hidden size] of pixels [1, frames, 3, H, W]."""
-        found = model.get_video_features(pixels).pooler_output
+        found = self.model.get_video_features(pixels).pooler_output
         features: Tensor = found[0] if isinstance(found, tuple) else found  # transformers 5.17: one for each video
         return features
 
-    def pooled(self, model: Any, projected: Tensor) -> Tensor:
+    def pooled(self, projected: Tensor) -> Tensor:
         """Rows of frames [T, rows, hidden size] from what the projector makes of a tower's."""
         return projected
 
-    def tower_digest(self, model: Any, processor: Any) -> str | None:
-        return tower_digest(model.model.vision_tower, model.config, processor)
+    @torch.inference_mode()
+    def tower_digest(self) -> str:
+        """Of the tower's weights, of what is read of it, and of how frames become its pixels."""
+        config, processor = self.model.config.to_dict(), self.processor.video_processor.to_dict()
+        facts = {name: value for name, value in config.items() if name.startswith(_READ)}
+        vision = {name: value for name, value in config["vision_config"].items() if name not in _OF_A_COPY}
+        pixels = {name: value for name, value in processor.items() if name not in _OF_A_COPY}
+        digest = hashlib.blake2b(json.dumps([facts, vision, pixels], sort_keys=True, default=str).encode())
+        for name, weights in sorted(self.model.model.vision_tower.state_dict().items()):
+            digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
+            digest.update(weights.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        return len(video.frames) * self.side(model, processor) ** 2
+    def num_video_tokens(self, video: Video) -> int:
+        return len(video.frames) * self.side**2
 
-    def heard(self, model: Any) -> AbstractContextManager[list[Tensor]]:
-        return heard(model.model.multi_modal_projector)
+    @contextmanager
+    def heard(self) -> Iterator[list[Tensor]]:
+        """What the projector is given, in order; on the CPU, so that a device's memory does not fill with it."""
+        given: list[Tensor] = []
+        hook = self.model.model.multi_modal_projector.register_forward_pre_hook(
+            lambda _, arguments: given.append(arguments[0].float().cpu())
+        )
+        try:
+            yield given
+        finally:
+            hook.remove()
 
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """The whole at once, since its words speak of all of it; the tower sees a few frames at a time."""
-        words, features = (self._seen if video.tower is None else self._known)(model, processor, video)
-        yield self._encoded(model, processor, video, words, features)
+        words, features = self._seen(video) if video.tower is None else self._known(video.tower)
+        yield self._encoded(video, words, features)
 
-    def _encoded(self, model: Any, processor: Any, video: Video, words: str, features: Tensor) -> EncodedVideo:
-        side = self.side(model, processor)
-        shape = (len(video.frames), side, side)
+    def _encoded(self, video: Video, words: str, features: Tensor) -> EncodedVideo:
+        shape = (len(video.frames), self.side, self.side)
         return EncodedVideo(words=words, features=features, shape=shape, grid=cells(*shape), key=video.key)
 
     def _seen(
         self,
-        model: Any,
-        processor: Any,
         video: Video,
         watched: Callable[[int], AbstractContextManager[object]] = nullcontext,
         at_once: int = _FRAMES_AT_ONCE,
     ) -> tuple[str, Tensor]:
         """Its words and its features; the tower sees each group of so many frames within `watched`."""
-        features, arguments = [], self.video_arguments(processor)
+        features, arguments = [], self.video_arguments()
         for first in range(0, len(video.frames), at_once):
-            outputs = processed(processor, frames_from(video, first, at_once), arguments)
-            pixels = outputs["pixel_values_videos"].to(model.device, model.dtype)
+            outputs = processed(self.processor, frames_from(video, first, at_once), arguments)
+            pixels = outputs["pixel_values_videos"].to(self.model.device, self.model.dtype)
             with watched(pixels.shape[1]):
-                features.append(self.features(model, pixels).flatten(0, 1))
+                features.append(self.features(pixels).flatten(0, 1))
         # Of all of its pixels only the shape counts for what stands for the video in the text.
         all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
-        words = processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
+        words = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
         return words, torch.cat(features)
 
-    def _known(self, model: Any, _: Any, video: Video) -> tuple[str, Tensor]:
+    def _known(self, tower: TowerRows) -> tuple[str, Tensor]:
         """The same of a video that an equal tower has seen."""
-        assert video.tower is not None
         features = []
-        for rows in torch.from_numpy(video.tower.rows).split(_FRAMES_AT_ONCE):
-            projected = model.model.multi_modal_projector(rows.to(model.device, model.dtype))
-            features.append(self.pooled(model, projected).flatten(0, 1))
-        return video.tower.words, torch.cat(features)
+        for rows in torch.from_numpy(tower.rows).split(_FRAMES_AT_ONCE):
+            projected = self.model.model.multi_modal_projector(rows.to(self.model.device, self.model.dtype))
+            features.append(self.pooled(projected).flatten(0, 1))
+        return tower.words, torch.cat(features)
 
 
 class LlavaFrames(SquareFrames):
     """Their towers are SigLIP's and CLIP's, which can merge frames."""
 
-    def can_merge_frames(self, model: Any) -> bool:
-        return can_merge(model)
+    @property
+    def can_merge_frames(self) -> bool:
+        return can_merge(self.model)
 
-    def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
+    def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
         assert video.tower is None, "its rows are there: nothing is left to merge"
-        side, kept = self.side(model, processor), list[Tensor]()
+        kept = list[Tensor]()
 
         @contextmanager
         def watched(num_frames: int) -> Iterator[None]:
-            with merging(model, num_frames) as frames:
+            with merging(self.model, num_frames) as frames:
                 yield
-            kept.append(frames.chosen(ratio, side))
+            kept.append(frames.chosen(ratio, self.side))
 
-        words, features = self._seen(model, processor, video, watched, _MERGED_AT_ONCE)
-        return self._encoded(model, processor, video, words, features).only(torch.cat(kept))
+        words, features = self._seen(video, watched, _MERGED_AT_ONCE)
+        return self._encoded(video, words, features).only(torch.cat(kept))
 
 
 class LlavaOnevision(LlavaFrames):
@@ -116,40 +134,37 @@ class LlavaOnevision(LlavaFrames):
 
     num_frames = 32  # what the released checkpoints were trained on
 
-    def side(self, model: Any, processor: Any) -> int:
-        vision = model.config.vision_config
+    @property
+    def side(self) -> int:
+        vision = self.model.config.vision_config
         side: int = -(-(vision.image_size // vision.patch_size) // 2)
         return side
 
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        return super().num_video_tokens(model, processor, video) + 1
+    def num_video_tokens(self, video: Video) -> int:
+        return super().num_video_tokens(video) + 1
 
-    def features(self, model: Any, pixels: Tensor) -> Tensor:
-        num_rows = pixels.shape[1] * self.side(model, None) ** 2
-        return super().features(model, pixels)[:, :num_rows]  # without the newline, which 5.17 leaves out itself
+    def features(self, pixels: Tensor) -> Tensor:
+        num_rows = pixels.shape[1] * self.side**2
+        return super().features(pixels)[:, :num_rows]  # without the newline, which 5.17 leaves out itself
 
-    def pooled(self, model: Any, projected: Tensor) -> Tensor:
-        pooled: Tensor = model.model.apply_pooling(projected)
+    def pooled(self, projected: Tensor) -> Tensor:
+        pooled: Tensor = self.model.model.apply_pooling(projected)
         return pooled
 
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
-        for whole in super().encode_parts(model, processor, video, is_wanted):
-            yield _with_newline(model, whole)
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        yield from map(self._with_newline, super().encode_parts(video, is_wanted))
 
-    def encode_merged(self, model: Any, processor: Any, video: Video, ratio: float) -> EncodedVideo:
-        return _with_newline(model, super().encode_merged(model, processor, video, ratio))
+    def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
+        return self._with_newline(super().encode_merged(video, ratio))
 
-
-def _with_newline(model: Any, video: EncodedVideo) -> EncodedVideo:
-    newline = model.model.image_newline[None].to(video.features.dtype)
-    return replace(
-        video,
-        features=torch.cat((video.features, newline)),
-        grid=torch.cat((video.grid, torch.full((1, 3), NO_CELL))),
-        stays=None if video.stays is None else functional.pad(video.stays, (0, 1), value=True),
-    )
+    def _with_newline(self, video: EncodedVideo) -> EncodedVideo:
+        newline = self.model.model.image_newline[None].to(video.features.dtype)
+        return replace(
+            video,
+            features=torch.cat((video.features, newline)),
+            grid=torch.cat((video.grid, torch.full((1, 3), NO_CELL))),
+            stays=None if video.stays is None else functional.pad(video.stays, (0, 1), value=True),
+        )
 
 
 class LlavaNextVideo(LlavaFrames):
@@ -157,7 +172,8 @@ class LlavaNextVideo(LlavaFrames):
 
     num_frames = 8  # 144 tokens each; the released 7B has a context of 4096
 
-    def side(self, model: Any, processor: Any) -> int:
-        vision = model.config.vision_config
-        side: int = vision.image_size // vision.patch_size // model.config.spatial_pool_stride
+    @property
+    def side(self) -> int:
+        vision = self.model.config.vision_config
+        side: int = vision.image_size // vision.patch_size // self.model.config.spatial_pool_stride
         return side

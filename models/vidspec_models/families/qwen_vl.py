@@ -33,47 +33,47 @@ class Qwen2VL(Family):
 
     num_frames = 32
 
-    def max_frames(self, processor: Any) -> int | None:
+    @property
+    def max_frames(self) -> int | None:
         """None: what its processor has under this name bounds how many it would sample by itself."""
         return None
 
-    def video_arguments(self, processor: Any) -> Mapping[str, Any]:
-        ours = processor.video_processor
+    def video_arguments(self) -> Mapping[str, Any]:
+        ours = self.processor.video_processor
         most = min(ours.size["longest_edge"], _FRAME_TOKENS * (ours.patch_size * ours.merge_size) ** 2)
         size = {"shortest_edge": min(ours.size["shortest_edge"], most), "longest_edge": most}
         return {"size": size, "cap_pixels_per_frame": True}  # as qwen-vl-utils: all frames share what a video may cost
 
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        return self._num_pairs(processor, video) * self._num_cells(processor, video)
+    def num_video_tokens(self, video: Video) -> int:
+        return self._num_pairs(video) * self._num_cells(video)
 
-    def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
-        num_pairs, num_cells = self._num_pairs(processor, video), self._num_cells(processor, video)
+    def num_rows_left(self, video: Video, ratio: float) -> int:
+        num_pairs, num_cells = self._num_pairs(video), self._num_cells(video)
         if num_pairs < 2 or ratio == 1:
             return num_pairs * num_cells
         return max(num_pairs, int(num_pairs * (ratio * num_cells - _ROUNDED_AWAY)))  # something of every pair
 
-    def _num_pairs(self, processor: Any, video: Video) -> int:
-        return -(-len(video.frames) // int(processor.video_processor.temporal_patch_size))
+    def _num_pairs(self, video: Video) -> int:
+        return -(-len(video.frames) // int(self.processor.video_processor.temporal_patch_size))
 
-    def _num_cells(self, processor: Any, video: Video) -> int:
+    def _num_cells(self, video: Video) -> int:
         """Of a pair of frames."""
-        ours, size = processor.video_processor, self._size(processor, video)
+        ours, size = self.processor.video_processor, self._size(video)
         num_cells: int = size.height * size.width // (ours.patch_size * ours.merge_size) ** 2
         return num_cells
 
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
-        size, seconds = self._size(processor, video), self._seconds_per_patch(processor, video)
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        size, seconds = self._size(video), self._seconds_per_patch(video)
         for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
             if first and not is_wanted():
                 raise NotWanted("nobody waits for this video any more")
-            part = self._encoded(model, processor, frames_from(video, first, _FRAMES_AT_ONCE), size)
+            part = self._encoded(frames_from(video, first, _FRAMES_AT_ONCE), size)
             yield replace(part, seconds_per_patch=seconds)
 
-    def _encoded(self, model: Any, processor: Any, part: Video, size: SizeDict) -> EncodedVideo:
+    def _encoded(self, part: Video, size: SizeDict) -> EncodedVideo:
         """By what its size would be alone, the processor would resize a part otherwise than the whole."""
-        outputs = processed(processor, part, self.video_arguments(processor), size)
+        model, processor = self.model, self.processor
+        outputs = processed(processor, part, self.video_arguments(), size)
         pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
         encoded = model.get_video_features(pixels, patches.to(model.device))
         (num_pairs, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
@@ -88,10 +88,10 @@ class Qwen2VL(Family):
             key=part.key,
         )
 
-    def _size(self, processor: Any, video: Video) -> SizeDict:
+    def _size(self, video: Video) -> SizeDict:
         """Of the video's frames as the tower sees them: the processor is asked, with frames that have no pixels."""
-        ours = processor.video_processor
-        arguments = {"size": ours.size, **self.video_arguments(processor)}
+        ours = self.processor.video_processor
+        arguments = {"size": ours.size, **self.video_arguments()}
         resized = ours.resize(
             torch.empty(1, *video.frames.shape, dtype=torch.uint8, device="meta").movedim(-1, 2),
             size=SizeDict(**dict(arguments.pop("size"))),
@@ -103,18 +103,12 @@ class Qwen2VL(Family):
         return SizeDict(height=resized.shape[-2], width=resized.shape[-1])
 
     def positions(
-        self,
-        model: Any,
-        decoder: Decoder,
-        ids: Tensor,
-        is_video: Tensor,
-        videos: Sequence[EncodedVideo],
-        stays: Tensor,
+        self, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo], stays: Tensor
     ) -> tuple[tuple[Tensor, Tensor], int]:
         """Asked for every request: the positions that the module keeps are another request's."""
         patches = [video.patches for video in videos if video.patches is not None]
         seconds = [video.seconds_per_patch for video in videos if video.seconds_per_patch is not None]
-        positions, _ = model.model.get_rope_index(
+        positions, _ = self.model.model.get_rope_index(
             ids[None],
             mm_token_type_ids=2 * is_video.int()[None] if videos else torch.zeros_like(ids)[None],
             video_grid_thw=torch.cat(patches) if patches else None,
@@ -128,10 +122,10 @@ class Qwen2VL(Family):
             )
         embedding, next_position = decoder.embedding, int(positions[..., -1].max()) + 1
         there = positions[..., stays].to(embedding.device)
-        rotary = rotary_values(self.language_model(model).rotary_emb, embedding, there)
+        rotary = rotary_values(self.language_model.rotary_emb, embedding, there)
         return rotary, next_position  # as `generate`; the video's time may have run ahead of it
 
-    def _seconds_per_patch(self, processor: Any, video: Video) -> float | None:
+    def _seconds_per_patch(self, video: Video) -> float | None:
         """Of time, where the model's positions depend on it."""
         return None
 
@@ -143,8 +137,8 @@ class Qwen2VL(Family):
 class Qwen25VL(Qwen2VL):
     """`Qwen2_5_VLForConditionalGeneration`: temporal positions follow the seconds between frames."""
 
-    def _seconds_per_patch(self, processor: Any, video: Video) -> float | None:
-        return float(processor.video_processor.temporal_patch_size) / sampled_fps(video)
+    def _seconds_per_patch(self, video: Video) -> float | None:
+        return float(self.processor.video_processor.temporal_patch_size) / sampled_fps(video)
 
 
 class Qwen3VL(Qwen2VL):
@@ -152,27 +146,26 @@ class Qwen3VL(Qwen2VL):
     are also added behind the decoder's first layers (deepstack).
     """
 
-    def video_arguments(self, processor: Any) -> Mapping[str, Any]:
+    def video_arguments(self) -> Mapping[str, Any]:
         return {"cap_pixels_per_frame": True}  # as qwen-vl-utils; without it a few frames take a whole video's tokens
 
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
+    def num_video_tokens(self, video: Video) -> int:
         video = _at_least_a_pair(video)
-        return super().num_video_tokens(model, processor, video) + self._num_words(processor, video)
+        return super().num_video_tokens(video) + self._num_words(video)
 
-    def num_rows_left(self, model: Any, processor: Any, video: Video, ratio: float) -> int:
+    def num_rows_left(self, video: Video, ratio: float) -> int:
         video = _at_least_a_pair(video)
-        return super().num_rows_left(model, processor, video, ratio) + self._num_words(processor, video)
+        return super().num_rows_left(video, ratio) + self._num_words(video)
 
-    def _num_words(self, processor: Any, video: Video) -> int:
+    def _num_words(self, video: Video) -> int:
         """At least: before each pair's cells there are its time and a mark, behind them another."""
+        processor = self.processor
         words = f"{_SHORTEST_TIME}{processor.vision_start_token}{processor.vision_end_token}"
         ids = processor.tokenizer(words, add_special_tokens=False)["input_ids"]
-        return len(ids) * self._num_pairs(processor, video)
+        return len(ids) * self._num_pairs(video)
 
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
-        return super().encode_parts(model, processor, _at_least_a_pair(video), is_wanted)
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        return super().encode_parts(_at_least_a_pair(video), is_wanted)
 
     def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """Per video and layer, spread over the prompt's rows with zeros at text."""

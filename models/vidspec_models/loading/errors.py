@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.families.base import conversation
+from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.early_checks import require_model
 from vidspec_models.loading.files import NEEDED, first_line, flaw
 from vidspec_models.loading.spec import ModelSpec

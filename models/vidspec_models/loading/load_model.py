@@ -42,7 +42,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
     transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
     with told(spec, path), load_bars(tell) as bar:
         config = load_config(path, spec.revision)
-        family = find_family(config.model_type)
+        family_type = find_family(config.model_type)
         require_supported(config.get_text_config())
         processor = load_processor(path, spec.revision)
         tokenizer_file(spec)
@@ -61,7 +61,8 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         require_weights(report)
         model = model.eval().requires_grad_(False)
         tell("compiling and measuring", None)
-        language_model, head = family.language_model(model), model.lm_head
+        family = family_type(model, processor)
+        language_model, head = family.language_model, model.lm_head
         spans = layer_spans(model, language_model, head, devices)
         move(model, language_model, spans)
         if precision.are_integers:
@@ -70,7 +71,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         if spans[0].device.type == "cpu":  # the tower lies there, too; for a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, are_integers=precision.are_integers)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
-    return VideoLM(model, processor, family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
+    return VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
 
 
 def load_config(path: str, revision: str | None) -> Any:
@@ -100,16 +101,16 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
 
     All of it is made on the first device, as its peer is, and spread from there.
     """
-    family = RandomFamily(recipe)
     model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
     if precision.are_integers:
         round_weights(language_products(model.model, model.lm_head))
     decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, are_integers=precision.are_integers)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
+    family = RandomFamily(model, recipe)
     if recipe.oracle is not None:
-        return OracleDraft(model, family, decoder, recipe, recipe.oracle, step)
-    return VideoLM(model, None, family, decoder, frozenset(), step)
+        return OracleDraft(family, decoder, recipe.oracle, step)
+    return VideoLM(family, decoder, frozenset(), step)
 
 
 def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:

@@ -60,9 +60,9 @@ def require_family(model_type: str) -> None:
         )
 
 
-def find_family(model_type: str) -> Family:
+def find_family(model_type: str) -> type[Family]:
     """The family of a transformers `model_type`; raises ModelLoadError for one we do not list."""
     require_family(model_type)
     module, name = _FAMILIES[model_type]
-    family: Family = getattr(import_module(module), name)()
+    family: type[Family] = getattr(import_module(module), name)
     return family

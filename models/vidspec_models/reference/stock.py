@@ -21,7 +21,8 @@ from vidspec_models.backends.cpu.packing import vision_products
 from vidspec_models.decoder.integer_weights import language_products, round_weights
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.families.base import conversation, metadata
+from vidspec_models.families.base import metadata
+from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.load_model import load_config, load_processor
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.request import SamplingParams, Turn, Video
@@ -74,10 +75,9 @@ class StockGenerator:
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
-        self._family = find_family(model.config.model_type)
+        self._family = find_family(model.config.model_type)(self._model, self._processor)
         if precision.are_integers:
-            language_model = self._family.language_model(model)
-            round_weights([*language_products(language_model, model.lm_head), *vision_products(model)])
+            round_weights([*language_products(self._family.language_model, model.lm_head), *vision_products(model)])
 
     @torch.inference_mode()
     def answer(
@@ -102,7 +102,7 @@ class StockGenerator:
         """Seconds of the language model alone, from a prompt's embeddings [P, hidden size] to the logits after it."""
         rows = torch.from_numpy(embeddings)[None].to(self.device, self.dtype)
         began = time.monotonic()
-        hidden = self._family.language_model(self._model)(inputs_embeds=rows, use_cache=True).last_hidden_state
+        hidden = self._family.language_model(inputs_embeds=rows, use_cache=True).last_hidden_state
         self._model.lm_head(hidden[:, -1:])
         return time.monotonic() - began
 
@@ -115,7 +115,7 @@ class StockGenerator:
             video_metadata=[metadata(video) for video in videos] or None,
             do_sample_frames=False,
             return_tensors="pt",
-            **(self._family.video_arguments(self._processor) if videos else {}),
+            **(self._family.video_arguments() if videos else {}),
         )
         return inputs.to(self.device, self.dtype)  # casts the pixels only
 

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from vidspec_models.backends.select import StepLogits
 from vidspec_models.decoder.decoder import Decoder, QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
@@ -27,6 +26,10 @@ from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index
 from vidspec_models.video_lm import AS_THEY_ARE, StepRows, VideoHandling, VideoLM
+
+if TYPE_CHECKING:
+    from vidspec_models.backends.cpu.step import CpuStep
+    from vidspec_models.backends.cuda.step import CudaStep
 
 _SPREAD = 0.02  # of embeddings and weights, as transformers initialises them
 
@@ -73,26 +76,28 @@ def random_prompt(pair: PairShape, shape: Shape, index: int, embedding: Tensor) 
 
 
 class RandomFamily(Family):
-    """One recipe's family; the `processor` that all families are handed is None."""
+    """One recipe's family; there is no processor."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, model: Any, recipe: Recipe) -> None:
+        super().__init__(model, None)
+        self.recipe = recipe
 
-    def language_model(self, model: Any) -> Any:
-        return model.model
+    @property
+    def language_model(self) -> Any:
+        return self.model.model
 
-    def default_num_frames(self, processor: Any) -> int:
-        return self._recipe.pair_shape.num_frames
+    @property
+    def default_num_frames(self) -> int:
+        return self.recipe.pair_shape.num_frames
 
-    def max_frames(self, processor: Any) -> int | None:
+    @property
+    def max_frames(self) -> int | None:
         return None
 
-    def num_video_tokens(self, model: Any, processor: Any, video: Video) -> int:
-        return self._recipe.pair_shape.video_tokens
+    def num_video_tokens(self, video: Video) -> int:
+        return self.recipe.pair_shape.video_tokens
 
-    def encode_parts(
-        self, model: Any, processor: Any, video: Video, is_wanted: Callable[[], bool]
-    ) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Nothing of it: there is no tower, and a prompt's number says all."""
         yield EncodedVideo(
             words="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
@@ -100,15 +105,13 @@ class RandomFamily(Family):
 
     def prepare(
         self,
-        model: Any,
-        processor: Any,
         decoder: Decoder,
         turns: Sequence[Turn],
         videos: Sequence[EncodedVideo],
         template: ChatTemplate | None,
     ) -> Prompt:
-        pair, index = self._recipe.pair_shape, prompt_index(turns[-1].text)
-        ids, embeddings = random_prompt(pair, self._recipe.shape, index, decoder.embedding)
+        pair, index = self.recipe.pair_shape, prompt_index(turns[-1].text)
+        ids, embeddings = random_prompt(pair, self.recipe.shape, index, decoder.embedding)
         decoder.require_room(len(ids))
         shape = (pair.num_frames, math.isqrt(pair.frame_tokens), math.isqrt(pair.frame_tokens))
         is_video = torch.arange(len(ids), device=embeddings.device) < pair.video_tokens
@@ -145,12 +148,10 @@ class OracleDraft(VideoLM):
     acceptance. A position beyond the reference keeps the draft's own choice.
     """
 
-    def __init__(
-        self, model: Any, family: Family, decoder: Decoder, recipe: Recipe, oracle: Oracle, step: StepLogits | None
-    ) -> None:
-        super().__init__(model, None, family, decoder, frozenset(), step)
+    def __init__(self, family: RandomFamily, decoder: Decoder, oracle: Oracle, step: CpuStep | CudaStep | None) -> None:
+        super().__init__(family, decoder, frozenset(), step)
         self._oracle = oracle
-        self._recipe = recipe
+        self._recipe = family.recipe
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index
         self._told: WeakKeyDictionary[KVCache, dict[int, int]] = WeakKeyDictionary()  # by length: the token to propose
 

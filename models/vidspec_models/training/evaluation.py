@@ -23,14 +23,21 @@ from vidspec_models.training.architecture import NUM_VISUAL
 from vidspec_models.training.examples import Example, find_cells
 from vidspec_models.training.gates import Gate, format_table, gates
 from vidspec_models.training.loaded_model import LoadedModel
-from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures, shares
-from vidspec_models.training.plain_evaluation import PlainEvaluation
+from vidspec_models.training.plain_evaluation import (
+    Answers,
+    Marks,
+    PlainEvaluation,
+    add_marks,
+    question_figures,
+    shares,
+)
 
 __all__ = ["Gate", "evaluate", "format_table", "gates"]
 
 VIEWS = ("all", "none", "random10", "uniform10", "background10", "objects10")
 _KEPT = NUM_VISUAL // 10
 _CLIPS_PER_BATCH = 8
+_MOST_TOKENS = 160  # of a caption
 
 
 def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dtype: str = "auto") -> dict[str, Any]:
@@ -47,7 +54,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dty
         seeds = TEST_SEEDS[start : min(start + _CLIPS_PER_BATCH, num_clips)]
         scenes = [sample_scene(seed) for seed in seeds]
         pixels = target.pixels(scenes)
-        said = target.describe(pixels, CAPTION_PROMPTS[0])
+        said = target.generate(pixels, CAPTION_PROMPTS[:1] * len(scenes), _MOST_TOKENS)
         for scene, ids in zip(scenes, said, strict=True):
             num_right += judge_caption(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True), facts)
         matches += _matches(draft, scenes, said)

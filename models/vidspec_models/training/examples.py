@@ -321,19 +321,17 @@ def make_clip_batch(
         if is_foreign(scene):
             pixels = render_foreign(scene.seed, num_frames)
             cells = find_cells(np.zeros(pixels.shape[:3], np.uint8))
+            drawn.append(packer.draw_foreign(text_len, rng))
         else:
             pixels, owners = render_with_owners(scene, times)
             cells = find_cells(owners)
+            drawn.append(packer.draw(scene, text_len, rng, greedy_text=greedy_text))
         frames.append(pixels)
         content.append(~cells.is_clear.reshape(-1))
         shown = cells.owner.reshape(-1)
         owner.append(shown)
         worth.append(np.where(shown >= OWNER_SIGN, _LETTER_WORTH, shown > 0).astype(np.float32))
         story.append(story_labels(scene, times, cells))
-        if is_foreign(scene):
-            drawn.append(packer.draw_foreign(text_len, rng))
-        else:
-            drawn.append(packer.draw(scene, text_len, rng, greedy_text=greedy_text))
     return ClipBatch(
         frames=torch.from_numpy(np.concatenate(frames)),
         content=torch.from_numpy(np.stack(content)),
@@ -407,7 +405,7 @@ def find_cells(owners: NDArray[np.uint8]) -> Cells:
 def story_labels(scene: Scene, times: NDArray[np.float64], cells: Cells) -> dict[str, Labels]:
     """What a thing's late cells can tell about its past: labels [T, 8, 8] per head of STORY_HEADS.
 
-    Only cells of the last third of a thing's visible time are labelled: earlier ones cannot know.
+    Only cells of the last two fifths of a thing's visible time are labelled: earlier ones cannot know.
     """
     labels = {name: np.full(cells.owner.shape, IGNORE, np.int64) for name in STORY_HEADS}
     for index, thing in enumerate(scene.things):

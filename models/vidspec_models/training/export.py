@@ -37,7 +37,6 @@ def _export(role: Role, stage: Stage, tokenizer: PreTrainedTokenizerFast, option
     learner = Learner(model)
     learner.load_state_dict(load_part(options.work_dir, stage, role))
     learner.grow()  # layers that the run has not grown yet are shipped as identities: the same function, the full depth
-    model.model.image_newline.data.copy_(learner.newline.data)
     model.model.vision_tower.load_state_dict(load_part(options.work_dir, "tower", "tower"))
     model.set_attn_implementation("sdpa")
     model.tie_weights()
@@ -72,6 +71,9 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
 
     Weights are the exported ones, in bfloat16's precision. Raises FileExistsError where a run has its own checkpoints.
     """
+    paths = {stage: options.work_dir / f"{stage}.pt" for stage in ("tower", "joint")}
+    if taken := [path for path in paths.values() if path.exists()]:
+        raise FileExistsError(f"{taken[0]} is there already; choose another work folder")
     models = {
         role: LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         for role, folder in (("target", target), ("draft", draft))
@@ -80,11 +82,8 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
         _embed_added_pieces(model, folder)
     learners = {role: Learner(model).state_dict() for role, model in models.items()}
     options.work_dir.mkdir(parents=True, exist_ok=True)
-    for stage, parts in ("tower", {"tower": models["target"].model.vision_tower.state_dict()}), ("joint", learners):
-        path = options.work_dir / f"{stage}.pt"
-        if path.exists():
-            raise FileExistsError(f"{path} is there already; choose another work folder")
-        torch.save({"parts": parts}, path)
+    torch.save({"parts": {"tower": models["target"].model.vision_tower.state_dict()}}, paths["tower"])
+    torch.save({"parts": learners}, paths["joint"])
 
 
 @torch.no_grad()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -49,10 +48,6 @@ class LoadedModel:
         pixels: torch.Tensor = batch["pixel_values_videos"]
         return pixels.to(self.model.device, self.model.dtype)
 
-    def describe(self, pixels: torch.Tensor, prompt: str, max_new_tokens: int = 160) -> list[list[int]]:
-        """What `generate` answers to one prompt about each of the clips."""
-        return self.generate(pixels, [prompt] * len(pixels), max_new_tokens)
-
     @torch.no_grad()
     def generate(self, pixels: torch.Tensor, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
         """Greedy answers of stock `generate` to a prompt a clip, as token ids with the end token."""
@@ -74,38 +69,33 @@ class LoadedModel:
         return tower_features(self.model.model.vision_tower, pixels.flatten(0, 1))
 
     @torch.no_grad()
-    def choices(self, features: torch.Tensor, text: PackedText, visible: torch.Tensor | None = None) -> torch.Tensor:
-        """The likeliest next tokens [C, L] of packed text, with all or only some visual tokens [C, 512] visible."""
-        with self._learner() as learner:
-            keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(text.ids), -1)
+    def choices(
+        self, features: torch.Tensor, text: PackedText, visible: torch.Tensor | None = None, *, in_pairs: bool = False
+    ) -> torch.Tensor:
+        """The likeliest next tokens [C, L] of packed text, with all or only some visual tokens [C, 512] visible.
+
+        In pairs a text is about a clip and the next one of the batch, the first after the last.
+        """
+        learner = Learner(self.model).to(self.model.device)
+        learner.lm.set_attn_implementation(register_attention())
+        keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(text.ids), -1)
+        try:
+            if in_pairs:
+                return self._forward.side_by_side(learner, features, keep, text).argmax(-1)
             return self._forward(learner, features, keep, text, visible)[0].argmax(-1)
+        finally:
+            learner.lm.set_attn_implementation("sdpa")
 
     def judge(self, features: torch.Tensor, clips: list[list[Example]], *, in_pairs: bool = False) -> list[list[bool]]:
         """For each example of each clip, whether its words and the end token are the argmax, one after the other.
 
-        That equals greedy decoding, because a wrong first token is wrong either way. In pairs, the examples of a clip
-        are about it and the next one of the batch, the first after the last.
+        That equals greedy decoding, because a wrong first token is wrong either way.
         """
         text = self.packer.pack(clips, max(sum(map(len, clip)) for clip in clips)).to(features.device)
-        chosen = self._choices_in_pairs(features, text) if in_pairs else self.choices(features, text)
+        chosen = self.choices(features, text, in_pairs=in_pairs)
         is_right, is_answer = text.labels == chosen, text.labels != IGNORE
         number = text.segments % TEXT_ONLY
         return [
             [bool(is_right[row][is_answer[row] & (number[row] == one)].all()) for one in range(1, len(clip) + 1)]
             for row, clip in enumerate(clips)
         ]
-
-    @torch.no_grad()
-    def _choices_in_pairs(self, features: torch.Tensor, text: PackedText) -> torch.Tensor:
-        with self._learner() as learner:
-            keep = torch.arange(NUM_VISUAL, device=features.device).expand(len(text.ids), -1)
-            return self._forward.side_by_side(learner, features, keep, text).argmax(-1)
-
-    @contextmanager
-    def _learner(self) -> Iterator[Learner]:
-        learner = Learner(self.model).to(self.model.device)
-        learner.lm.set_attn_implementation(register_attention())
-        try:
-            yield learner
-        finally:
-            learner.lm.set_attn_implementation("sdpa")

@@ -7,6 +7,7 @@ bfloat16 units one 512 x 1024 matrix takes it 6 s, and ours 0.07 s.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,11 +23,15 @@ Result = TypeVar("Result")
 _CPU_UNIT_CLIPS = 2
 _MATRICES_PER_JOB = 2
 _MOMENTUM = 0.95
-_COEFFICIENTS = (  # polar-express schedule: four steps do what five of the classic quintic do
-    (8.28721201814563, -23.595886519098837, 17.300387312530933),
-    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+_SAFETY = 1.01  # as in the schedule's own code: what bfloat16 rounds beyond its range would run away
+_COEFFICIENTS = tuple(
+    (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5)
+    for a, b, c in (  # polar-express schedule: four steps do what five of the classic quintic do
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    )
 )
 
 
@@ -147,7 +152,7 @@ class MuonWithAdamW:
         norm = float(torch.nn.utils.clip_grad_norm_(self._params, 1.0))
         for part, base in zip(self._parts, self._base, strict=True):
             part.param_groups[0]["lr"] = base * lr_scale
-            if norm == norm:  # a NaN gradient is skipped rather than written into the weights
+            if math.isfinite(norm):  # what overflowed is skipped rather than written into the weights
                 part.step()
             part.zero_grad(set_to_none=True)
         return norm

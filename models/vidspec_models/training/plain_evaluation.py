@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
 import torch
 
-from vidspec_models.bundled.captions import scene_facts
+from vidspec_models.bundled.captions import Facts, fact_marks, scene_facts
 from vidspec_models.bundled.description import parse_description
 from vidspec_models.bundled.foreign import render_foreign
 from vidspec_models.bundled.phrasings import phrasings
@@ -19,8 +19,9 @@ from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 from vidspec_models.training.conversations import foreign_turn
 from vidspec_models.training.examples import Example
 from vidspec_models.training.loaded_model import LoadedModel
-from vidspec_models.training.marks import Answers, Marks, add_marks, question_figures, shares
 
+Marks = dict[str, list[bool]]
+Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
 _PAIRS = 3  # questions about each clip and the next
 _MOST_TOKENS = 200  # of a description or a reason
 
@@ -59,7 +60,7 @@ class PlainEvaluation:
     def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
         prompts = phrasings("json", held_out=True)
         prompt = prompts[int(rng.integers(len(prompts)))]
-        for scene, ids in zip(scenes, self._model.describe(pixels, prompt, _MOST_TOKENS), strict=True):
+        for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MOST_TOKENS), strict=True):
             said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
             self._descriptions["valid"].append(said is not None)
             self._descriptions["all_right"].append(said == scene_facts(scene))
@@ -113,3 +114,25 @@ class PlainEvaluation:
     def _talk(self, rng: np.random.Generator) -> Example:
         said = small_talk(held_out=True)
         return self._model.packer.example(said[int(rng.integers(len(said)))], UNKNOWN)
+
+
+def add_marks(scene: Scene, said: Facts | None, facts: Marks) -> None:
+    """Add what is stated of the scene, rightly or not, by the name of the fact."""
+    for name, is_right in fact_marks(scene, said):
+        if is_right is not None:
+            facts[name].append(is_right)
+
+
+def shares(facts: Marks) -> dict[str, float]:
+    """The share that is right."""
+    return {name: sum(marks) / len(marks) for name, marks in facts.items()}
+
+
+def question_figures(found: list[tuple[str, bool]]) -> dict[str, float]:
+    """Accuracy, and how far one would come by always giving the commonest answer."""
+    commonest = Counter(answer for answer, _ in found).most_common(1)[0][1]
+    return {
+        "accuracy": sum(right for _, right in found) / len(found),
+        "majority": commonest / len(found),
+        "n": len(found),
+    }

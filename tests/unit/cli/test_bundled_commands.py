@@ -63,6 +63,14 @@ def test_what_ships_is_reopened_for_the_last_stages_only(monkeypatch: pytest.Mon
         _run(*flags, "--stages", "distil")
 
 
+def test_a_work_folder_with_some_checkpoint_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "joint.pt").touch()
+    flags = f"--output-dir {tmp_path / 'out'} --work-dir {tmp_path} --from-shipped --stages distil"
+    with pytest.raises(ConfigError, match=r"joint.pt is there already"):
+        _run("train-bundled", *flags.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["joint.pt"]
+
+
 class _Evaluation:
     """Stands in for the module that measures."""
 

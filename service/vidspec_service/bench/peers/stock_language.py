@@ -22,7 +22,7 @@ class StockLanguageModel(StockGenerator):
     def __init__(self, role: str) -> None:
         super().__init__(ModelSpec(path=BUNDLED, role=role, device="cpu", dtype="float32"))
         self._vocabulary = self._model.get_input_embeddings()
-        self.decoder = self._family.language_model(self._model)
+        self.decoder = self._family.language_model
         self.head = self._model.lm_head
         self.model = self._model
         self.tokenizer = self._processor.tokenizer

@@ -179,7 +179,7 @@ def test_video_rows_have_their_cells_and_the_early_count_is_close(world: World) 
     begins = begins_video(frames)
     assert int(begins.sum()) == 2
     assert (frames.diff()[~begins[1:]] == 1).all()
-    early = sum(model._family.num_video_tokens(model._model, model._processor, video) for video in videos)
+    early = sum(model._family.num_video_tokens(video) for video in videos)
     assert prompt.num_video_tokens <= early <= prompt.num_tokens
     assert len(world.model.prepare([Turn(role="user", parts=("x",))], []).grid) == 0
 
@@ -223,7 +223,7 @@ def test_too_long_a_text_is_refused(world: World) -> None:
 
 def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> None:
     model: Any = world.model
-    rotary_emb = model._family.language_model(model._model).rotary_emb
+    rotary_emb = model._family.language_model.rotary_emb
     with torch.inference_mode():
         cos, sin = rotary_values(rotary_emb, world.model.decoder.embedding, torch.tensor([[5, 9]]))
         again = world.model.decoder.weights.rotary[[5, 9]]
@@ -240,8 +240,8 @@ def test_stop_tokens_come_from_the_generation_config(world: World) -> None:
 def test_pixels_are_those_of_the_processor_alone(world: World, size: tuple[int, int]) -> None:
     model: Any = world.model
     video, processor = clip(5, 3, size), model._processor.video_processor
-    arguments = dict(model._family.video_arguments(model._processor))
+    arguments = dict(model._family.video_arguments())
     told = {"video_metadata": [metadata(video)], "do_sample_frames": False, "return_tensors": "pt"}
     stocks = processor([video.frames], **told, **arguments)["pixel_values_videos"]
-    fitting = model._family._size(model._processor, video) if isinstance(model._family, Qwen2VL) else None
+    fitting = model._family._size(video) if isinstance(model._family, Qwen2VL) else None
     assert torch.equal(processed(model._processor, video, arguments, fitting)["pixel_values_videos"], stocks)

@@ -14,7 +14,7 @@ import torch
 
 from tests.unit.models.families import tiny_checkpoints
 from tests.unit.models.families.test_exactness import SIZES, clip
-from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from tests.unit.models.families.tiny_checkpoints import FAMILIES, load
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
 from vidspec_models.compression.token_choice import TokenChoice, token_choice
@@ -22,8 +22,6 @@ from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.families import qwen_vl
 from vidspec_models.inputs import Prompt
-from vidspec_models.loading.load_model import load_model
-from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import VIDEO, Compression, Turn
 from vidspec_models.video_lm import VideoHandling, VideoLM
 
@@ -31,11 +29,6 @@ pytestmark = pytest.mark.unit
 
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
 QWEN = [family for family in FAMILIES if family.startswith("qwen")]
-
-
-def load(family: str, folder: Path) -> VideoLM:
-    save(family, folder)
-    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

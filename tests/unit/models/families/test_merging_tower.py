@@ -12,13 +12,12 @@ import torch
 
 from tests.unit.models.families import tiny_checkpoints
 from tests.unit.models.families.test_exactness import clip
+from tests.unit.models.families.tiny_checkpoints import load
 from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ModelError
 from vidspec_models.families.base import processed
 from vidspec_models.families.merging_tower import merging, read_layers
-from vidspec_models.loading.load_model import load_model
-from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 
@@ -34,11 +33,6 @@ def by_tower(ratio: float) -> TokenChoice:
 
 def merged(ratio: float) -> VideoHandling:
     return VideoHandling(choice=by_tower(ratio))
-
-
-def load(family: str, folder: Path) -> VideoLM:
-    tiny_checkpoints.save(family, folder)
-    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
 
 
 def load_deep(family: str, folder: Path) -> VideoLM:
@@ -71,16 +65,16 @@ def test_a_video_that_stands_still_has_the_features_of_the_plain_tower_from_fewe
     assert torch.allclose(found.features, plain.features[found.stays], atol=1e-4)
     assert torch.equal(found.grid, plain.grid[found.stays])
     assert found.words == plain.words
-    with merging(model._model, 8) as frames:
-        model._family.features(model._model, pixels(model, still(8)))  # type: ignore[attr-defined]
+    with merging(model._family.model, 8) as frames:
+        model._family.features(pixels(model, still(8)))  # type: ignore[attr-defined]
     assert frames.num_computed == 4, "of eight five are left behind the first merging layer, of these four"
 
 
 @torch.inference_mode()
 def test_attention_is_what_the_towers_own_maps_say(model: VideoLM) -> None:
-    tower, layers = model._model.model.vision_tower, read_layers(model._model)
+    tower, layers = model._family.model.model.vision_tower, read_layers(model._family.model)
     shown = pixels(model, clip(6, 1))[0]
-    with merging(model._model, 1) as frames:
+    with merging(model._family.model, 1) as frames:
         tower(shown, output_hidden_states=True)
     tower.set_attn_implementation("eager")
     try:
@@ -149,7 +143,7 @@ def test_rows_for_a_draft_are_of_all_frames_even_where_the_target_has_merged_som
 
 
 def test_hooks_are_gone_afterwards(model: VideoLM) -> None:
-    modules: list[Any] = [*read_layers(model._model), model._model.model.multi_modal_projector]
+    modules: list[Any] = [*read_layers(model._family.model), model._family.model.model.multi_modal_projector]
 
     def num_hooks() -> list[int]:
         return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
@@ -171,5 +165,5 @@ def test_one_that_cannot_says_what_can(tmp_path: Path) -> None:
 
 def test_one_whose_layers_are_read_together_cannot(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.can_merge_frames
-    monkeypatch.setattr(model._model.config, "vision_feature_layer", [-2, -1])
+    monkeypatch.setattr(model._family.model.config, "vision_feature_layer", [-2, -1])
     assert not model.can_merge_frames

@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 from tests.unit.models.families.test_exactness import ANSWER, Greedy, clip, decode
-from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from tests.unit.models.families.tiny_checkpoints import FAMILIES, load, save
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.families.qwen_vl import sampled_fps
@@ -16,14 +16,9 @@ from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec, find_family
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, Turn
-from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_models.video_lm import StepRows
 
 ASK = [Turn(role="user", parts=(VIDEO, "x"))]
-
-
-def load(name: str, folder: Path) -> VideoLM:
-    save(name, folder)
-    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
 
 
 def test_the_sampled_rate_is_the_processors_for_a_whole_source_and_the_windows_for_a_part() -> None:
@@ -62,7 +57,7 @@ def test_qwen2_frames_never_take_more_than_the_cap_of_a_video(tmp_path: Path) ->
     save("qwen2_vl", tmp_path)
     processor = tf.AutoProcessor.from_pretrained(tmp_path)
     processor.video_processor.size = {"shortest_edge": 3136, "longest_edge": 12_845_056}  # an image's, as on the hub
-    assert find_family("qwen2_vl").video_arguments(processor)["size"]["longest_edge"] == 768 * 28 * 28
+    assert find_family("qwen2_vl")(None, processor).video_arguments()["size"]["longest_edge"] == 768 * 28 * 28
 
 
 def test_qwen3_writes_the_time_of_each_pair(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.unit.models.families.test_exactness import clip
-from tests.unit.models.families.tiny_checkpoints import save
+from tests.unit.models.families.tiny_checkpoints import load
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -29,13 +29,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def load(family: str, folder: Path) -> VideoLM:
-    save(family, folder)
-    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))
-
-
 def tower_of(model: VideoLM) -> Any:
-    return model._model.model.vision_tower
+    return model._family.model.model.vision_tower
 
 
 def handed_on(model: VideoLM, video: Video) -> Video:
@@ -76,7 +71,7 @@ def test_digests_are_equal_for_equal_towers_alone(model: VideoLM, monkeypatch: p
         assert model.tower_digest() != before
         weights.copy_(kept)
     assert model.tower_digest() == before
-    monkeypatch.setattr(model._model.config, "vision_feature_layer", 0)
+    monkeypatch.setattr(model._family.model.config, "vision_feature_layer", 0)
     assert model.tower_digest() != before
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.base import check_text_fits
+from vidspec_models.families.conversation import check_text_fits
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from vidspec_models.families.base import conversation, tokenised
-from vidspec_models.families.tools import tool_format
+from vidspec_models.families.conversation import conversation, tokenised, tool_format
 from vidspec_models.loading.load_model import load_processor
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import ChatTemplate, ToolCall, ToolFormat, Turn

@@ -8,6 +8,10 @@ import torch
 import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.video_lm import VideoLM
+
 _SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>", "<img>", "</img>", "<IMG_CONTEXT>",
     "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
@@ -239,3 +243,9 @@ def save(name: str, folder: Path, noise: float = 0.0, *, loud_padding: bool = Fa
     model.generation_config = tf.GenerationConfig(eos_token_id=[_id("<|im_end|>"), 0], pad_token_id=0, do_sample=False)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+
+
+def load(family: str, folder: Path) -> VideoLM:
+    """Save one and load it as a target."""
+    save(family, folder)
+    return load_model(ModelSpec(role="target", path=str(folder), device="cpu", dtype="float32"))

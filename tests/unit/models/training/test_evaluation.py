@@ -7,7 +7,7 @@ from collections import defaultdict
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.training.evaluation import judge_caption
-from vidspec_models.training.marks import Marks
+from vidspec_models.training.plain_evaluation import Marks
 
 
 def test_one_wrong_word_makes_a_caption_wrong() -> None:

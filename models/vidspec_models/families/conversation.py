@@ -1,0 +1,122 @@
+"""A conversation as text and token ids: through the checkpoint's own template, with tools where that reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vidspec_models.encoder_cache import EncodedVideo
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.request import VIDEO, ChatTemplate, ToolFormat, Turn
+
+_COUNTED = 8192  # characters
+
+
+def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Turns in the structure that transformers' chat templates read, parts in their order.
+
+    A template may still put what is shown before what is said: LLaVA-OneVision's and the bundled pair's do.
+    """
+    return [
+        {
+            "role": turn.role,
+            "content": [_content(processor, part) for part in turn.parts],
+            **_about_tools(processor, turn),
+        }
+        for turn in turns
+    ]
+
+
+def _content(processor: Any, part: str | None) -> dict[str, str]:
+    if part is VIDEO:
+        return {"type": "video"}
+    return {"type": "text", "text": _without_placeholders(processor, part)}
+
+
+def _without_placeholders(processor: Any, text: str) -> str:
+    """A user may write "<video>" and mean the letters: a blank keeps them from standing for frames."""
+    for token in (processor.video_token, processor.image_token):
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def _about_tools(processor: Any, turn: Turn) -> dict[str, Any]:
+    """What a turn that is about tools has besides role and content: calls, arguments as objects, or whose result."""
+    fields: dict[str, Any] = {}
+    if turn.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.call_id,
+                "function": {"name": call.name, "arguments": _as_object(processor, call.arguments)},
+            }
+            for call in turn.tool_calls
+        ]
+    if turn.tool_call_id is not None:
+        fields["tool_call_id"] = turn.tool_call_id
+    return fields
+
+
+def _as_object(processor: Any, text: str) -> Any:
+    """What the JSON text of a tool or of a call's arguments says, made plain where no escape hides anything."""
+    return json.loads(_without_placeholders(processor, json.dumps(json.loads(text), ensure_ascii=False)))
+
+
+def tokenised(
+    processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
+) -> Tensor:
+    """Token ids [P] of a conversation, each video's words in its place; without a template, of its text as it is."""
+    if template is None:
+        text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
+    else:
+        text = processor.apply_chat_template(
+            conversation(processor, turns),
+            add_generation_prompt=template.add_generation_prompt and not template.continue_final_message,
+            continue_final_message=template.continue_final_message,
+            tokenize=False,
+            tools=[_as_object(processor, tool) for tool in template.tools] or None,
+            **template.switches,
+        )
+    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
+    bos = processor.tokenizer.bos_token
+    has_bos = bos is not None and text.startswith(bos)
+    ids: Tensor = processor.tokenizer(text, add_special_tokens=not has_bos, return_tensors="pt")["input_ids"][0]
+    return ids
+
+
+def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) -> None:
+    """Raises ContextOverflow for texts of far more tokens than the context, without tokenising all of them.
+
+    No token is less than a byte. Pieces are counted, which may be more tokens than the whole by a few at each cut: so
+    only twice as many as fit are refused here.
+    """
+    texts = [turn.text for turn in turns]
+    most = 2 * context_length
+    if sum(len(text.encode()) for text in texts) <= most:
+        return
+    count = 0
+    for text in texts:
+        for start in range(0, len(text), _COUNTED):
+            piece = text[start : start + _COUNTED]
+            count += len(processor.tokenizer(piece, add_special_tokens=False)["input_ids"])
+            if count > most:
+                raise ContextOverflow(
+                    f"the prompt has more than {most} tokens, the model's context is {context_length}; shorten it"
+                )
+
+
+def tool_format(template: object, vocabulary: Collection[str]) -> ToolFormat:
+    """What a chat template, as its Jinja text, makes of tools; `vocabulary` are the model's tokens.
+
+    Templates do not say how their models call one. Those of Hermes' kind have their calls between two tokens,
+    `<tool_call>` and `</tool_call>`, as a JSON object with a name and `arguments`; Qwen's coders write
+    `<function=...>` between the same. One that thinks first does so between tokens that no grammar for text allows.
+    """
+    if not isinstance(template, str) or "tools" not in template:
+        return ToolFormat.NONE
+    has_tags = all(tag in template and tag in vocabulary for tag in ("<tool_call>", "</tool_call>"))
+    is_hermes = has_tags and "arguments" in template and not any(tag in template for tag in ("<function=", "<think>"))
+    return ToolFormat.HERMES if is_hermes else ToolFormat.OTHER
