@@ -6,16 +6,8 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
@@ -73,16 +65,19 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Location = Annotated[Path, AfterValidator(Path.expanduser)]
 Lowercase = BeforeValidator(_lower)
-Names = Annotated[tuple[NonEmpty, ...] | None, BeforeValidator(_split)]
+Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
+
 Hosts = Annotated[Names, AfterValidator(_only_hosts)]
 
 _DECODING, _DYCOKE = DecodingLimits(), DyCoke()  # their own defaults, stated once
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """Every knob of the service. Building one reads nothing but its arguments; see `load_settings`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=False
+    )
 
     # Address
     host: NonEmpty = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
@@ -256,6 +251,18 @@ class Settings(BaseModel):
         if self.default_num_frames is not None and self.default_num_frames > self.max_frames:
             raise ValueError(f"default_num_frames {self.default_num_frames} > max_frames {self.max_frames}")
         return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: a `Settings()` in a test never depends on the shell that started it."""
+        return (init_settings,)
 
 
 SECRETS = frozenset(name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None)

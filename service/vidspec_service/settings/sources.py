@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource, SettingsError
 
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings.cluster import ClusterSettings
@@ -42,13 +43,15 @@ def load_settings_of(kind: type[S], flags: Mapping[str, object], config: Path | 
     _refuse_unknown_variables(ours)
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(given, "flag", kind)
-    by_field = {name[len(ENV_PREFIX) :].lower(): value for name, value in ours.items()}
-    from_environment = {name: value for name, value in by_field.items() if value and name in kind.model_fields}
+    try:
+        from_environment = EnvSettingsSource(kind)()
+    except SettingsError as error:
+        raise ConfigError(f"the environment cannot be read: {error}") from error
     if config is None and (named := ours.get(CONFIG_VARIABLE)):
         config = Path(named)
     file_values = _read_config(config, kind) if config is not None else {}
     try:
-        return kind.model_validate({**file_values, **from_environment, **given})
+        return kind(**{**file_values, **from_environment, **given})
     except ValidationError as error:
         raise ConfigError(_first_problem(error, given, from_environment, config)) from None
 
