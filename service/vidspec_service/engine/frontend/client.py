@@ -8,8 +8,6 @@ the workers and brings them back is `LocalEngine`.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -21,21 +19,9 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, WorkerState
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import RequestMessage, RequestState, RequestTable
+from vidspec_service.engine.frontend.supervisor import Worker
 from vidspec_service.engine.frontend.token_ids import with_token_ids
-from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
-from vidspec_service.engine.ipc.messages import (
-    Cancel,
-    Ended,
-    Heartbeat,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Message,
-    Ready,
-    Rejected,
-    Started,
-    Tokens,
-)
+from vidspec_service.engine.ipc.messages import Ended, Heartbeat, Loading, Message, Rejected, Tokens
 from vidspec_service.engine.ipc.payload import payload_of
 from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished, GenerationEvent
 from vidspec_service.errors import EngineDead, EngineError
@@ -48,80 +34,6 @@ OnLoading = Callable[[str, str, float | None], None]  # role, what its worker do
 
 def ignore(*_: object) -> None:
     """For whoever does not want to be told."""
-
-
-class WorkerClient(ABC):
-    """The API's end of the channel to one worker, whichever process that is at present."""
-
-    def __init__(self, role: str, silence_s: float, on_message: Callable[[Message], None]) -> None:
-        self.role = role
-        self.state = WorkerState.STARTING
-        self._channel: Channel | None = None
-        self._unsent: deque[Cancel] = deque()  # while it does not read
-        self._silence_s = silence_s
-        self._on_message = on_message
-        self._alarm: asyncio.TimerHandle | None = None
-
-    def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        """False if the worker cannot take it now: it is lost, which its owner hears of, or does not read at present.
-
-        Whatever is sent comes after what was to be cancelled before.
-        """
-        self._send_cancels()
-        return not self._unsent and self._send(message, fds)
-
-    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        if self._channel is None or self.state is not WorkerState.READY:
-            return False
-        try:
-            self._channel.send(message, fds)
-        except (ChannelFull, ChannelClosed):
-            return False  # the alarm, or the reader callback, sees the same and handles it
-        return True
-
-    def cancel(self, request_id: str) -> None:
-        """Have a request forgotten, as soon as the worker takes that; another one after it knows nothing of it."""
-        if self.state is WorkerState.READY:
-            self._unsent.append(Cancel(request_id=request_id))
-            self._send_cancels()
-
-    def _send_cancels(self) -> None:
-        while self._unsent and self._send(self._unsent[0]):
-            self._unsent.popleft()
-
-    def _read(self) -> None:
-        try:
-            while self._channel is not None and (received := self._channel.receive()) is not None:
-                self._handle(*received)
-        except ChannelClosed:
-            self._fail("ended unexpectedly")
-
-    def _handle(self, message: Message, fds: Sequence[int]) -> None:
-        if isinstance(message, Started | Loaded | Ready | LoadFailed):
-            self._come_up(message, fds)
-            return
-        if isinstance(message, Heartbeat):
-            self._set_alarm(self._silence_s, self._fall_silent)
-        self._send_cancels()
-        self._on_message(message)
-
-    def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do this unless a later alarm is set in time."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_later(seconds, action)
-
-    @abstractmethod
-    def _come_up(self, message: Started | Loaded | Ready | LoadFailed, fds: Sequence[int]) -> None:
-        """Its process is there, asks how much memory it may take, is ready, or never will be."""
-
-    @abstractmethod
-    def _fall_silent(self) -> None:
-        """It has not been heard for `silence_s`."""
-
-    @abstractmethod
-    def _fail(self, what: str, *, hangs: bool = False) -> None:
-        """Its process is of no use any more."""
 
 
 class EngineClient:
@@ -139,7 +51,7 @@ class EngineClient:
         self._on_heartbeat = on_heartbeat
         self._on_loading = on_loading
         self._table = RequestTable(config.max_running_requests)
-        self._workers: Mapping[str, WorkerClient] = {}
+        self._workers: Mapping[str, Worker] = {}
         self._tokenizer: Tokenizer | None = None  # both are known once the workers are ready
         self._info: EngineInfo | None = None
 
@@ -187,7 +99,7 @@ class EngineClient:
                 for state in states:
                     self._forget(state.request_id)
 
-    def worker_said(self, worker: WorkerClient, message: Message) -> None:
+    def worker_said(self, worker: Worker, message: Message) -> None:
         """Route an event to its request."""
         match message:
             case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():

@@ -7,7 +7,7 @@ import logging
 import time
 
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, WorkerClient, ignore
+from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, ignore
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.frontend.kv_shares import KVShares
 from vidspec_service.engine.frontend.launcher import WorkerLauncher
@@ -134,7 +134,7 @@ class LocalEngine(EngineClient):
         if worker.role == "target":
             self._table.fail_all(EngineDead(reason))
 
-    def worker_said(self, worker: WorkerClient, message: Message) -> None:
+    def worker_said(self, worker: Worker, message: Message) -> None:
         """See `EngineClient`. Workers that have lost each other, since one did not read, are introduced again."""
         super().worker_said(worker, message)
         if isinstance(message, Heartbeat) and not message.has_peer and message.until > self._introduced_at:
