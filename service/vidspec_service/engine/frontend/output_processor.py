@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.engine.frontend.request_table import RequestMessage
+from vidspec_service.engine.frontend.request_table import Heard, RequestMessage
 from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.frontend.token_facts import TokenDetailer, TokenSpeller
 from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
@@ -23,7 +25,7 @@ from vidspec_service.engine.types import (
     Telling,
     TextDelta,
 )
-from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
+from vidspec_service.errors import ContextLengthExceeded, EngineError, GenerationFailed
 
 
 class Detokenizer:
@@ -167,6 +169,28 @@ class OutputProcessor:
             queue_s=self._accepted.queue_s if self._accepted else 0.0,
             prefill_s=self._prefill_s,
         )
+
+
+async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
+    """Everything that has come; waits for the first."""
+    come = [await messages.get()]
+    while not messages.empty():
+        come.append(messages.get_nowait())
+    return come
+
+
+def together(come: Sequence[Heard]) -> Iterator[list[RequestMessage]]:
+    """Tokens of one answer that follow each other in one group, since an event costs the same whatever it tells.
+
+    Raises an error that has come, after all that came before it.
+    """
+    for _, group in groupby(come, lambda each: each.request_id if isinstance(each, Tokens) else id(each)):
+        told: list[RequestMessage] = []
+        for each in group:
+            if isinstance(each, EngineError):
+                raise each
+            told.append(each)
+        yield told
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:

@@ -27,6 +27,7 @@ _MOST_LOST_TARGETS = 2  # that had the request; beyond them it is tried to its e
 _MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without one, which costs its speed only
 
 RequestMessage = Accepted | Rejected | Tokens | Ended | Activity | DraftView
+Heard = RequestMessage | EngineError
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class RequestState:
     request: GenerationRequest  # without its frames, which lie in the payload
     payload: Payload  # of all answers to one prompt, as their queue is
     choice: int = 0  # which of them this is
-    messages: asyncio.Queue[RequestMessage | EngineError] = field(default_factory=asyncio.Queue)
+    messages: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
     is_accepted: bool = False
     num_lost_drafts: int = 0

@@ -501,6 +501,8 @@ async def test_acceptance_is_counted_and_reported(engine_of: Start) -> None:
         assert found.mode is PARALLEL, "auto is what was chosen by, not what was done"
         for name, value in (("num_drafts", 2), ("num_draft_tokens", 4), ("num_accepted_tokens", 2), ("rollbacks", 2)):
             assert engine.registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == value
+        per_place = "vidspec:spec_decode_num_accepted_tokens_per_pos_total"
+        assert [engine.registry.get_sample_value(per_place, {"position": place}) for place in "012"] == [1, 1, None]
 
 
 async def test_tokens_that_have_come_together_are_told_in_one_event(engine_of: Start) -> None:
