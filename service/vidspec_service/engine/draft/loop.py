@@ -35,7 +35,6 @@ from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
-from vidspec_service.engine.worker.meter import Teller
 
 _PACE_MEMORY = 0.95
 _UNHEARD_S = 0.002  # that tokens made in one go may take: what comes after a wrong one is for nothing
@@ -48,8 +47,6 @@ logger = logging.getLogger(__name__)
 class DraftLoop(WorkerLoop):
     """The loop on the draft's device."""
 
-    sees_whole_videos = True
-
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
         self._target = PeerLink("target")
         super().__init__(model, api, config, self._target)
@@ -57,7 +54,6 @@ class DraftLoop(WorkerLoop):
         self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._proposer = Proposer(model)
-        self._teller = Teller(api, "draft")
 
     def _work(self) -> bool:
         with self._meter:
@@ -150,7 +146,7 @@ class DraftLoop(WorkerLoop):
                 continue
             with self._sparing_others(item.request_id):
                 request = self._active[item.request_id] = self._draft_request(item)
-                self._teller.prepared(item, request.prompt.num_tokens)
+                self._tell_prepared(item, request.prompt.num_tokens)
             for said in early:
                 self._hear(said)
         return bool(finished)
@@ -188,7 +184,7 @@ class DraftLoop(WorkerLoop):
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
-            self._teller.prefilled(request.request_id, request.include, started, num_rows)
+            self._tell_prefilled(request.request_id, request.include, started, num_rows)
         return True
 
     def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
@@ -223,7 +219,7 @@ class DraftLoop(WorkerLoop):
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         for (request, _), proposal in zip(batch, proposals, strict=True):
             num_tokens = len(proposal.ids)
-            work = self._teller.worked(request.request_id, request.include, Phase.PROPOSE, started, num_tokens)
+            work = self._worked(request.request_id, request.include, Phase.PROPOSE, started, num_tokens)
             self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 

@@ -44,8 +44,6 @@ from vidspec_service.engine.target.token_facts import with_forced, with_logprobs
 from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
-from vidspec_service.engine.worker.meter import Teller
-from vidspec_service.engine.worker.outbox import Outbox
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -62,8 +60,6 @@ logger = logging.getLogger(__name__)
 class TargetLoop(WorkerLoop):
     """The loop on the target's device; `costs` are what its forwards took at load."""
 
-    sees_whole_videos = False
-
     def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft)
@@ -76,8 +72,6 @@ class TargetLoop(WorkerLoop):
         self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S
-        self._outbox = Outbox(api, self._config.stream_interval_s)
-        self._teller = Teller(self._outbox, "target")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._acceptance = _HOPE  # of requests so far
 
@@ -169,7 +163,7 @@ class TargetLoop(WorkerLoop):
         num_cached = self._scheduler.add(entered)
         if self._draft.shares_tower:  # it has waited for what our tower makes of the videos
             self._gate.begin(request, num_sharing=self._scheduler.num_unfinished, tower=item.tower)
-        self._teller.prepared(item, prompt.num_tokens)
+        self._tell_prepared(item, prompt.num_tokens)
         self._outbox.send(
             Accepted(
                 request_id=item.request_id,
@@ -219,7 +213,7 @@ class TargetLoop(WorkerLoop):
         with self._confined_to(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
-            self._teller.prefilled(request.request_id, request.include, started, num_rows)
+            self._tell_prefilled(request.request_id, request.include, started, num_rows)
             if logits is None:
                 return
             self._begin_decoding(request, logits)
@@ -316,9 +310,7 @@ class TargetLoop(WorkerLoop):
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._confined_to(request.request_id):
-                request.work += self._teller.worked(
-                    request.request_id, request.include, Phase.VERIFY, started, len(tokens)
-                )
+                request.work += self._worked(request.request_id, request.include, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
                 request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
         self._costs.observe(num_rows, time.monotonic() - started)  # with the messages, which every forward costs, too
@@ -343,9 +335,7 @@ class TargetLoop(WorkerLoop):
             request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE
             if tokens:
                 self._meter.rows(len(tokens))
-                request.work += self._teller.worked(
-                    request.request_id, request.include, Phase.VERIFY, started, len(tokens)
-                )
+                request.work += self._worked(request.request_id, request.include, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(tokens[:-1], tokens))
                 self._costs.observe_stride((time.monotonic() - started) / len(tokens))
             return bool(tokens)
