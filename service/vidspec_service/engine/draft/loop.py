@@ -30,7 +30,7 @@ from vidspec_service.engine.ipc.messages import (
     Relevance,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, Following, TowerMemory, read_ids, read_scores
+from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, close, read_ids, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
@@ -38,8 +38,6 @@ from vidspec_service.engine.worker.loop import WorkerLoop
 
 _PACE_MEMORY = 0.95
 _UNHEARD_S = 0.002  # that tokens made in one go may take: what comes after a wrong one is for nothing
-
-FromTarget = Following | Verdict | CellScores
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +61,7 @@ class DraftLoop(WorkerLoop):
 
     def _receive(self) -> None:
         """What the target has said comes after what the API has: it speaks of requests that the API gave us before."""
-        target = self._target.channel
-        said = self._said_by_target()
+        target, said = self._target.channel, self._target.receive()
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
@@ -74,22 +71,16 @@ class DraftLoop(WorkerLoop):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        if self._target.channel in (None, target):  # another one tells everything anew
-            for each in said:
-                self._hear(each)
-
-    def _said_by_target(self) -> list[FromTarget]:
-        said: list[FromTarget] = []
-        for message, fds in self._target.receive():
-            if isinstance(message, Relevance):
-                said.append(read_scores(message, fds[0]))
+        is_another = self._target.channel not in (None, target)  # which tells everything anew
+        for message, fds in said:
+            if is_another:
+                close(fds)
             elif isinstance(message, Follow):
-                said.append(Following(request_id=message.request_id, tower=TowerMemory(fds[0]) if fds else None))
-            elif isinstance(message, Verdict) and fds:
-                said.append(replace(message, ids=read_ids(fds[0])))
+                self._follow(message.request_id, TowerMemory(fds[0]) if fds else None)
             elif isinstance(message, Verdict):
-                said.append(message)
-        return said
+                self._hear(replace(message, ids=read_ids(fds[0])) if fds else message)
+            elif isinstance(message, Relevance):
+                self._hear(read_scores(message, fds[0]))
 
     def _meet(self, target: Channel) -> None:
         """A (new) target: it will tell every request's committed tokens from the start."""
@@ -98,12 +89,14 @@ class DraftLoop(WorkerLoop):
         for request in self._active.values():
             request.restart()
 
-    def _hear(self, said: FromTarget) -> None:
-        if isinstance(said, Following):
-            if (offered := self._offered.pop(said.request_id, None)) is not None:
-                offered.tower = said.tower
-                self._inputs.submit(offered)
-        elif said.request_id in self._early:
+    def _follow(self, request_id: str, tower: TowerMemory | None) -> None:
+        """Prepare a request; `tower` is what the target's has made of its videos, if that serves."""
+        if (offered := self._offered.pop(request_id, None)) is not None:
+            offered.tower = tower
+            self._inputs.submit(offered)
+
+    def _hear(self, said: Verdict | CellScores) -> None:
+        if said.request_id in self._early:
             self._early[said.request_id].append(said)
         elif said.request_id in self._active:  # else it failed here, was cancelled or given up
             with self._sparing_others(said.request_id):

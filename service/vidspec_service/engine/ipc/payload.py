@@ -150,14 +150,6 @@ class TowerMemory:
         return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=list[TowerRows], dec_hook=rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Following:
-    """A request that the draft is to follow; with what the target's tower has made of its videos, if that serves."""
-
-    request_id: str
-    tower: TowerMemory | None
-
-
 def _read_array(fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     with os.fdopen(fd, "rb") as file:
         file.seek(0)  # the descriptors share a position, which writing has moved
