@@ -120,7 +120,7 @@ class OutputProcessor:
             case Ended():
                 rest = self._text.finish()
                 # The rest may hold a stop string that only the last tokens completed.
-                reason = FinishReason.STOP if self._text.is_stopped else FinishReason(message.finish_reason)
+                reason = FinishReason.STOP if self._text.is_stopped else message.finish_reason
                 last = [TextDelta(text=rest, num_tokens=0, choice=self._choice)] if rest else []
                 return [*last, self._finished(reason)]
 

@@ -29,6 +29,7 @@ from vidspec_service.engine.ipc.messages import (
     MOST_HELD_TOKENS,
     Cancel,
     Configure,
+    Ended,
     Generate,
     Peer,
     Proposal,
@@ -371,7 +372,8 @@ class TargetLoop(WorkerLoop):
         if self._ngrams is not None:
             self._ngrams.end(request)
         self._remember(request.speculation)
-        self._outbox.send(request.ended())
+        assert request.finish_reason is not None
+        self._outbox.send(Ended(request_id=request.request_id, finish_reason=request.finish_reason))
 
     def _remember(self, speculation: Speculation) -> None:
         """What an answer has shown of the draft, for those to come; where plans rule it out it is hoped for again."""

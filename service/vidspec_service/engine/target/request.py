@@ -17,7 +17,7 @@ from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
 from vidspec_models.request import Compression, GenerationRequest, Include, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
+from vidspec_service.engine.ipc.messages import Proposal, Tokens
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
 from vidspec_service.engine.types import Activity, FinishReason
@@ -178,11 +178,6 @@ class TargetRequest:
             if self.finish_reason is not None:
                 break
         return tuple(self.committed[before:])
-
-    def ended(self) -> Ended:
-        """What there is to say at the end, which must have come."""
-        assert self.finish_reason is not None
-        return Ended(request_id=self.request_id, finish_reason=self.finish_reason.value)
 
 
 def _num_equal(proposed: Sequence[int], chosen: Sequence[int]) -> int:

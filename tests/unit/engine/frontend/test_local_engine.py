@@ -142,7 +142,7 @@ class FakeWorker:
             Accepted(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
         )  # fmt: skip
 
-    def ends(self, name: str, reason: str = "length") -> None:
+    def ends(self, name: str, reason: FinishReason = FinishReason.LENGTH) -> None:
         self.say(Ended(request_id=name, finish_reason=reason))
 
 
@@ -252,7 +252,7 @@ async def test_every_answer_gets_its_own_events_in_order_and_the_draft_hears_of_
         a, b = await engine.begin("a", max_tokens=3), await engine.begin("b", max_tokens=2)
         for name, ids in (("a", (1,)), ("b", (9,)), ("a", (2, 3)), ("b", (8,)), ("nobody", (7,))):
             engine.target.commits(name, *ids)
-        engine.target.ends("b", "stop")
+        engine.target.ends("b", FinishReason.STOP)
         engine.target.ends("a")
         assert (await a.ended(), await b.ended()) == ([1, 2, 3], [9, 8])
         assert (a.finished.finish_reason, b.finished.finish_reason) == (FinishReason.LENGTH, FinishReason.STOP)
