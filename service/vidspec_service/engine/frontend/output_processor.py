@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import groupby
 
 from tokenizers import Tokenizer
@@ -136,7 +137,7 @@ class OutputProcessor:
             if self._text.is_stopped:
                 break
         ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
-        return [*work, joined(deltas), *ended]
+        return [*work, reduce(TextDelta.and_then, deltas), *ended]
 
     def _delta(self, message: Tokens) -> TextDelta:
         self._forwards.append(message)
@@ -191,15 +192,3 @@ def together(come: Sequence[Heard]) -> Iterator[list[RequestMessage]]:
                 raise each
             told.append(each)
         yield told
-
-
-def joined(deltas: Sequence[TextDelta]) -> TextDelta:
-    """One for all of an answer's that follow each other."""
-    return TextDelta(
-        text="".join(delta.text for delta in deltas),
-        num_tokens=sum(delta.num_tokens for delta in deltas),
-        choice=deltas[0].choice,
-        ids=tuple(token for delta in deltas for token in delta.ids),
-        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
-        details=tuple(one for delta in deltas for one in delta.details),
-    )
