@@ -60,10 +60,6 @@ class DraftLink(PeerLink):
         finally:
             os.close(fd)
 
-    def ask(self, request_id: str, tower: TowerMemory | None) -> None:
-        """To follow a request, of whose videos our tower has made this; None if the draft must run its own."""
-        self.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
-
 
 class DraftGate:
     """Which requests the connected draft was asked to follow, and whether one more would pay."""
@@ -74,20 +70,17 @@ class DraftGate:
         self._asked: set[str] = set()
         self._answer_tokens = _FIRST_GUESS
 
-    def begin(self, request: GenerationRequest, *, num_sharing: int, tower: TowerMemory | None = None) -> None:
-        """A request is about to be prepared, or has been, then with what the tower has made of its videos.
-
-        `num_sharing`, it included, are anywhere on the target.
-        """
-        if self.is_asked_at_once(request, num_sharing):
-            self._ask(request.request_id, tower)
-
     def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
-        """Whether the draft is, or would be, asked to follow before anything is known of the answer."""
+        """Whether the draft is to follow before anything is known of the answer; `num_sharing` are on the target."""
         mode = request.speculation
         if self._draft.channel is None or mode is SpeculationMode.OFF:
             return False
         return mode is not SpeculationMode.AUTO or self._is_free(num_sharing)
+
+    def ask(self, request_id: str, tower: TowerMemory | None = None) -> None:
+        """Have the draft follow; `tower` is what ours has made of the videos, None if the draft must run its own."""
+        self._asked.add(request_id)
+        self._draft.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
 
     def is_asked(self, request_id: str) -> bool:
         """Whether the draft was."""
@@ -107,7 +100,7 @@ class DraftGate:
         if plan.is_off:
             return False
         if not is_asked and self._pays(request, token_s * (1.0 - 1.0 / max(plan.speedup, 1.0)), num_sharing):
-            self._ask(request.request_id, None)
+            self.ask(request.request_id)
         return self.is_asked(request.request_id)
 
     def end(self, request: TargetRequest) -> None:
@@ -127,21 +120,12 @@ class DraftGate:
         """Whether the draft's work is worth `saved_s` for every token to come."""
         if request.speculation.mode is not SpeculationMode.AUTO or self._is_free(num_sharing):
             return True
-        rest = min(expected_rest(self._answer_tokens, request.num_committed), request.num_left)
+        # Up to the usual length there is the rest of that to come, and beyond it as much again as it is over.
+        rest = min(abs(self._answer_tokens - request.num_committed), request.num_left)
         return rest * saved_s > request.prepare_s * num_sharing
 
     def _is_free(self, num_sharing: int) -> bool:
         return num_sharing == 1 or not self._shares_cores
-
-    def _ask(self, request_id: str, tower: TowerMemory | None) -> None:
-        if self._draft.channel is not None:
-            self._asked.add(request_id)
-            self._draft.ask(request_id, tower)
-
-
-def expected_rest(answer_tokens: float, num_committed: int) -> float:
-    """Tokens still to come of an answer: up to the usual length, and beyond it as many again as it is over."""
-    return abs(answer_tokens - num_committed)
 
 
 class RelevanceSource:

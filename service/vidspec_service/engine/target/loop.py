@@ -127,11 +127,11 @@ class TargetLoop(WorkerLoop):
     def _admit(self) -> None:
         """Have waiting requests prepared; those that are enter the scheduler or are refused."""
         while (item := self._scheduler.begin_preparing()) is not None:
-            num_sharing = self._scheduler.num_unfinished
+            is_asked = self._gate.is_asked_at_once(item.request, self._scheduler.num_unfinished)
             if self._draft.shares_tower:
-                item.hands_on_tower = self._gate.is_asked_at_once(item.request, num_sharing)
-            else:
-                self._gate.begin(item.request, num_sharing=num_sharing)
+                item.hands_on_tower = is_asked
+            elif is_asked:
+                self._gate.ask(item.request_id)
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
@@ -162,8 +162,9 @@ class TargetLoop(WorkerLoop):
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
-        if self._draft.shares_tower:  # it has waited for what our tower makes of the videos
-            self._gate.begin(request, num_sharing=self._scheduler.num_unfinished, tower=item.tower)
+        # A draft that shares our tower has waited for what that makes of the videos.
+        if self._draft.shares_tower and self._gate.is_asked_at_once(request, self._scheduler.num_unfinished):
+            self._gate.ask(item.request_id, item.tower)
         self._tell_prepared(item, prompt.num_tokens)
         self._outbox.send(
             Accepted(
