@@ -149,7 +149,7 @@ class DraftLoop(WorkerLoop):
         assert isinstance(prompt, Prompt)
         room = self._model.context_length - prompt.context_used
         return DraftRequest(
-            request_id=item.request_id,
+            asked=request,
             view=PrunedView(
                 prompt,
                 STRATEGIES[request.preservation or self._config.preservation],
@@ -159,7 +159,6 @@ class DraftLoop(WorkerLoop):
             cache=self._pool.new_cache(),
             sampler=item.sampler(self._model.stop_ids),
             grammar=item.grammar,
-            include=request.include,
             max_tokens=min(request.max_tokens or room, room),
         )
 
@@ -177,7 +176,7 @@ class DraftLoop(WorkerLoop):
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
-            self._tell_prefilled(request.request_id, request.include, started, num_rows)
+            self._tell_prefilled(request.asked, started, num_rows)
         return True
 
     def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
@@ -190,7 +189,7 @@ class DraftLoop(WorkerLoop):
 
     def _tell_view(self, request: DraftRequest) -> None:
         """A view is read from its first row on once it is chosen, and whenever it is chosen anew."""
-        if request.cache.length == 0 and Include.DRAFT_VIEW in request.include:
+        if request.cache.length == 0 and Include.DRAFT_VIEW in request.asked.include:
             self._api.send(request.view.told(request.request_id))
 
     def _propose(self) -> bool:
@@ -212,7 +211,7 @@ class DraftLoop(WorkerLoop):
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         for (request, _), proposal in zip(batch, proposals, strict=True):
             num_tokens = len(proposal.ids)
-            work = self._worked(request.request_id, request.include, Phase.PROPOSE, started, num_tokens)
+            work = self._worked(request.asked, Phase.PROPOSE, started, num_tokens)
             self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 

@@ -14,7 +14,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import Strategy, kept_of_prompt
-from vidspec_models.request import Include, Preservation
+from vidspec_models.request import GenerationRequest, Preservation
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Verdict
@@ -95,17 +95,20 @@ def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[Se
 class DraftRequest:
     """The cache holds the seen prompt, or a part of it while that is prefilled, and then tokens of the sequence."""
 
-    request_id: str
+    asked: GenerationRequest  # without its frames, which have been read
+    request_id: str = field(init=False)
     view: PrunedView
     cache: KVCache
     sampler: CoupledSampler
     max_tokens: int
     grammar: GrammarMask | None = None  # in the sampler, too
-    include: frozenset[Include] = frozenset()
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not looked at yet
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
     num_at_once: int = MOST_AT_ONCE  # to guess where nobody else wants any; one where a grammar forbade some of them
+
+    def __post_init__(self) -> None:
+        self.request_id = self.asked.request_id
 
     @property
     def prompt(self) -> Prompt:

@@ -145,15 +145,14 @@ class RelevanceSource:
 
     def observer(self, request: TargetRequest, num_rows: int) -> QueryObserver | None:
         """For the request's next `num_rows` prompt rows; None where nobody would read the result."""
+        law = self.law_of(request.asked)
         is_read = self._draft.channel is not None and request.speculation.mode is not SpeculationMode.OFF
-        if request.relevance_law is None or not is_read or request.relevance is not None:
+        if law is None or not is_read or request.relevance is not None:
             return None
         start, queries = request.cache.length, request.text_queries
         if start == 0 or queries is None:  # an earlier prompt may have left the first rows here
             layers = self._decoder.geometry.num_layers
-            queries = request.text_queries = TextQueries(
-                request.prompt, request.relevance_law, layers, self._decoder.scale
-            )
+            queries = request.text_queries = TextQueries(request.prompt, law, layers, self._decoder.scale)
         return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:

@@ -144,8 +144,7 @@ class TargetLoop(WorkerLoop):
             raise prompt or ValueError("there is no prompt")
         request = item.request
         entered = TargetRequest(
-            request_id=item.request_id,
-            caller=request.caller,
+            asked=request,
             prompt=prompt,
             cache=self._pool.new_cache(),
             sampler=item.sampler(self._model.stop_ids),
@@ -154,11 +153,7 @@ class TargetLoop(WorkerLoop):
             stop_ids=request.end_ids(self._model.stop_ids),
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
-            num_top_logprobs=request.logprobs,
-            include=request.include,
-            relevance_law=self._relevance.law_of(request),
             prepare_s=item.prepare_s,
-            prompt_of=request.prompt_of,
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
@@ -215,7 +210,7 @@ class TargetLoop(WorkerLoop):
         with self._confined_to(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
-            self._tell_prefilled(request.request_id, request.include, started, num_rows)
+            self._tell_prefilled(request.asked, started, num_rows)
             if logits is None:
                 return
             self._begin_decoding(request, logits)
@@ -244,7 +239,7 @@ class TargetLoop(WorkerLoop):
 
     def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
         """Its prompt is in the cache, and `logits` [V] come after it: the first token, or those that it had already."""
-        if request.prompt_of is not None:
+        if request.asked.prompt_of is not None:
             request.first_logits = logits
         if request.finish_reason is not None:  # the last target died between the last token and the end
             self._scheduler.begin_decoding(request)
@@ -312,7 +307,7 @@ class TargetLoop(WorkerLoop):
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._confined_to(request.request_id):
-                request.work += self._worked(request.request_id, request.include, Phase.VERIFY, started, len(tokens))
+                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
                 request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
         self._costs.observe(num_rows, time.monotonic() - started)  # with the messages, which every forward costs, too
@@ -337,7 +332,7 @@ class TargetLoop(WorkerLoop):
             request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE
             if tokens:
                 self._meter.rows(len(tokens))
-                request.work += self._worked(request.request_id, request.include, Phase.VERIFY, started, len(tokens))
+                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(tokens[:-1], tokens))
                 self._costs.observe_stride((time.monotonic() - started) / len(tokens))
             return bool(tokens)
@@ -354,9 +349,9 @@ class TargetLoop(WorkerLoop):
         """
         if request.finish_reason is None:
             self._plan(request)
-        if request.num_top_logprobs is not None and logits is not None:
-            tokens = with_logprobs(tokens, logits, request.num_top_logprobs)
-        if request.grammar is not None and Include.TOKEN_DETAILS in request.include:
+        if request.asked.logprobs is not None and logits is not None:
+            tokens = with_logprobs(tokens, logits, request.asked.logprobs)
+        if request.grammar is not None and Include.TOKEN_DETAILS in request.asked.include:
             tokens = with_forced(tokens, request.grammar, request.committed)
         if request.work:
             tokens = replace(tokens, work=tuple(request.work))

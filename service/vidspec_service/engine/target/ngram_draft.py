@@ -80,7 +80,7 @@ class NgramDraft:
     def end(self, request: TargetRequest) -> None:
         """An answer is complete."""
         self.forget(request.request_id)
-        said = self._answers.setdefault(request.caller, deque(maxlen=_ANSWERS))
+        said = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
         said.append(tuple(request.committed[:_ANSWER_TOKENS]))
 
     def forget(self, request_id: str) -> None:
@@ -92,6 +92,6 @@ class NgramDraft:
         if index is None:
             is_text = (~request.prompt.is_video).tolist()
             words = tuple(compress(request.prompt.ids, is_text))
-            index = NgramIndex([words, *self._answers.get(request.caller, ())])
+            index = NgramIndex([words, *self._answers.get(request.asked.caller, ())])
             self._indices[request.request_id] = index
         return index

@@ -13,8 +13,8 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
-from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
-from vidspec_models.request import Compression, GenerationRequest, Include, SpeculationMode
+from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Proposal, Tokens
@@ -30,8 +30,8 @@ class TargetRequest:
     Only the target appends to `committed`; everything a client may see is in it.
     """
 
-    request_id: str
-    caller: str = ""
+    asked: GenerationRequest  # without its frames, which have been read
+    request_id: str = field(init=False)
     prompt: Prompt
     cache: KVCache
     sampler: CoupledSampler
@@ -39,21 +39,20 @@ class TargetRequest:
     stop_ids: frozenset[int]
     max_tokens: int
     num_at_once: int = 2  # tokens to decode in one go; doubled as long as all of them can be kept
-    num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
-    include: frozenset[Include] = frozenset()
     work: list[Activity] = field(default_factory=list)  # to be told with the next tokens, if it asks for that
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     grammar: GrammarMask | None = None  # in the sampler, too
     pruner: KVPruner | None = None  # of requests that are compressed
     prepare_s: float = 0.0  # what its prompt took
-    prompt_of: str | None = None  # see GenerationRequest; who has the same may have this one's rows
-    first_logits: Tensor | None = None  # of such a request, after its prompt: [V]
+    first_logits: Tensor | None = None  # after its prompt, where other answers to that may have its rows: [V]
     ticket: int = 0  # order of admission
     num_rows_waited: float = 0  # of its caller's other prompts, prefilled while it waited; inf: it was preempted
-    relevance_law: RelevanceLaw | None = None  # how the draft wants it measured; None: it does not
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
     relevance: CellScores | None = None  # what the draft was told, or a later one will be
+
+    def __post_init__(self) -> None:
+        self.request_id = self.asked.request_id
 
     @property
     def num_rows_to_resume(self) -> int:
@@ -83,7 +82,7 @@ class TargetRequest:
     @property
     def is_free(self) -> bool:
         """Nothing has to be asked or told of each token before the next: several may be decoded in one go."""
-        return self.sampler.is_free and self.pruner is None and self.num_top_logprobs is None
+        return self.sampler.is_free and self.pruner is None and self.asked.logprobs is None
 
     @property
     def has_enough(self) -> bool:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from vidspec_models.decoder.kv_cache import KVPool
-from vidspec_models.request import Include
+from vidspec_models.request import GenerationRequest, Include
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
@@ -57,31 +57,30 @@ class WorkerLoop(ABC):
             self._peer.disconnect()
 
     def _worked(
-        self, request_id: str, include: frozenset[Include], phase: Phase, started: float, num_tokens: int
+        self, request: GenerationRequest, phase: Phase, started: float, num_tokens: int
     ) -> tuple[Activity, ...]:
         """From `started` until now, over `num_tokens` of a request's tokens; nothing if that asks for no timeline.
 
         To ride along with tokens and proposals, which are sent anyway: a message for each forward would wake the API
         process as often again. What happens once, preparing and prefilling, is a message of its own.
         """
-        if Include.TIMELINE not in include:
+        if Include.TIMELINE not in request.include:
             return ()
         end = time.monotonic()
-        return (
-            Activity(
-                request_id=request_id, worker=self._role, phase=phase, start=started, end=end, num_tokens=num_tokens
-            ),
+        work = Activity(
+            request_id=request.request_id, worker=self._role, phase=phase, start=started, end=end, num_tokens=num_tokens
         )
+        return (work,)
 
-    def _tell_prefilled(self, request_id: str, include: frozenset[Include], started: float, num_tokens: int) -> None:
+    def _tell_prefilled(self, request: GenerationRequest, started: float, num_tokens: int) -> None:
         """A chunk of so many rows, from `started` until now."""
-        for activity in self._worked(request_id, include, Phase.PREFILL, started, num_tokens):
+        for activity in self._worked(request, Phase.PREFILL, started, num_tokens):
             self._outbox.send(activity)
 
     def _tell_prepared(self, item: Input, num_tokens: int) -> None:
         """A prompt of so many tokens, which was there before it was taken."""
         started = item.arrived + item.queue_s
-        for activity in self._worked(item.request_id, item.request.include, Phase.PREPARE, started, num_tokens):
+        for activity in self._worked(item.request, Phase.PREPARE, started, num_tokens):
             self._outbox.send(replace(activity, end=started + item.prepare_s))
 
     @abstractmethod

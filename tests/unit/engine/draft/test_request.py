@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import NO_CELL, Prompt, grid_checksum
 from vidspec_models.preservation.strategies import STRATEGIES
@@ -44,7 +45,7 @@ def drafting_of(prompt: Prompt, strategy: str = "hippo") -> DraftRequest:
         num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"), context_block=8
     )
     return DraftRequest(
-        request_id="r",
+        asked=request_of(),
         view=PrunedView(prompt, STRATEGIES[strategy], 0.9, seed=1),
         cache=KVCache(geometry, 256),
         sampler=CoupledSampler(SamplingParams()),

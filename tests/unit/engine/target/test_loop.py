@@ -444,7 +444,7 @@ def test_a_request_whose_draft_is_too_slow_to_pay_goes_on_in_strides(stack: Exit
     (request_,) = target.loop._scheduler.decoding.values()
     assert request_.speculation.plan.is_off
     request_.speculation.is_followed = True  # as of a draft that nobody had to wait for
-    request_.num_top_logprobs = None  # so far they kept it from strides
+    request_.asked = replace(request_.asked, logprobs=None)  # so far they kept it from strides
     target.go_on()
     target.end_of("a")
     assert target.said_of("a") == text
