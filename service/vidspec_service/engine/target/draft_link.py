@@ -11,7 +11,6 @@ first tokens. The modes that force speculation ask at once.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import PeerLink
 from vidspec_service.engine.ipc.messages import Configure, Follow, Relevance, Verdict
-from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, write_ids, write_scores
+from vidspec_service.engine.ipc.payload import TowerMemory, write_ids, write_scores
 from vidspec_service.engine.speculation.plan import StepCosts
 from vidspec_service.engine.target.request import TargetRequest
 
@@ -167,26 +166,22 @@ class RelevanceSource:
         if relevance is None or not len(cells):
             return
         values = relevance[cells]
-        request.relevance = CellScores(
-            request_id=request.request_id,
-            grid_checksum=grid_checksum(request.prompt),
-            values=(values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16),
-        )
+        request.relevance = (values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16)
         self.tell(request)
 
     def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
         """What was measured of another answer to the same prompt, or is still to be, holds for this one."""
         request.text_queries = lender.text_queries
         if lender.relevance is not None:
-            request.relevance = replace(lender.relevance, request_id=request.request_id)
+            request.relevance = lender.relevance
             self.tell(request)
 
     def tell(self, request: TargetRequest) -> None:
         """What was measured, if anything: also for a draft that came later."""
-        if (scores := request.relevance) is None:
+        if request.relevance is None:
             return
-        message = Relevance(request_id=scores.request_id, grid_checksum=scores.grid_checksum)
-        fd = write_scores(scores)
+        message = Relevance(request_id=request.request_id, grid_checksum=grid_checksum(request.prompt))
+        fd = write_scores(request.relevance)
         try:
             self._draft.send(message, (fd,))
         finally:

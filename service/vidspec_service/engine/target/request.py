@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.compression import DyCoke
@@ -18,7 +20,6 @@ from vidspec_models.request import Compression, GenerationRequest, SpeculationMo
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Proposal, Tokens
-from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
 from vidspec_service.engine.types import Activity, FinishReason
 
@@ -49,7 +50,7 @@ class TargetRequest:
     ticket: int = 0  # order of admission
     num_rows_waited: float = 0  # of its caller's other prompts, prefilled while it waited; inf: it was preempted
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
-    relevance: CellScores | None = None  # what the draft was told, or a later one will be
+    relevance: NDArray[np.float16] | None = None  # [C], what the draft was told, or a later one will be
 
     def __post_init__(self) -> None:
         self.request_id = self.asked.request_id

@@ -159,7 +159,7 @@ def test_a_prompt_without_video_is_seen_whole(prompt: Prompt) -> None:
 def test_scores_travel_in_shared_memory_and_leave_no_descriptor(prompt: Prompt) -> None:
     open_before = len(os.listdir("/proc/self/fd"))
     scores = scores_for(prompt)
-    fd = write_scores(scores)
+    fd = write_scores(scores.values)
     found = read_scores(Relevance(request_id="r", grid_checksum=scores.grid_checksum), fd)
     assert np.array_equal(found.values, scores.values)
     assert (found.request_id, found.grid_checksum) == ("r", scores.grid_checksum)
