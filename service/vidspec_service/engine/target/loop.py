@@ -39,9 +39,8 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.speculation.plan import DOUBT, CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
-from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of
+from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.target.token_facts import with_forced, with_logprobs
 from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop

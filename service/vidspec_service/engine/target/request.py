@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Proposal, Tokens
 from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
-from vidspec_service.engine.types import Activity, FinishReason
+from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,3 +203,38 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
 def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:
     """What hides rows of a compressed prompt while the request decodes."""
     return KVPruner.of(prompt, dycoke, num_layers) if request.compression is Compression.DYCOKE else None
+
+
+def with_logprobs(tokens: Tokens, logits: Tensor, num_top: int) -> Tokens:
+    """The message with the log probabilities of its ids, each by its row of logits [n, V], n >= len(ids).
+
+    Natural logarithms of the model's own distribution: before temperature, penalties and whatever else, as vLLM's
+    `raw_logprobs`.
+    """
+    found = tuple(_row_logprobs(row, token, num_top) for row, token in zip(logits, tokens.ids, strict=False))
+    return replace(tokens, logprobs=found)
+
+
+def _row_logprobs(row: Tensor, token: int, num_top: int) -> RowLogprobs:
+    """Of a row alone, as it is where nothing was proposed: the same numbers in every mode."""
+    logprobs = row.float().log_softmax(-1)
+    top = logprobs.topk(min(num_top, len(logprobs)))
+    return logprobs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+
+
+def with_forced(tokens: Tokens, grammar: GrammarMask, committed: Sequence[int]) -> Tokens:
+    """The message with the places of its ids, which end `committed`, that follow from the grammar alone.
+
+    A function of grammar and answer, whatever was proposed: the same in every mode.
+    """
+    first = at = len(committed) - len(tokens.ids)
+    forced: list[int] = []
+    while at < len(committed):
+        certain = grammar.forced(committed[:at])
+        num_forced = next(
+            (place for place, (said, must) in enumerate(zip(committed[at:], certain, strict=False)) if said != must),
+            min(len(certain), len(committed) - at),
+        )
+        forced += range(at - first, at - first + num_forced)
+        at += max(num_forced, 1)
+    return replace(tokens, forced=tuple(forced))
