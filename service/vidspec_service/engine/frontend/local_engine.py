@@ -20,10 +20,9 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.kv_shares import KVShares
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.output_processor import OutputProcessor, all_of, together
 from vidspec_service.engine.frontend.request_table import Heard, RequestMessage, RequestState, RequestTable
-from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,8 +21,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+import psutil
+
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher, WorkerProcess
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -32,6 +36,7 @@ from vidspec_service.engine.ipc.messages import (
     Ready,
     Started,
 )
+from vidspec_service.forking import ForkServer
 
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
@@ -42,6 +47,39 @@ _LOOK_S = 1.0  # how long a silent worker is watched
 _AT_WORK = 0.1  # of a core, at least, if it computes
 
 logger = logging.getLogger(__name__)
+
+
+class WorkerLauncher(ForkServer):
+    """`launch` takes a worker's end of a channel, where it says `Started` once the libraries are imported."""
+
+    def __init__(self) -> None:
+        super().__init__("vidspec_service.engine.fork_server")
+
+
+class WorkerProcess:
+    """A running worker, which is not our child: its pidfd cannot come to mean another process."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    def cpu_s(self) -> float:
+        """Processor's seconds that it has used; 0 if it has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
+
+    def end(self, grace_s: float) -> None:
+        """Wait a while, then kill; blocks until it is gone."""
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        if not ended.poll(grace_s * 1000):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            ended.poll()
+        os.close(self._pidfd)
 
 
 class WorkerOwner(Protocol):

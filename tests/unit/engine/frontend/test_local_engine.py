@@ -21,9 +21,9 @@ from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import local_engine
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
     Cancel,

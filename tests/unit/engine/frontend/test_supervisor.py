@@ -16,8 +16,7 @@ from tests.unit.engine.counting_model import configure
 from vidspec_models.step_path import TORCH_OPERATORS
 from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
-from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Generate, Heartbeat, KVBudget, Loaded, Message, Ready
 from vidspec_service.engine.kv_budget import WorkerMemory
