@@ -21,12 +21,13 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.kv_shares import KVShares
 from vidspec_service.engine.frontend.output_processor import OutputProcessor, all_of, together
-from vidspec_service.engine.frontend.request_table import Heard, RequestMessage, RequestState, RequestTable
+from vidspec_service.engine.frontend.request_table import Heard, RequestState, RequestTable
 from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
+    AboutRequest,
     Ended,
     Heartbeat,
     Loaded,
@@ -213,7 +214,7 @@ class LocalEngine:
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
 
-    def _observe(self, message: RequestMessage) -> None:
+    def _observe(self, message: AboutRequest) -> None:
         if isinstance(message, Tokens):
             metrics = self._metrics
             metrics.spec_decode_rollbacks.inc(message.num_rollbacks)

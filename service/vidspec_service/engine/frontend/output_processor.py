@@ -11,10 +11,10 @@ from itertools import groupby
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.engine.frontend.request_table import Heard, RequestMessage
+from vidspec_service.engine.frontend.request_table import Heard
 from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.frontend.token_facts import TokenDetailer, TokenSpeller
-from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
+from vidspec_service.engine.ipc.messages import AboutRequest, Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
     Accepted,
     Activity,
@@ -100,7 +100,7 @@ class OutputProcessor:
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # what each of them committed
 
-    def process(self, messages: Sequence[RequestMessage]) -> list[GenerationEvent]:
+    def process(self, messages: Sequence[AboutRequest]) -> list[GenerationEvent]:
         """What the caller is told of one message, or of several Tokens that have come together; Finished comes last.
 
         Raises what the target refused the request with.
@@ -180,13 +180,13 @@ async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
     return come
 
 
-def together(come: Sequence[Heard]) -> Iterator[list[RequestMessage]]:
+def together(come: Sequence[Heard]) -> Iterator[list[AboutRequest]]:
     """Tokens of one answer that follow each other in one group, since an event costs the same whatever it tells.
 
     Raises an error that has come, after all that came before it.
     """
     for _, group in groupby(come, lambda each: each.request_id if isinstance(each, Tokens) else id(each)):
-        told: list[RequestMessage] = []
+        told: list[AboutRequest] = []
         for each in group:
             if isinstance(each, EngineError):
                 raise each

@@ -200,19 +200,7 @@ class Relevance(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer
-WorkerToApi = (
-    Started
-    | Loading
-    | Loaded
-    | Ready
-    | LoadFailed
-    | Heartbeat
-    | Accepted
-    | Rejected
-    | Tokens
-    | Ended
-    | Activity
-    | DraftView
-)
+AboutWorker = Started | Loading | Loaded | Ready | LoadFailed | Heartbeat
+AboutRequest = Accepted | Rejected | Tokens | Ended | Activity | DraftView
 BetweenWorkers = Follow | Proposal | Verdict | Relevance
-Message = ApiToWorker | WorkerToApi | BetweenWorkers
+Message = ApiToWorker | AboutWorker | AboutRequest | BetweenWorkers
