@@ -42,7 +42,9 @@ def main(fd: int) -> int:
     go_before_the_api()
     channel = Channel.from_fd(fd)
     try:
-        _introduce(channel)
+        handle = os.pidfd_open(os.getpid())
+        channel.send(Started(pid=os.getpid()), [handle])
+        os.close(handle)
         config = _receive_configure(channel)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"vidspec-{config.role}".encode())  # what `ps` and `top` call it
         configure_logging(config.engine.log_level, config.engine.log_format)
@@ -71,12 +73,6 @@ def go_before_the_api() -> None:
 def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent dies, however it dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _introduce(channel: Channel) -> None:
-    handle = os.pidfd_open(os.getpid())
-    channel.send(Started(pid=os.getpid()), [handle])
-    os.close(handle)
 
 
 def _receive_configure(channel: Channel) -> Configure:

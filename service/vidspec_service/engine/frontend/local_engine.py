@@ -49,10 +49,6 @@ OnLoading = Callable[[str, str, float | None], None]  # role, what its worker do
 logger = logging.getLogger(__name__)
 
 
-def ignore(*_: object) -> None:
-    """For whoever does not want to be told."""
-
-
 class LocalEngine:
     """Implements `Engine`. Use as `async with LocalEngine(...)`: entering waits until the workers are ready."""
 
@@ -62,8 +58,8 @@ class LocalEngine:
         self,
         config: EngineConfig,
         metrics: EngineMetrics,
-        on_heartbeat: OnHeartbeat = ignore,
-        on_loading: OnLoading = ignore,
+        on_heartbeat: OnHeartbeat = lambda *_: None,
+        on_loading: OnLoading = lambda *_: None,
         launcher: WorkerLauncher | None = None,
     ) -> None:
         """A `launcher` that is given may start the workers of other engines, too; it stays open."""

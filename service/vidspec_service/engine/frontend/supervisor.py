@@ -179,15 +179,6 @@ class Worker:
             self._fail("ended unexpectedly")
 
     def _handle(self, message: Message, fds: Sequence[int]) -> None:
-        if isinstance(message, Started | Loaded | Ready | LoadFailed):
-            self._come_up(message, fds)
-            return
-        if isinstance(message, Heartbeat):
-            self._set_alarm(self._silence_s, self._fall_silent)
-        self._send_cancels()
-        self._owner.worker_said(self, message)
-
-    def _come_up(self, message: Started | Loaded | Ready | LoadFailed, fds: Sequence[int]) -> None:
         match message:
             case Started():
                 self._process = WorkerProcess(message.pid, fds[0])
@@ -203,6 +194,11 @@ class Worker:
                 self._enter(WorkerState.READY)
                 self._set_alarm(self._silence_s, self._fall_silent)
                 self._owner.worker_ready(self, message)
+            case _:
+                if isinstance(message, Heartbeat):
+                    self._set_alarm(self._silence_s, self._fall_silent)
+                self._send_cancels()
+                self._owner.worker_said(self, message)
 
     def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
         """Do this unless a later alarm is set in time."""
