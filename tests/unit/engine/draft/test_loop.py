@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -96,18 +95,6 @@ def joined(proposals: list[Proposal]) -> list[int]:
         assert (proposal.epoch, proposal.start) == (proposals[0].epoch, end)
         end += len(proposal.ids)
     return [token for proposal in proposals for token in proposal.ids]
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that sleeps although there is work is not woken by its next heartbeat."""
-    monkeypatch.setattr("vidspec_service.engine.worker.loop.HEARTBEAT_S", 60.0)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitStack) -> None:
