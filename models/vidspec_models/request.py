@@ -88,6 +88,10 @@ class Turn:
     def num_videos(self) -> int:
         return self.parts.count(VIDEO)
 
+    @property
+    def is_about_tools(self) -> bool:
+        return bool(self.tool_calls) or self.tool_call_id is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:

@@ -21,8 +21,8 @@ from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.engine.frontend.interface import Engine, EngineInfo
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config

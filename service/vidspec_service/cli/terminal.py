@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vidspec_service.engine.frontend.client import OnLoading
+    from vidspec_service.engine.frontend.local_engine import OnLoading
 
 _EVERY_S = 10.0  # a log is read afterwards: enough to see that it goes on, and how fast
 

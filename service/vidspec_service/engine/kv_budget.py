@@ -47,52 +47,42 @@ def kv_budgets(workers: Mapping[str, WorkerMemory], utilization: float, most: in
     """
     budgets = {}
     for role, worker in workers.items():
-        tokens = {mine: _num_tokens(mine.device, workers, utilization) for mine in worker.devices}
-        tightest = min(tokens, key=lambda mine: tokens[mine])
-        if tokens[tightest] < worker.context:
-            raise ConfigError(_refusal(role, tightest.device, workers, utilization))
-        budgets[role] = min(tokens[tightest], most or tokens[tightest])
+        rooms = [_Room(mine.device, workers, utilization) for mine in worker.devices]
+        tightest = min(rooms, key=lambda room: room.num_tokens)
+        if tightest.num_tokens < worker.context:
+            raise ConfigError(_refusal(role, worker.context, tightest, utilization))
+        budgets[role] = min(tightest.num_tokens, most or tightest.num_tokens)
     return budgets
 
 
-def _on(device: str, workers: Mapping[str, WorkerMemory]) -> dict[str, DeviceMemory]:
-    """Who is on a device; the last to have measured comes last, and knows best what is free."""
-    ordered = sorted(workers, key=lambda role: workers[role].measured_at)
-    return {role: each for role in ordered for each in workers[role].devices if each.device == device}
+class _Room:
+    """What keys and values may fill of one device."""
+
+    def __init__(self, device: str, workers: Mapping[str, WorkerMemory], utilization: float) -> None:
+        ordered = sorted(workers, key=lambda role: workers[role].measured_at)
+        self.device = device
+        self.sharers = {role: each for role in ordered for each in workers[role].devices if each.device == device}
+        self.last = list(self.sharers.values())[-1]  # to have measured: it knows best what is free
+        rest = self.last.total - self.last.free + sum(each.activations for each in self.sharers.values())
+        self.num_bytes = max(int(utilization * self.last.total) - rest, 0)
+        self.token_bytes = sum(each.token_bytes for each in self.sharers.values())
+        self.num_tokens = self.num_bytes // self.token_bytes
 
 
-def _room(device: str, workers: Mapping[str, WorkerMemory], utilization: float) -> int:
-    """Bytes for keys and values on a device; negative if even the rest does not fit."""
-    there = list(_on(device, workers).values())
-    used = there[-1].total - there[-1].free
-    return int(utilization * there[-1].total) - used - sum(each.activations for each in there)
-
-
-def _token_bytes(device: str, workers: Mapping[str, WorkerMemory]) -> int:
-    return sum(each.token_bytes for each in _on(device, workers).values())
-
-
-def _num_tokens(device: str, workers: Mapping[str, WorkerMemory], utilization: float) -> int:
-    return max(_room(device, workers, utilization), 0) // _token_bytes(device, workers)
-
-
-def _refusal(role: str, device: str, workers: Mapping[str, WorkerMemory], utilization: float) -> str:
-    there, context = _on(device, workers), workers[role].context
-    room, tokens = _room(device, workers, utilization), _num_tokens(device, workers, utilization)
+def _refusal(role: str, context: int, room: _Room, utilization: float) -> str:
     held = "; ".join(
         f"{each} {_gib(of.weights)} GiB of weights and {_gib(of.activations)} of activations"
-        for each, of in there.items()
+        for each, of in room.sharers.items()
     )
-    last = list(there.values())[-1]
-    remedies = [f"--max-context {tokens} or lower"] if tokens else []
+    remedies = [f"--max-context {room.num_tokens} or lower"] if room.num_tokens else []
     remedies += [f"--gpu-memory-utilization above {utilization:g}"] if utilization < 1 else []
-    remedies += ["a device for each model (--draft-device)"] if len(there) > 1 else []
+    remedies += ["a device for each model (--draft-device)"] if len(room.sharers) > 1 else []
     remedies += ["a smaller model"] + (["several devices (--target-device cuda:0,cuda:1)"] if role == "target" else [])
     return (
-        f"the {role} has no room for one context on {device}: {context} tokens need "
-        f"{_gib(context * _token_bytes(device, workers))} GiB of keys and values, "
-        f"{_gib(max(room, 0))} are left for {tokens} tokens ({held}; {_gib(last.free)} free of "
-        f"{_gib(last.total)}, of which {utilization:g} may be used); choose {', '.join(remedies)}"
+        f"the {role} has no room for one context on {room.device}: {context} tokens need "
+        f"{_gib(context * room.token_bytes)} GiB of keys and values, "
+        f"{_gib(room.num_bytes)} are left for {room.num_tokens} tokens ({held}; {_gib(room.last.free)} free of "
+        f"{_gib(room.last.total)}, of which {utilization:g} may be used); choose {', '.join(remedies)}"
     )
 
 

@@ -42,7 +42,9 @@ def main(fd: int) -> int:
     go_before_the_api()
     channel = Channel.from_fd(fd)
     try:
-        _introduce(channel)
+        handle = os.pidfd_open(os.getpid())
+        channel.send(Started(pid=os.getpid()), [handle])
+        os.close(handle)
         config = _receive_configure(channel)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"vidspec-{config.role}".encode())  # what `ps` and `top` call it
         configure_logging(config.engine.log_level, config.engine.log_format)
@@ -66,12 +68,6 @@ def go_before_the_api() -> None:
     """Where memory runs out the kernel ends a worker, which comes back, and not the API, with which all ends."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-
-
-def _introduce(channel: Channel) -> None:
-    handle = os.pidfd_open(os.getpid())
-    channel.send(Started(pid=os.getpid()), [handle])
-    os.close(handle)
 
 
 def _receive_configure(channel: Channel) -> Configure:

@@ -19,8 +19,8 @@ from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, sample_sce
 from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.types import Accepted, Finished, TextDelta
 from vidspec_service.telemetry import Metrics
 

@@ -19,8 +19,8 @@ from vidspec_models.request import GenerationRequest, Turn
 from vidspec_models.synthetic.recipe import Recipe, prompt_text
 from vidspec_service.engine import worker_main
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
 from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
 from vidspec_service.engine.types import Finished

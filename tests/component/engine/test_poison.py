@@ -15,11 +15,9 @@ from tests.component.engine.harness import LAUNCHER, EngineHarness, ask, collect
 from vidspec_models.request import SamplingParams
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend import supervisor
-from vidspec_service.engine.frontend.client import WorkerClient
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.messages import Loaded, Message, Ready
 from vidspec_service.engine.types import Accepted
@@ -36,9 +34,8 @@ class Deadly(LocalEngine):
         super().__init__(config, metrics, launcher=launcher)
         self.blames: list[bool] = []
 
-    def worker_said(self, worker: WorkerClient, message: Message) -> None:
+    def worker_said(self, worker: Worker, message: Message) -> None:
         if isinstance(message, Accepted) and message.request_id.startswith("poison"):
-            assert isinstance(worker, Worker)
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
         super().worker_said(worker, message)

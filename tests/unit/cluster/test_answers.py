@@ -53,7 +53,7 @@ class Engines:
             told += output.process([Tokens(request_id=request.request_id, ids=tuple(ids[:size]))])
             ids = ids[size:]
         if not any(isinstance(event, Finished) for event in told):
-            ended = Ended(request_id=request.request_id, finish_reason="length")
+            ended = Ended(request_id=request.request_id, finish_reason=FinishReason.LENGTH)
             told += output.process([ended])
         return told
 

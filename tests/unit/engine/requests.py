@@ -57,8 +57,7 @@ def target_request(
 ) -> TargetRequest:
     """What the target holds for a greedy request."""
     request = TargetRequest(
-        request_id=name,
-        caller=caller,
+        asked=request_of(name, mode, caller=caller),
         prompt=prompt,
         cache=cache,
         sampler=CoupledSampler(SamplingParams()),

@@ -27,8 +27,8 @@ from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, Ta
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 from vidspec_service.telemetry import Metrics
 

@@ -30,25 +30,20 @@ from vidspec_service.engine.ipc.messages import (
     Relevance,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, Following, TowerMemory, read_ids, read_scores
+from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, close, read_ids, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
-from vidspec_service.engine.worker.meter import Teller
 
 _PACE_MEMORY = 0.95
 _UNHEARD_S = 0.002  # that tokens made in one go may take: what comes after a wrong one is for nothing
-
-FromTarget = Following | Verdict | CellScores
 
 logger = logging.getLogger(__name__)
 
 
 class DraftLoop(WorkerLoop):
     """The loop on the draft's device."""
-
-    sees_whole_videos = True
 
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
         self._target = PeerLink("target")
@@ -57,7 +52,6 @@ class DraftLoop(WorkerLoop):
         self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._proposer = Proposer(model)
-        self._teller = Teller(api, "draft")
 
     def _work(self) -> bool:
         with self._meter:
@@ -67,8 +61,7 @@ class DraftLoop(WorkerLoop):
 
     def _receive(self) -> None:
         """What the target has said comes after what the API has: it speaks of requests that the API gave us before."""
-        target = self._target.channel
-        said = self._said_by_target()
+        target, said = self._target.channel, self._target.receive()
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
@@ -78,22 +71,16 @@ class DraftLoop(WorkerLoop):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        if self._target.channel in (None, target):  # another one tells everything anew
-            for each in said:
-                self._hear(each)
-
-    def _said_by_target(self) -> list[FromTarget]:
-        said: list[FromTarget] = []
-        for message, fds in self._target.receive():
-            if isinstance(message, Relevance):
-                said.append(read_scores(message, fds[0]))
+        is_another = self._target.channel not in (None, target)  # which tells everything anew
+        for message, fds in said:
+            if is_another:
+                close(fds)
             elif isinstance(message, Follow):
-                said.append(Following(request_id=message.request_id, tower=TowerMemory(fds[0]) if fds else None))
-            elif isinstance(message, Verdict) and fds:
-                said.append(replace(message, ids=read_ids(fds[0])))
+                self._follow(message.request_id, TowerMemory(fds[0]) if fds else None)
             elif isinstance(message, Verdict):
-                said.append(message)
-        return said
+                self._hear(replace(message, ids=read_ids(fds[0])) if fds else message)
+            elif isinstance(message, Relevance):
+                self._hear(read_scores(message, fds[0]))
 
     def _meet(self, target: Channel) -> None:
         """A (new) target: it will tell every request's committed tokens from the start."""
@@ -102,12 +89,14 @@ class DraftLoop(WorkerLoop):
         for request in self._active.values():
             request.restart()
 
-    def _hear(self, said: FromTarget) -> None:
-        if isinstance(said, Following):
-            if (offered := self._offered.pop(said.request_id, None)) is not None:
-                offered.tower = said.tower
-                self._inputs.submit(offered)
-        elif said.request_id in self._early:
+    def _follow(self, request_id: str, tower: TowerMemory | None) -> None:
+        """Prepare a request; `tower` is what the target's has made of its videos, if that serves."""
+        if (offered := self._offered.pop(request_id, None)) is not None:
+            offered.tower = tower
+            self._inputs.submit(offered)
+
+    def _hear(self, said: Verdict | CellScores) -> None:
+        if said.request_id in self._early:
             self._early[said.request_id].append(said)
         elif said.request_id in self._active:  # else it failed here, was cancelled or given up
             with self._sparing_others(said.request_id):
@@ -150,7 +139,7 @@ class DraftLoop(WorkerLoop):
                 continue
             with self._sparing_others(item.request_id):
                 request = self._active[item.request_id] = self._draft_request(item)
-                self._teller.prepared(item, request.prompt.num_tokens)
+                self._tell_prepared(item, request.prompt.num_tokens)
             for said in early:
                 self._hear(said)
         return bool(finished)
@@ -160,7 +149,7 @@ class DraftLoop(WorkerLoop):
         assert isinstance(prompt, Prompt)
         room = self._model.context_length - prompt.context_used
         return DraftRequest(
-            request_id=item.request_id,
+            asked=request,
             view=PrunedView(
                 prompt,
                 STRATEGIES[request.preservation or self._config.preservation],
@@ -170,7 +159,6 @@ class DraftLoop(WorkerLoop):
             cache=self._pool.new_cache(),
             sampler=item.sampler(self._model.stop_ids),
             grammar=item.grammar,
-            include=request.include,
             max_tokens=min(request.max_tokens or room, room),
         )
 
@@ -188,7 +176,7 @@ class DraftLoop(WorkerLoop):
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
-            self._teller.prefilled(request.request_id, request.include, started, num_rows)
+            self._tell_prefilled(request.asked, started, num_rows)
         return True
 
     def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
@@ -201,7 +189,7 @@ class DraftLoop(WorkerLoop):
 
     def _tell_view(self, request: DraftRequest) -> None:
         """A view is read from its first row on once it is chosen, and whenever it is chosen anew."""
-        if request.cache.length == 0 and Include.DRAFT_VIEW in request.include:
+        if request.cache.length == 0 and Include.DRAFT_VIEW in request.asked.include:
             self._api.send(request.view.told(request.request_id))
 
     def _propose(self) -> bool:
@@ -223,7 +211,7 @@ class DraftLoop(WorkerLoop):
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         for (request, _), proposal in zip(batch, proposals, strict=True):
             num_tokens = len(proposal.ids)
-            work = self._teller.worked(request.request_id, request.include, Phase.PROPOSE, started, num_tokens)
+            work = self._worked(request.asked, Phase.PROPOSE, started, num_tokens)
             self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import Prompt, cell_rows, grid_checksum, pruned
+from vidspec_models.inputs import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import Strategy, kept_of_prompt
-from vidspec_models.request import Include, Preservation
+from vidspec_models.request import GenerationRequest, Preservation
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.draft.seen_cells import seen_cells
 from vidspec_service.engine.ipc.messages import Verdict
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import MOST_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence
-from vidspec_service.engine.types import DraftView
+from vidspec_service.engine.types import DraftView, SeenCells
 
 MOST_AT_ONCE = 8  # tokens before the draft looks whether the target has said something; 5 were 4 % slower
+MOST_TOLD = 512 * 1024  # places: half of what a message may have; longer contexts than a million tokens are untold
 
 
 class PrunedView:
@@ -70,21 +74,41 @@ class PrunedView:
         return True
 
 
+def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[SeenCells, ...]:
+    """One for each video of a prompt, in order; none if they have more than MOST_TOLD places.
+
+    `kept`, int64 [K, 3], are rows of a prompt's `grid`, `shapes` its `video_shapes`. What is no cell is left out.
+    """
+    if sum(map(prod, shapes)) > MOST_TOLD:
+        return ()
+    places, first, found = kept.cpu().numpy(), 0, list[SeenCells]()
+    for shape in shapes:
+        mine = places[(places[:, 0] >= first) & (places[:, 0] < first + shape[0])] - (first, 0, 0)
+        dense = np.zeros(shape, np.bool_)
+        dense[tuple(mine.T)] = True
+        found.append(SeenCells(shape=shape, bits=np.packbits(dense, bitorder="little").tobytes()))
+        first += shape[0] + CLIP_GAP
+    return tuple(found)
+
+
 @dataclass(slots=True)
 class DraftRequest:
     """The cache holds the seen prompt, or a part of it while that is prefilled, and then tokens of the sequence."""
 
-    request_id: str
+    asked: GenerationRequest  # without its frames, which have been read
+    request_id: str = field(init=False)
     view: PrunedView
     cache: KVCache
     sampler: CoupledSampler
     max_tokens: int
     grammar: GrammarMask | None = None  # in the sampler, too
-    include: frozenset[Include] = frozenset()
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not looked at yet
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
     num_at_once: int = MOST_AT_ONCE  # to guess where nobody else wants any; one where a grammar forbade some of them
+
+    def __post_init__(self) -> None:
+        self.request_id = self.asked.request_id
 
     @property
     def prompt(self) -> Prompt:

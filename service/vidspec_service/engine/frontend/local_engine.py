@@ -1,53 +1,85 @@
-"""LocalEngine: owns the pair of workers: starts, introduces and ends them, gives a new one what the last one had."""
+"""LocalEngine: a request on the API's side of the workers, and the pair of workers that it owns.
+
+A request is submitted, its events are routed back to it, and it is cancelled on the workers when nobody waits for it.
+Workers are started, introduced to each other and ended; a new one is given what the last one had. That is why every
+request's payload and committed tokens are kept until it ends. Runs on one event loop: worker channels are read by its
+callbacks, so nothing here needs a lock.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
+from tokenizers import Tokenizer
+
+from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.client import EngineClient, OnHeartbeat, OnLoading, WorkerClient, ignore
-from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
+from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.kv_shares import KVShares
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
-from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.frontend.output_processor import OutputProcessor, all_of, together
+from vidspec_service.engine.frontend.request_table import Heard, RequestState, RequestTable
+from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
+from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Heartbeat, Loaded, Message, Peer, Ready, Rejected
+from vidspec_service.engine.ipc.messages import (
+    AboutRequest,
+    Ended,
+    Heartbeat,
+    Loaded,
+    Loading,
+    Message,
+    Peer,
+    Ready,
+    Rejected,
+    Tokens,
+)
+from vidspec_service.engine.ipc.payload import payload_of
+from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished, GenerationEvent
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import EngineMetrics
+
+OnHeartbeat = Callable[[str, Heartbeat], None]  # role, what its worker did
+OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
 
 logger = logging.getLogger(__name__)
 
 
-class LocalEngine(EngineClient):
+class LocalEngine:
     """Implements `Engine`. Use as `async with LocalEngine(...)`: entering waits until the workers are ready."""
 
-    _workers: dict[str, Worker]
-    _ready: dict[str, Ready]
     _started: asyncio.Future[None]
-    _shares: KVShares
 
     def __init__(
         self,
         config: EngineConfig,
         metrics: EngineMetrics,
-        on_heartbeat: OnHeartbeat = ignore,
-        on_loading: OnLoading = ignore,
+        on_heartbeat: OnHeartbeat = lambda *_: None,
+        on_loading: OnLoading = lambda *_: None,
         launcher: WorkerLauncher | None = None,
     ) -> None:
         """A `launcher` that is given may start the workers of other engines, too; it stays open."""
-        super().__init__(config, metrics, on_heartbeat, on_loading)
+        self._config = config
+        self._metrics = metrics
+        self._on_heartbeat = on_heartbeat
+        self._on_loading = on_loading
         self._launcher = launcher or WorkerLauncher()
         self._owns_launcher = launcher is None
+        self._table = RequestTable(config.max_running_requests)
+        self._workers: dict[str, Worker] = {}
+        self._ready: dict[str, Ready] = {}
+        self._shares = KVShares(config, self._workers)
+        self._tokenizer: Tokenizer | None = None  # both are known once the workers are ready
+        self._info: EngineInfo | None = None
         self._lost_at: float | None = None  # the target, if there is none at present
         self._outage_s = 0.0  # of those before
         self._introduced_at = 0.0
 
     async def __aenter__(self) -> LocalEngine:
-        self._workers, self._ready = {}, {}
-        self._shares = KVShares(self._config, self._workers)
         self._started = asyncio.get_running_loop().create_future()
         for configure in configure_messages(self._config):
             worker = self._workers[configure.role] = Worker(configure, self._launcher, self)
@@ -75,7 +107,22 @@ class LocalEngine(EngineClient):
         if self._owns_launcher:
             self._launcher.close()
 
+    @property
+    def info(self) -> EngineInfo:
+        """See `Engine`."""
+        if self._info is None:
+            raise EngineDead("the engine is not ready")
+        return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See `Engine`."""
+        if self._tokenizer is None:
+            raise EngineDead("the engine is not ready")
+        return self._tokenizer
+
     def status(self) -> EngineStatus:
+        """See `Engine`."""
         lost_s = 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
         running = sum(state.is_accepted for state in self._table)
         return EngineStatus(
@@ -89,6 +136,93 @@ class LocalEngine(EngineClient):
     def worker_pids(self) -> dict[str, int | None]:
         """For operators and for tests that kill workers."""
         return {role: worker.pid for role, worker in self._workers.items()}
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """See `Engine.generate`."""
+        if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:
+            raise EngineDead("the target worker is gone and cannot be brought back")
+        request = replace(request, speculation=self._mode(request))
+        if request.names_tokens:
+            request = await asyncio.to_thread(with_token_ids, request, self._tokenizer)
+        payload = await payload_of(request)
+        request = replace(request, videos=())  # the frames are in shared memory
+        messages: asyncio.Queue[Heard] = asyncio.Queue()
+        states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
+        running = {each.request_id: OutputProcessor(self._tokenizer, each.request, each.choice) for each in states}
+        with self._table.registered(*states):
+            try:
+                for state in states:
+                    self._give_draft(state)  # first, so that it knows a request when the target's first verdict comes
+                self._hand_over()
+                while running:
+                    for group in together(await all_of(messages)):
+                        request_id = group[0].request_id
+                        if (output := running.get(request_id)) is None:
+                            continue  # a stop string came before this
+                        for event in output.process(group):
+                            yield event
+                            if isinstance(event, Finished):
+                                del running[request_id]
+                                self._forget(request_id)
+            finally:
+                for state in states:
+                    self._forget(state.request_id)
+
+    def _mode(self, request: GenerationRequest) -> SpeculationMode:
+        if "draft" not in self._workers and not self._config.has_ngram_draft:
+            return SpeculationMode.OFF
+        return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation
+
+    def _give_draft(self, state: RequestState) -> None:
+        if state.wants_draft and "draft" in self._workers:
+            state.give(self._workers["draft"].send)
+
+    def _hand_over(self) -> None:
+        """Give the target all that it may have now; what it cannot take waits for it, or for the next one."""
+        send = self._workers["target"].send
+        while (state := self._table.next_due()) is not None and state.give(send):
+            self._table.mark_given(state)
+
+    def _forget(self, request_id: str) -> None:
+        """Nobody waits for what it may still have to say."""
+        if self._table.remove(request_id):
+            for worker in self._workers.values():
+                worker.cancel(request_id)
+            self._hand_over()
+
+    def worker_said(self, worker: Worker, message: Message) -> None:
+        """Route an event to its request. Workers that have lost each other, since one did not read, are introduced."""
+        match message:
+            case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
+                if self._table.route(message):
+                    self._observe(message)
+                    self._hand_over()
+            case Heartbeat():
+                idle = max(0.0, 1 - message.busy_s / message.elapsed_s)
+                self._metrics.worker_idle_ratio.labels(worker.role).set(idle)
+                self._metrics.kv_cache_usage_perc.labels(worker.role).set(message.cache_usage)
+                for start, end, _ in message.forwards:
+                    self._metrics.forward[worker.role].observe(end - start)
+                self._on_heartbeat(worker.role, message)
+                self._hand_over()  # what it had no room for
+                if not message.has_peer and message.until > self._introduced_at:
+                    self._introduce()
+            case Loading():
+                self._on_loading(worker.role, message.what, message.fraction)
+
+    def _observe(self, message: AboutRequest) -> None:
+        if isinstance(message, Tokens):
+            metrics = self._metrics
+            metrics.spec_decode_rollbacks.inc(message.num_rollbacks)
+            metrics.spec_decode_wasted_draft_tokens.inc(message.num_wasted)
+            if message.num_judged:
+                metrics.spec_decode_num_drafts.inc()
+                metrics.spec_decode_num_draft_tokens.inc(message.num_judged)
+                metrics.spec_decode_num_accepted_tokens.inc(message.num_accepted)
+                for position in range(message.num_accepted):
+                    metrics.spec_decode_num_accepted_tokens_per_pos.labels(str(position)).inc()
+        elif isinstance(message, Ended | Rejected) and "draft" in self._workers:
+            self._workers["draft"].cancel(message.request_id)
 
     def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
         """It is told how much of its devices it may fill once all workers that share them have loaded."""
@@ -133,12 +267,6 @@ class LocalEngine(EngineClient):
             self._started.set_exception(ConfigError(reason))
         if worker.role == "target":
             self._table.fail_all(EngineDead(reason))
-
-    def worker_said(self, worker: WorkerClient, message: Message) -> None:
-        """See `EngineClient`. Workers that have lost each other, since one did not read, are introduced again."""
-        super().worker_said(worker, message)
-        if isinstance(message, Heartbeat) and not message.has_peer and message.until > self._introduced_at:
-            self._introduce()
 
     def _introduce(self) -> None:
         """Give both workers the ends of a new channel."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import groupby
 
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.engine.frontend.request_table import RequestMessage
+from vidspec_service.engine.frontend.request_table import Heard
 from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.frontend.token_facts import TokenDetailer, TokenSpeller
-from vidspec_service.engine.ipc.messages import Ended, Rejected, Tokens
+from vidspec_service.engine.ipc.messages import AboutRequest, Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
     Accepted,
     Activity,
@@ -23,7 +26,7 @@ from vidspec_service.engine.types import (
     Telling,
     TextDelta,
 )
-from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
+from vidspec_service.errors import ContextLengthExceeded, EngineError, GenerationFailed
 
 
 class Detokenizer:
@@ -97,7 +100,7 @@ class OutputProcessor:
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # what each of them committed
 
-    def process(self, messages: Sequence[RequestMessage]) -> list[GenerationEvent]:
+    def process(self, messages: Sequence[AboutRequest]) -> list[GenerationEvent]:
         """What the caller is told of one message, or of several Tokens that have come together; Finished comes last.
 
         Raises what the target refused the request with.
@@ -118,7 +121,7 @@ class OutputProcessor:
             case Ended():
                 rest = self._text.finish()
                 # The rest may hold a stop string that only the last tokens completed.
-                reason = FinishReason.STOP if self._text.is_stopped else FinishReason(message.finish_reason)
+                reason = FinishReason.STOP if self._text.is_stopped else message.finish_reason
                 last = [TextDelta(text=rest, num_tokens=0, choice=self._choice)] if rest else []
                 return [*last, self._finished(reason)]
 
@@ -134,7 +137,7 @@ class OutputProcessor:
             if self._text.is_stopped:
                 break
         ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
-        return [*work, joined(deltas), *ended]
+        return [*work, reduce(TextDelta.and_then, deltas), *ended]
 
     def _delta(self, message: Tokens) -> TextDelta:
         self._forwards.append(message)
@@ -169,13 +172,23 @@ class OutputProcessor:
         )
 
 
-def joined(deltas: Sequence[TextDelta]) -> TextDelta:
-    """One for all of an answer's that follow each other."""
-    return TextDelta(
-        text="".join(delta.text for delta in deltas),
-        num_tokens=sum(delta.num_tokens for delta in deltas),
-        choice=deltas[0].choice,
-        ids=tuple(token for delta in deltas for token in delta.ids),
-        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
-        details=tuple(one for delta in deltas for one in delta.details),
-    )
+async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
+    """Everything that has come; waits for the first."""
+    come = [await messages.get()]
+    while not messages.empty():
+        come.append(messages.get_nowait())
+    return come
+
+
+def together(come: Sequence[Heard]) -> Iterator[list[AboutRequest]]:
+    """Tokens of one answer that follow each other in one group, since an event costs the same whatever it tells.
+
+    Raises an error that has come, after all that came before it.
+    """
+    for _, group in groupby(come, lambda each: each.request_id if isinstance(each, Tokens) else id(each)):
+        told: list[AboutRequest] = []
+        for each in group:
+            if isinstance(each, EngineError):
+                raise each
+            told.append(each)
+        yield told

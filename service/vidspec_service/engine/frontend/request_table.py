@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Generate, Rejected, Tokens
+from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, AboutRequest, Ended, Generate, Rejected, Tokens
 from vidspec_service.engine.ipc.payload import Payload, close, write_ids
-from vidspec_service.engine.types import Accepted, Activity, DraftView
+from vidspec_service.engine.types import Accepted
 from vidspec_service.errors import EngineError
 
 # Tokens: beyond what it had told, a target may hold some, and a forward gives at most 33.
@@ -26,7 +26,7 @@ PAST_SUSPICION = MOST_HELD_TOKENS + 33
 _MOST_LOST_TARGETS = 2  # that had the request; beyond them it is tried to its end
 _MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without one, which costs its speed only
 
-RequestMessage = Accepted | Rejected | Tokens | Ended | Activity | DraftView
+Heard = AboutRequest | EngineError
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class RequestState:
     request: GenerationRequest  # without its frames, which lie in the payload
     payload: Payload  # of all answers to one prompt, as their queue is
     choice: int = 0  # which of them this is
-    messages: asyncio.Queue[RequestMessage | EngineError] = field(default_factory=asyncio.Queue)
+    messages: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
     is_accepted: bool = False
     num_lost_drafts: int = 0
@@ -130,7 +130,7 @@ class RequestTable:
         for state in self:
             state.num_lost_drafts += state.wants_draft
 
-    def route(self, message: RequestMessage) -> bool:
+    def route(self, message: AboutRequest) -> bool:
         """Hand a message to its request; False if the request is not there any more or has had it before."""
         state = self._given.get(message.request_id) or self._held.get(message.request_id)
         if state is None:

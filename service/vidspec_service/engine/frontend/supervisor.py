@@ -11,17 +11,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
+import signal
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from vidspec_service.engine.frontend.client import WorkerClient
+import psutil
+
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher, WorkerProcess
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
-from vidspec_service.engine.ipc.messages import Configure, KVBudget, Loaded, LoadFailed, Message, Ready, Started
+from vidspec_service.engine.ipc.messages import (
+    Cancel,
+    Configure,
+    Heartbeat,
+    KVBudget,
+    Loaded,
+    LoadFailed,
+    Message,
+    Ready,
+    Started,
+)
+from vidspec_service.forking import ForkServer
 
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
@@ -34,6 +49,39 @@ _AT_WORK = 0.1  # of a core, at least, if it computes
 logger = logging.getLogger(__name__)
 
 
+class WorkerLauncher(ForkServer):
+    """`launch` takes a worker's end of a channel, where it says `Started` once the libraries are imported."""
+
+    def __init__(self) -> None:
+        super().__init__("vidspec_service.engine.fork_server")
+
+
+class WorkerProcess:
+    """A running worker, which is not our child: its pidfd cannot come to mean another process."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    def cpu_s(self) -> float:
+        """Processor's seconds that it has used; 0 if it has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
+
+    def end(self, grace_s: float) -> None:
+        """Wait a while, then kill; blocks until it is gone."""
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        if not ended.poll(grace_s * 1000):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            ended.poll()
+        os.close(self._pidfd)
+
+
 class WorkerOwner(Protocol):
     """Who is told what becomes of a worker; all calls come from the event loop."""
 
@@ -44,11 +92,16 @@ class WorkerOwner(Protocol):
     def worker_dead(self, worker: Worker, reason: str) -> None: ...
 
 
-class Worker(WorkerClient):
-    """All methods belong to one event loop."""
+class Worker:
+    """The API's end of the channel to one worker, whichever process that is at present. Belongs to one event loop."""
 
     def __init__(self, config: Configure, launcher: WorkerLauncher, owner: WorkerOwner) -> None:
-        super().__init__(config.role, config.engine.silence_s, partial(owner.worker_said, self))
+        self.role = config.role
+        self.state = WorkerState.STARTING
+        self._channel: Channel | None = None
+        self._unsent: deque[Cancel] = deque()  # while it does not read
+        self._alarm: asyncio.TimerHandle | None = None
+        self._silence_s = config.engine.silence_s
         self._config = config
         self._owner = owner
         self._launcher = launcher
@@ -73,6 +126,33 @@ class Worker(WorkerClient):
         limit_s = self._config.engine.start_timeout_s
         self._set_alarm(limit_s, partial(self._fail, f"was not ready within {limit_s:g} s", hangs=True))
 
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
+        """False if the worker cannot take it now: it is lost, which its owner hears of, or does not read at present.
+
+        Whatever is sent comes after what was to be cancelled before.
+        """
+        self._send_cancels()
+        return not self._unsent and self._send(message, fds)
+
+    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
+        if self._channel is None or self.state is not WorkerState.READY:
+            return False
+        try:
+            self._channel.send(message, fds)
+        except (ChannelFull, ChannelClosed):
+            return False  # the alarm, or the reader callback, sees the same and handles it
+        return True
+
+    def cancel(self, request_id: str) -> None:
+        """Have a request forgotten, as soon as the worker takes that; another one after it knows nothing of it."""
+        if self.state is WorkerState.READY:
+            self._unsent.append(Cancel(request_id=request_id))
+            self._send_cancels()
+
+    def _send_cancels(self) -> None:
+        while self._unsent and self._send(self._unsent[0]):
+            self._unsent.popleft()
+
     def grant(self, num_tokens: int) -> None:
         """Tell a worker that has loaded how many tokens its KV cache may hold."""
         if self._channel is not None:
@@ -91,7 +171,14 @@ class Worker(WorkerClient):
     def _enter(self, state: WorkerState) -> None:
         self.state, self._since = state, time.monotonic()
 
-    def _come_up(self, message: Started | Loaded | Ready | LoadFailed, fds: Sequence[int]) -> None:
+    def _read(self) -> None:
+        try:
+            while self._channel is not None and (received := self._channel.receive()) is not None:
+                self._handle(*received)
+        except ChannelClosed:
+            self._fail("ended unexpectedly")
+
+    def _handle(self, message: Message, fds: Sequence[int]) -> None:
         match message:
             case Started():
                 self._process = WorkerProcess(message.pid, fds[0])
@@ -107,6 +194,17 @@ class Worker(WorkerClient):
                 self._enter(WorkerState.READY)
                 self._set_alarm(self._silence_s, self._fall_silent)
                 self._owner.worker_ready(self, message)
+            case _:
+                if isinstance(message, Heartbeat):
+                    self._set_alarm(self._silence_s, self._fall_silent)
+                self._send_cancels()
+                self._owner.worker_said(self, message)
+
+    def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do this unless a later alarm is set in time."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = asyncio.get_running_loop().call_later(seconds, action)
 
     def _fall_silent(self, times: int = 1) -> None:
         self._set_alarm(_LOOK_S, partial(self._judge_silence, times, self._cpu_s()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -27,11 +27,7 @@ def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
 
 def check_models(config: EngineConfig) -> None:
     """Raises ConfigError for models and devices that are not there: a second's look, before minutes of loading."""
-    try:
-        for spec in _specs(config).values():
-            require_loadable(spec)
-    except ModelLoadError as error:
-        raise ConfigError(str(error)) from error
+    _specs(config, require_loadable)
 
 
 def configure_messages(config: EngineConfig) -> list[Configure]:
@@ -39,12 +35,7 @@ def configure_messages(config: EngineConfig) -> list[Configure]:
     found = worker_configs(config)
     num_cores = len(os.sched_getaffinity(0))
     threads = share_cores(found, num_cores)
-    specs = _specs(config)
-    try:
-        for spec in specs.values():
-            require_model(spec)
-    except ModelLoadError as error:
-        raise ConfigError(str(error)) from error
+    specs = _specs(config, require_model)
     return [
         Configure(
             role=role,
@@ -57,13 +48,20 @@ def configure_messages(config: EngineConfig) -> list[Configure]:
     ]
 
 
-def _specs(config: EngineConfig) -> dict[str, ModelSpec]:
-    return {
+def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str, ModelSpec]:
+    """What each worker is to load, if nothing is found wrong with it."""
+    found = {
         role: ModelSpec(
             path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
         )
         for role, worker in worker_configs(config).items()
     }
+    try:
+        for spec in found.values():
+            check(spec)
+    except ModelLoadError as error:
+        raise ConfigError(str(error)) from error
+    return found
 
 
 def share_cores(found: Mapping[str, WorkerConfig], num_cores: int) -> dict[str, int]:

@@ -129,12 +129,6 @@ class PeerLink:
         self.disconnect()
 
 
-class Sender(Protocol):
-    """Whatever takes messages for the other side."""
-
-    def send(self, message: Message) -> None: ...
-
-
 class Readable(Protocol):
     """Whatever can be polled; a negative number is passed over."""
 

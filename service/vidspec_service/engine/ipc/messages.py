@@ -36,7 +36,7 @@ from vidspec_models.request import ToolFormat
 from vidspec_models.step_path import COMPILED, StepPath
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, EngineConfig
 from vidspec_service.engine.kv_budget import WorkerMemory
-from vidspec_service.engine.types import Accepted, Activity, DraftView, RowLogprobs
+from vidspec_service.engine.types import Accepted, Activity, DraftView, FinishReason, RowLogprobs
 
 
 class Configure(Struct, frozen=True, kw_only=True):
@@ -155,7 +155,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     """The target finished by itself."""
 
     request_id: str
-    finish_reason: str
+    finish_reason: FinishReason
 
 
 class Peer(Struct, frozen=True, kw_only=True):
@@ -200,19 +200,7 @@ class Relevance(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer
-WorkerToApi = (
-    Started
-    | Loading
-    | Loaded
-    | Ready
-    | LoadFailed
-    | Heartbeat
-    | Accepted
-    | Rejected
-    | Tokens
-    | Ended
-    | Activity
-    | DraftView
-)
+AboutWorker = Started | Loading | Loaded | Ready | LoadFailed | Heartbeat
+AboutRequest = Accepted | Rejected | Tokens | Ended | Activity | DraftView
 BetweenWorkers = Follow | Proposal | Verdict | Relevance
-Message = ApiToWorker | WorkerToApi | BetweenWorkers
+Message = ApiToWorker | AboutWorker | AboutRequest | BetweenWorkers

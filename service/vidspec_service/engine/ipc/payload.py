@@ -93,7 +93,7 @@ def read_request(payload: Sequence[int]) -> GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellScores:
-    """What the target's text pays attention to: one number a video cell, the largest of them 1."""
+    """What the draft hears of the target's attention: one number a video cell, the largest of them 1."""
 
     request_id: str
     grid_checksum: int  # of the target's cells; the draft's may be others
@@ -110,9 +110,9 @@ def read_ids(fd: int) -> tuple[int, ...]:
     return tuple(_read_array(fd, np.dtype(np.int32)).tolist())
 
 
-def write_scores(scores: CellScores) -> int:
-    """The values into a new memfd: too much for a channel, which must never fill up. The caller closes it."""
-    return _memfd("vidspec-relevance", scores.values)
+def write_scores(values: NDArray[np.float16]) -> int:
+    """Into a new memfd: too much for a channel, which must never fill up. The caller closes it."""
+    return _memfd("vidspec-relevance", values)
 
 
 def read_scores(message: Relevance, fd: int) -> CellScores:
@@ -148,14 +148,6 @@ class TowerMemory:
             return copied
 
         return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=list[TowerRows], dec_hook=rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Following:
-    """A request that the draft is to follow; with what the target's tower has made of its videos, if that serves."""
-
-    request_id: str
-    tower: TowerMemory | None
 
 
 def _read_array(fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:

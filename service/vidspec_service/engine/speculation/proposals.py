@@ -53,13 +53,9 @@ class ProposalChain:
         came_true = self._ids[:overlap] == list(committed[self._start : self._start + overlap])
         del self._ids[:overlap], self._confidences[:overlap]
         self._start += overlap
-        if not came_true:
-            self.void()
-
-    def void(self) -> None:
-        """Nothing of this epoch can hold any more."""
-        self.num_rollbacks += 1
-        self._drop()
+        if not came_true:  # nothing of this epoch can hold any more
+            self.num_rollbacks += 1
+            self._drop()
 
     def _drop(self) -> None:
         self.num_wasted += len(self._ids)

@@ -11,7 +11,6 @@ first tokens. The modes that force speculation ask at once.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import PeerLink
 from vidspec_service.engine.ipc.messages import Configure, Follow, Relevance, Verdict
-from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, write_ids, write_scores
+from vidspec_service.engine.ipc.payload import TowerMemory, write_ids, write_scores
 from vidspec_service.engine.speculation.plan import StepCosts
 from vidspec_service.engine.target.request import TargetRequest
 
@@ -60,10 +59,6 @@ class DraftLink(PeerLink):
         finally:
             os.close(fd)
 
-    def ask(self, request_id: str, tower: TowerMemory | None) -> None:
-        """To follow a request, of whose videos our tower has made this; None if the draft must run its own."""
-        self.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
-
 
 class DraftGate:
     """Which requests the connected draft was asked to follow, and whether one more would pay."""
@@ -74,20 +69,17 @@ class DraftGate:
         self._asked: set[str] = set()
         self._answer_tokens = _FIRST_GUESS
 
-    def begin(self, request: GenerationRequest, *, num_sharing: int, tower: TowerMemory | None = None) -> None:
-        """A request is about to be prepared, or has been, then with what the tower has made of its videos.
-
-        `num_sharing`, it included, are anywhere on the target.
-        """
-        if self.is_asked_at_once(request, num_sharing):
-            self._ask(request.request_id, tower)
-
     def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
-        """Whether the draft is, or would be, asked to follow before anything is known of the answer."""
+        """Whether the draft is to follow before anything is known of the answer; `num_sharing` are on the target."""
         mode = request.speculation
         if self._draft.channel is None or mode is SpeculationMode.OFF:
             return False
         return mode is not SpeculationMode.AUTO or self._is_free(num_sharing)
+
+    def ask(self, request_id: str, tower: TowerMemory | None = None) -> None:
+        """Have the draft follow; `tower` is what ours has made of the videos, None if the draft must run its own."""
+        self._asked.add(request_id)
+        self._draft.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
 
     def is_asked(self, request_id: str) -> bool:
         """Whether the draft was."""
@@ -107,7 +99,7 @@ class DraftGate:
         if plan.is_off:
             return False
         if not is_asked and self._pays(request, token_s * (1.0 - 1.0 / max(plan.speedup, 1.0)), num_sharing):
-            self._ask(request.request_id, None)
+            self.ask(request.request_id)
         return self.is_asked(request.request_id)
 
     def end(self, request: TargetRequest) -> None:
@@ -127,21 +119,12 @@ class DraftGate:
         """Whether the draft's work is worth `saved_s` for every token to come."""
         if request.speculation.mode is not SpeculationMode.AUTO or self._is_free(num_sharing):
             return True
-        rest = min(expected_rest(self._answer_tokens, request.num_committed), request.num_left)
+        # Up to the usual length there is the rest of that to come, and beyond it as much again as it is over.
+        rest = min(abs(self._answer_tokens - request.num_committed), request.num_left)
         return rest * saved_s > request.prepare_s * num_sharing
 
     def _is_free(self, num_sharing: int) -> bool:
         return num_sharing == 1 or not self._shares_cores
-
-    def _ask(self, request_id: str, tower: TowerMemory | None) -> None:
-        if self._draft.channel is not None:
-            self._asked.add(request_id)
-            self._draft.ask(request_id, tower)
-
-
-def expected_rest(answer_tokens: float, num_committed: int) -> float:
-    """Tokens still to come of an answer: up to the usual length, and beyond it as many again as it is over."""
-    return abs(answer_tokens - num_committed)
 
 
 class RelevanceSource:
@@ -161,15 +144,14 @@ class RelevanceSource:
 
     def observer(self, request: TargetRequest, num_rows: int) -> QueryObserver | None:
         """For the request's next `num_rows` prompt rows; None where nobody would read the result."""
+        law = self.law_of(request.asked)
         is_read = self._draft.channel is not None and request.speculation.mode is not SpeculationMode.OFF
-        if request.relevance_law is None or not is_read or request.relevance is not None:
+        if law is None or not is_read or request.relevance is not None:
             return None
         start, queries = request.cache.length, request.text_queries
         if start == 0 or queries is None:  # an earlier prompt may have left the first rows here
             layers = self._decoder.geometry.num_layers
-            queries = request.text_queries = TextQueries(
-                request.prompt, request.relevance_law, layers, self._decoder.scale
-            )
+            queries = request.text_queries = TextQueries(request.prompt, law, layers, self._decoder.scale)
         return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:
@@ -184,26 +166,22 @@ class RelevanceSource:
         if relevance is None or not len(cells):
             return
         values = relevance[cells]
-        request.relevance = CellScores(
-            request_id=request.request_id,
-            grid_checksum=grid_checksum(request.prompt),
-            values=(values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16),
-        )
+        request.relevance = (values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16)
         self.tell(request)
 
     def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
         """What was measured of another answer to the same prompt, or is still to be, holds for this one."""
         request.text_queries = lender.text_queries
         if lender.relevance is not None:
-            request.relevance = replace(lender.relevance, request_id=request.request_id)
+            request.relevance = lender.relevance
             self.tell(request)
 
     def tell(self, request: TargetRequest) -> None:
         """What was measured, if anything: also for a draft that came later."""
-        if (scores := request.relevance) is None:
+        if request.relevance is None:
             return
-        message = Relevance(request_id=scores.request_id, grid_checksum=scores.grid_checksum)
-        fd = write_scores(scores)
+        message = Relevance(request_id=request.request_id, grid_checksum=grid_checksum(request.prompt))
+        fd = write_scores(request.relevance)
         try:
             self._draft.send(message, (fd,))
         finally:

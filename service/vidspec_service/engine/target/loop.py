@@ -29,6 +29,7 @@ from vidspec_service.engine.ipc.messages import (
     MOST_HELD_TOKENS,
     Cancel,
     Configure,
+    Ended,
     Generate,
     Peer,
     Proposal,
@@ -38,14 +39,11 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.speculation.plan import DOUBT, CostMeter, Speculation
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
-from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of
+from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.target.token_facts import with_forced, with_logprobs
 from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
-from vidspec_service.engine.worker.meter import Teller
-from vidspec_service.engine.worker.outbox import Outbox
 
 _REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
@@ -62,8 +60,6 @@ logger = logging.getLogger(__name__)
 class TargetLoop(WorkerLoop):
     """The loop on the target's device; `costs` are what its forwards took at load."""
 
-    sees_whole_videos = False
-
     def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft)
@@ -76,8 +72,6 @@ class TargetLoop(WorkerLoop):
         self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S
-        self._outbox = Outbox(api, self._config.stream_interval_s)
-        self._teller = Teller(self._outbox, "target")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._acceptance = _HOPE  # of requests so far
 
@@ -132,11 +126,11 @@ class TargetLoop(WorkerLoop):
     def _admit(self) -> None:
         """Have waiting requests prepared; those that are enter the scheduler or are refused."""
         while (item := self._scheduler.begin_preparing()) is not None:
-            num_sharing = self._scheduler.num_unfinished
+            is_asked = self._gate.is_asked_at_once(item.request, self._scheduler.num_unfinished)
             if self._draft.shares_tower:
-                item.hands_on_tower = self._gate.is_asked_at_once(item.request, num_sharing)
-            else:
-                self._gate.begin(item.request, num_sharing=num_sharing)
+                item.hands_on_tower = is_asked
+            elif is_asked:
+                self._gate.ask(item.request_id)
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
@@ -149,8 +143,7 @@ class TargetLoop(WorkerLoop):
             raise prompt or ValueError("there is no prompt")
         request = item.request
         entered = TargetRequest(
-            request_id=item.request_id,
-            caller=request.caller,
+            asked=request,
             prompt=prompt,
             cache=self._pool.new_cache(),
             sampler=item.sampler(self._model.stop_ids),
@@ -159,17 +152,14 @@ class TargetLoop(WorkerLoop):
             stop_ids=request.end_ids(self._model.stop_ids),
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
-            num_top_logprobs=request.logprobs,
-            include=request.include,
-            relevance_law=self._relevance.law_of(request),
             prepare_s=item.prepare_s,
-            prompt_of=request.prompt_of,
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
-        if self._draft.shares_tower:  # it has waited for what our tower makes of the videos
-            self._gate.begin(request, num_sharing=self._scheduler.num_unfinished, tower=item.tower)
-        self._teller.prepared(item, prompt.num_tokens)
+        # A draft that shares our tower has waited for what that makes of the videos.
+        if self._draft.shares_tower and self._gate.is_asked_at_once(request, self._scheduler.num_unfinished):
+            self._gate.ask(item.request_id, item.tower)
+        self._tell_prepared(item, prompt.num_tokens)
         self._outbox.send(
             Accepted(
                 request_id=item.request_id,
@@ -219,7 +209,7 @@ class TargetLoop(WorkerLoop):
         with self._confined_to(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
-            self._teller.prefilled(request.request_id, request.include, started, num_rows)
+            self._tell_prefilled(request.asked, started, num_rows)
             if logits is None:
                 return
             self._begin_decoding(request, logits)
@@ -248,7 +238,7 @@ class TargetLoop(WorkerLoop):
 
     def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
         """Its prompt is in the cache, and `logits` [V] come after it: the first token, or those that it had already."""
-        if request.prompt_of is not None:
+        if request.asked.prompt_of is not None:
             request.first_logits = logits
         if request.finish_reason is not None:  # the last target died between the last token and the end
             self._scheduler.begin_decoding(request)
@@ -316,9 +306,7 @@ class TargetLoop(WorkerLoop):
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._confined_to(request.request_id):
-                request.work += self._teller.worked(
-                    request.request_id, request.include, Phase.VERIFY, started, len(tokens)
-                )
+                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
                 request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
         self._costs.observe(num_rows, time.monotonic() - started)  # with the messages, which every forward costs, too
@@ -343,9 +331,7 @@ class TargetLoop(WorkerLoop):
             request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE
             if tokens:
                 self._meter.rows(len(tokens))
-                request.work += self._teller.worked(
-                    request.request_id, request.include, Phase.VERIFY, started, len(tokens)
-                )
+                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(tokens[:-1], tokens))
                 self._costs.observe_stride((time.monotonic() - started) / len(tokens))
             return bool(tokens)
@@ -362,9 +348,9 @@ class TargetLoop(WorkerLoop):
         """
         if request.finish_reason is None:
             self._plan(request)
-        if request.num_top_logprobs is not None and logits is not None:
-            tokens = with_logprobs(tokens, logits, request.num_top_logprobs)
-        if request.grammar is not None and Include.TOKEN_DETAILS in request.include:
+        if request.asked.logprobs is not None and logits is not None:
+            tokens = with_logprobs(tokens, logits, request.asked.logprobs)
+        if request.grammar is not None and Include.TOKEN_DETAILS in request.asked.include:
             tokens = with_forced(tokens, request.grammar, request.committed)
         if request.work:
             tokens = replace(tokens, work=tuple(request.work))
@@ -381,7 +367,8 @@ class TargetLoop(WorkerLoop):
         if self._ngrams is not None:
             self._ngrams.end(request)
         self._remember(request.speculation)
-        self._outbox.send(request.ended())
+        assert request.finish_reason is not None
+        self._outbox.send(Ended(request_id=request.request_id, finish_reason=request.finish_reason))
 
     def _remember(self, speculation: Speculation) -> None:
         """What an answer has shown of the draft, for those to come; where plans rule it out it is hoped for again."""

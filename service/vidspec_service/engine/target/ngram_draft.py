@@ -3,22 +3,59 @@
 A proposal costs microseconds, so there is nothing to overlap: it is made when tokens are committed, and judged like
 any other. One that the plan does not verify is judged as well, against the next token that is committed, so a
 request whose words begin to repeat is noticed.
+
+Proposed is what followed the same few tokens when they last occurred: prompt lookup
+(github.com/apoorvumang/prompt-lookup-decoding; `prompt_lookup_num_tokens` of transformers, `ngram` of vLLM), over the
+prompt's words, the caller's earlier answers and the answer itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import compress
+from collections.abc import Iterable, Sequence
+from itertools import compress, takewhile
 
 from cachetools import LRUCache
 
-from vidspec_service.engine.speculation.ngrams import NgramIndex
 from vidspec_service.engine.speculation.plan import MOST_ACCEPTANCE, MOST_DRAFT_TOKENS
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.target.request import TargetRequest
 
 NGRAM_TOKEN_S = 1e-5  # of a proposed token
 _CALLERS, _ANSWERS, _ANSWER_TOKENS = 256, 8, 1024  # that are remembered; nobody is proposed another caller's words
+_LONGEST, _SHORTEST = 4, 2  # tokens that must be the same; more are more telling
+_BREAK = -1  # between two texts
+
+
+class NgramIndex:
+    """Texts, and where each n-gram in them was last followed by something."""
+
+    def __init__(self, texts: Iterable[Sequence[int]]) -> None:
+        self._tokens: list[int] = []
+        self._followed_at: dict[tuple[int, ...], int] = {}
+        for text in texts:
+            self._append(text)
+            self._tokens.append(_BREAK)
+        self._start = len(self._tokens)  # of the answer
+
+    def continuation(self, answer: Sequence[int], most: int) -> list[int]:
+        """At most so many tokens that may follow the answer, which has grown since this was last asked."""
+        self._append(answer[len(self._tokens) - self._start :])
+        for length in range(_LONGEST, _SHORTEST - 1, -1):
+            found = self._followed_at.get(tuple(self._tokens[-length:]))
+            if found is not None:
+                return list(takewhile(lambda token: token != _BREAK, self._tokens[found : found + most]))
+        return []
+
+    def _append(self, text: Sequence[int]) -> None:
+        for token in text:
+            end = len(self._tokens)
+            for length in range(_SHORTEST, min(_LONGEST, end) + 1):
+                gram = tuple(self._tokens[end - length :])
+                if _BREAK in gram:
+                    break
+                self._followed_at[gram] = end
+            self._tokens.append(token)
 
 
 class NgramDraft:
@@ -43,7 +80,7 @@ class NgramDraft:
     def end(self, request: TargetRequest) -> None:
         """An answer is complete."""
         self.forget(request.request_id)
-        said = self._answers.setdefault(request.caller, deque(maxlen=_ANSWERS))
+        said = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
         said.append(tuple(request.committed[:_ANSWER_TOKENS]))
 
     def forget(self, request_id: str) -> None:
@@ -55,6 +92,6 @@ class NgramDraft:
         if index is None:
             is_text = (~request.prompt.is_video).tolist()
             words = tuple(compress(request.prompt.ids, is_text))
-            index = NgramIndex([words, *self._answers.get(request.caller, ())])
+            index = NgramIndex([words, *self._answers.get(request.asked.caller, ())])
             self._indices[request.request_id] = index
         return index

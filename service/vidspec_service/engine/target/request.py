@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.compression import DyCoke
@@ -13,14 +16,13 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
-from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
-from vidspec_models.request import Compression, GenerationRequest, Include, SpeculationMode
+from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.ipc.messages import Ended, Proposal, Tokens
-from vidspec_service.engine.ipc.payload import CellScores
+from vidspec_service.engine.ipc.messages import Proposal, Tokens
 from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
-from vidspec_service.engine.types import Activity, FinishReason
+from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,8 +32,8 @@ class TargetRequest:
     Only the target appends to `committed`; everything a client may see is in it.
     """
 
-    request_id: str
-    caller: str = ""
+    asked: GenerationRequest  # without its frames, which have been read
+    request_id: str = field(init=False)
     prompt: Prompt
     cache: KVCache
     sampler: CoupledSampler
@@ -39,21 +41,20 @@ class TargetRequest:
     stop_ids: frozenset[int]
     max_tokens: int
     num_at_once: int = 2  # tokens to decode in one go; doubled as long as all of them can be kept
-    num_top_logprobs: int | None = None  # told with each token's log probability; None: not even that
-    include: frozenset[Include] = frozenset()
     work: list[Activity] = field(default_factory=list)  # to be told with the next tokens, if it asks for that
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     grammar: GrammarMask | None = None  # in the sampler, too
     pruner: KVPruner | None = None  # of requests that are compressed
     prepare_s: float = 0.0  # what its prompt took
-    prompt_of: str | None = None  # see GenerationRequest; who has the same may have this one's rows
-    first_logits: Tensor | None = None  # of such a request, after its prompt: [V]
+    first_logits: Tensor | None = None  # after its prompt, where other answers to that may have its rows: [V]
     ticket: int = 0  # order of admission
     num_rows_waited: float = 0  # of its caller's other prompts, prefilled while it waited; inf: it was preempted
-    relevance_law: RelevanceLaw | None = None  # how the draft wants it measured; None: it does not
     text_queries: TextQueries | None = None  # noted while the prompt is prefilled
-    relevance: CellScores | None = None  # what the draft was told, or a later one will be
+    relevance: NDArray[np.float16] | None = None  # [C], what the draft was told, or a later one will be
+
+    def __post_init__(self) -> None:
+        self.request_id = self.asked.request_id
 
     @property
     def num_rows_to_resume(self) -> int:
@@ -83,7 +84,7 @@ class TargetRequest:
     @property
     def is_free(self) -> bool:
         """Nothing has to be asked or told of each token before the next: several may be decoded in one go."""
-        return self.sampler.is_free and self.pruner is None and self.num_top_logprobs is None
+        return self.sampler.is_free and self.pruner is None and self.asked.logprobs is None
 
     @property
     def has_enough(self) -> bool:
@@ -179,11 +180,6 @@ class TargetRequest:
                 break
         return tuple(self.committed[before:])
 
-    def ended(self) -> Ended:
-        """What there is to say at the end, which must have come."""
-        assert self.finish_reason is not None
-        return Ended(request_id=self.request_id, finish_reason=self.finish_reason.value)
-
 
 def _num_equal(proposed: Sequence[int], chosen: Sequence[int]) -> int:
     """How many leading tokens came true."""
@@ -207,3 +203,38 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
 def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:
     """What hides rows of a compressed prompt while the request decodes."""
     return KVPruner.of(prompt, dycoke, num_layers) if request.compression is Compression.DYCOKE else None
+
+
+def with_logprobs(tokens: Tokens, logits: Tensor, num_top: int) -> Tokens:
+    """The message with the log probabilities of its ids, each by its row of logits [n, V], n >= len(ids).
+
+    Natural logarithms of the model's own distribution: before temperature, penalties and whatever else, as vLLM's
+    `raw_logprobs`.
+    """
+    found = tuple(_row_logprobs(row, token, num_top) for row, token in zip(logits, tokens.ids, strict=False))
+    return replace(tokens, logprobs=found)
+
+
+def _row_logprobs(row: Tensor, token: int, num_top: int) -> RowLogprobs:
+    """Of a row alone, as it is where nothing was proposed: the same numbers in every mode."""
+    logprobs = row.float().log_softmax(-1)
+    top = logprobs.topk(min(num_top, len(logprobs)))
+    return logprobs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+
+
+def with_forced(tokens: Tokens, grammar: GrammarMask, committed: Sequence[int]) -> Tokens:
+    """The message with the places of its ids, which end `committed`, that follow from the grammar alone.
+
+    A function of grammar and answer, whatever was proposed: the same in every mode.
+    """
+    first = at = len(committed) - len(tokens.ids)
+    forced: list[int] = []
+    while at < len(committed):
+        certain = grammar.forced(committed[:at])
+        num_forced = next(
+            (place for place, (said, must) in enumerate(zip(committed[at:], certain, strict=False)) if said != must),
+            min(len(certain), len(committed) - at),
+        )
+        forced += range(at - first, at - first + num_forced)
+        at += max(num_forced, 1)
+    return replace(tokens, forced=tuple(forced))

@@ -75,8 +75,8 @@ class Scheduler:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
         if not self.can_admit:
             return None
-        here = [*(item.request.caller for item in self._preparing.values()), *(each.caller for each in self.entered)]
-        num_here = Counter(here)
+        here = [*(item.request for item in self._preparing.values()), *(each.asked for each in self.entered)]
+        num_here = Counter(request.caller for request in here)
         item = min(self.waiting, key=lambda item: num_here[item.request.caller])
         self.waiting.remove(item)
         self._preparing[item.request_id] = item
@@ -103,10 +103,12 @@ class Scheduler:
                 break
         if not self.prefilling:
             return None
-        caller = min((each.caller for each in self.prefilling), key=lambda caller: self._last_chunks.get(caller, 0))
+        caller = min(
+            (each.asked.caller for each in self.prefilling), key=lambda caller: self._last_chunks.get(caller, 0)
+        )
         self._num_chunks += 1
         self._last_chunks[caller] = self._num_chunks
-        mine = [each for each in self.prefilling if each.caller == caller]
+        mine = [each for each in self.prefilling if each.asked.caller == caller]
         # Tickets decide among equals. A prompt that is begun has fewer left than those it was equal with.
         chosen = min(mine, key=lambda each: (each.num_rows_left - each.num_rows_waited / _PATIENCE, each.ticket))
         for other in mine:
@@ -116,10 +118,11 @@ class Scheduler:
 
     def lender(self, request: TargetRequest) -> TargetRequest | None:
         """Another answer to the same prompt, which has its rows and the logits after it."""
-        if request.prompt_of is None:
+        prompt_of = request.asked.prompt_of
+        if prompt_of is None:
             return None
         others = [*self.decoding.values(), *self._lenders]
-        return next((other for other in others if other.prompt_of == request.prompt_of and other.can_lend), None)
+        return next((other for other in others if other.asked.prompt_of == prompt_of and other.can_lend), None)
 
     def begin_decoding(self, request: TargetRequest) -> None:
         """Its prompt is in the cache."""
@@ -169,12 +172,12 @@ class Scheduler:
         if not self._lenders:
             return
         coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
-        coming |= {request.prompt_of for request in (*self.prefilling, *self.preempted)}
+        coming |= {request.asked.prompt_of for request in (*self.prefilling, *self.preempted)}
         coming.discard(None)
         for lender in self._lenders:
-            if lender.prompt_of not in coming:
+            if lender.asked.prompt_of not in coming:
                 self._prefixes.keep(lender.prompt, lender.cache)
-        self._lenders = [lender for lender in self._lenders if lender.prompt_of in coming]
+        self._lenders = [lender for lender in self._lenders if lender.asked.prompt_of in coming]
 
     def _evict(self) -> bool:
         """Make room at nobody's cost who is here; False if there is none to be had."""

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from vidspec_models.compression import DyCoke
 from vidspec_models.compression.token_choice import token_choice
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow, NotWanted
@@ -25,7 +24,7 @@ from vidspec_models.logits_processors import processors_of
 from vidspec_models.request import Compression, GenerationRequest, TowerRows
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
-from vidspec_service.engine.ipc.messages import Generate
+from vidspec_service.engine.ipc.messages import Configure, Generate
 from vidspec_service.engine.ipc.payload import TowerMemory, read_ids, read_request
 
 logger = logging.getLogger(__name__)
@@ -71,24 +70,19 @@ class InputProcessor:
     def __init__(
         self,
         model: VideoLM,
-        max_cached_feature_bytes: int,
-        dycoke: DyCoke,
-        *,
-        sees_whole_videos: bool,
-        context_length: int | None = None,
+        config: Configure,
+        context_length: int,
     ) -> None:
-        """`max_cached_feature_bytes` of features stay for further questions about their videos.
+        """A target's videos that leave no room in `context_length` are refused before they are looked at.
 
-        Videos that leave no room in `context_length`, unset the model's, are refused before they are looked at.
-
-        A draft `sees_whole_videos` of compressed requests, too, as long as its context has room for them: the more of
-        what the target has chosen it may choose from, the better it guesses.
+        A draft, which will read a part of them, sees whole videos of compressed requests, too, as long as its model has
+        room for them: the more of what the target has chosen it may choose from, the better it guesses.
         """
-        self._encoder_cache = EncoderCache(max_cached_feature_bytes)
+        self._encoder_cache = EncoderCache(config.engine.max_cached_feature_bytes)
         self._model = model
-        self._dycoke = dycoke
-        self._sees_whole_videos = sees_whole_videos
-        self._context_length = context_length
+        self._dycoke = config.engine.dycoke
+        self._is_draft = config.role == "draft"
+        self._context_length = None if self._is_draft else context_length
         # Those that several answers have, for as long as one that has it is at work here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
@@ -154,7 +148,7 @@ class InputProcessor:
                 # Rows of merged frames are for no other request, and none can be chosen from them again.
                 seen, choice = [replace(video, key=None) for video in seen], None
             videos, item.tower = tuple(seen), None
-        if choice is not None and self._sees_whole_videos and self._model.has_room_for(videos, _num_others(request)):
+        if choice is not None and self._is_draft and self._model.has_room_for(videos, _num_others(request)):
             choice = None
         handling = VideoHandling(
             choice=choice,

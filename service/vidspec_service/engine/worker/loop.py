@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 from vidspec_models.decoder.kv_cache import KVPool
+from vidspec_models.request import GenerationRequest, Include
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Configure
-from vidspec_service.engine.worker.input_processor import InputProcessor
+from vidspec_service.engine.types import Activity, Phase
+from vidspec_service.engine.worker.input_processor import Input, InputProcessor
 from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
+from vidspec_service.engine.worker.outbox import Outbox
 
 
 class WorkerLoop(ABC):
     """Owns every request on one device. Single-threaded; ends when the API's channel closes."""
 
-    sees_whole_videos: bool  # of compressed requests, too
-
     def __init__(self, model: VideoLM, api: Channel, config: Configure, peer: PeerLink) -> None:
         self._model = model
         self._api = api
+        self._role = config.role
         self._config = config.engine
         self._prefill_rows = prefill_rows(config.engine, model.decoder.geometry.device.type, config.prompt_threads)
         self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens or CPU_KV_CACHE_TOKENS)
-        self._inputs = InputProcessor(
-            model,
-            self._config.max_cached_feature_bytes,
-            self._config.dycoke,
-            sees_whole_videos=self.sees_whole_videos,
-            context_length=None if self.sees_whole_videos else self.context_length,  # of the whole it reads a part
-        )
+        self._inputs = InputProcessor(model, config, self.context_length)
+        self._outbox = Outbox(api, self._config.stream_interval_s)
         self._meter = WorkMeter()
         self._peer = peer
         self._wakers: tuple[Readable, ...] = (api, self._inputs, peer)  # everything that may wake the loop
@@ -56,6 +55,33 @@ class WorkerLoop(ABC):
                 self._meter.beat(self._api, self._pool.usage, has_peer=self._peer.channel is not None)
         finally:
             self._peer.disconnect()
+
+    def _worked(
+        self, request: GenerationRequest, phase: Phase, started: float, num_tokens: int
+    ) -> tuple[Activity, ...]:
+        """From `started` until now, over `num_tokens` of a request's tokens; nothing if that asks for no timeline.
+
+        To ride along with tokens and proposals, which are sent anyway: a message for each forward would wake the API
+        process as often again. What happens once, preparing and prefilling, is a message of its own.
+        """
+        if Include.TIMELINE not in request.include:
+            return ()
+        end = time.monotonic()
+        work = Activity(
+            request_id=request.request_id, worker=self._role, phase=phase, start=started, end=end, num_tokens=num_tokens
+        )
+        return (work,)
+
+    def _tell_prefilled(self, request: GenerationRequest, started: float, num_tokens: int) -> None:
+        """A chunk of so many rows, from `started` until now."""
+        for activity in self._worked(request, Phase.PREFILL, started, num_tokens):
+            self._outbox.send(activity)
+
+    def _tell_prepared(self, item: Input, num_tokens: int) -> None:
+        """A prompt of so many tokens, which was there before it was taken."""
+        started = item.arrived + item.queue_s
+        for activity in self._worked(item.request, Phase.PREPARE, started, num_tokens):
+            self._outbox.send(replace(activity, end=started + item.prepare_s))
 
     @abstractmethod
     def _receive(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -96,18 +95,6 @@ def joined(proposals: list[Proposal]) -> list[int]:
         assert (proposal.epoch, proposal.start) == (proposals[0].epoch, end)
         end += len(proposal.ids)
     return [token for proposal in proposals for token in proposal.ids]
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that sleeps although there is work is not woken by its next heartbeat."""
-    monkeypatch.setattr("vidspec_service.engine.worker.loop.HEARTBEAT_S", 60.0)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitStack) -> None:
@@ -260,7 +247,9 @@ def test_what_a_message_has_no_room_for_is_told_all_the_same() -> None:
     link.tell(request)
     request.commit([5])
     link.tell(request)
-    assert loop._said_by_target() == [
+    loop._early["r"] = []
+    loop._receive()
+    assert loop._early["r"] == [
         Verdict(request_id="r", start=0, ids=tuple(ids), max_lead=0),
         Verdict(request_id="r", start=60_000, ids=(5,), max_lead=0),
     ]

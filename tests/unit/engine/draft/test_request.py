@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import NO_CELL, Prompt, grid_checksum
 from vidspec_models.preservation.strategies import STRATEGIES
@@ -44,7 +45,7 @@ def drafting_of(prompt: Prompt, strategy: str = "hippo") -> DraftRequest:
         num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"), context_block=8
     )
     return DraftRequest(
-        request_id="r",
+        asked=request_of(),
         view=PrunedView(prompt, STRATEGIES[strategy], 0.9, seed=1),
         cache=KVCache(geometry, 256),
         sampler=CoupledSampler(SamplingParams()),
@@ -158,7 +159,7 @@ def test_a_prompt_without_video_is_seen_whole(prompt: Prompt) -> None:
 def test_scores_travel_in_shared_memory_and_leave_no_descriptor(prompt: Prompt) -> None:
     open_before = len(os.listdir("/proc/self/fd"))
     scores = scores_for(prompt)
-    fd = write_scores(scores)
+    fd = write_scores(scores.values)
     found = read_scores(Relevance(request_id="r", grid_checksum=scores.grid_checksum), fd)
     assert np.array_equal(found.values, scores.values)
     assert (found.request_id, found.grid_checksum) == ("r", scores.grid_checksum)

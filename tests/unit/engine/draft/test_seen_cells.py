@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidspec_models.inputs import CLIP_GAP, NO_CELL
-from vidspec_service.engine.draft.seen_cells import MOST_TOLD, seen_cells
+from vidspec_service.engine.draft.request import MOST_TOLD, seen_cells
 from vidspec_service.engine.types import SeenCells
 
 

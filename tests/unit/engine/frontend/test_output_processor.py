@@ -9,7 +9,7 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.request import Preservation
 from vidspec_service.engine.frontend.output_processor import Detokenizer, OutputProcessor
 from vidspec_service.engine.ipc.messages import Ended, Tokens
-from vidspec_service.engine.types import DraftView, Finished
+from vidspec_service.engine.types import DraftView, Finished, FinishReason
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -99,6 +99,6 @@ def test_the_draft_saw_what_it_saw_last() -> None:
     answer.process([ACCEPTED])
     for seen in (60, 40):
         answer.process([Tokens(request_id="r", ids=(64,), num_judged=1, draft_video_tokens=seen)])
-    (finished,) = answer.process([Ended(request_id="r", finish_reason="stop")])
+    (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.STOP)])
     assert isinstance(finished, Finished)
     assert finished.speculation.draft_video_tokens == 40

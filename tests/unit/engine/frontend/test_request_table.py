@@ -13,6 +13,7 @@ from vidspec_service.engine.frontend.request_table import RequestState, RequestT
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
 from vidspec_service.engine.ipc.payload import Payload, close, read_ids, write_request
+from vidspec_service.engine.types import FinishReason
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.errors import EngineDead
 
@@ -40,7 +41,7 @@ def test_the_next_target_gets_what_has_not_ended_with_what_is_committed() -> Non
             stack.enter_context(table.registered(each))
         assert due(table) == ["a", "b"]
         table.route(Tokens(request_id="b", ids=(5, 6)))
-        table.route(Ended(request_id="a", finish_reason="stop"))
+        table.route(Ended(request_id="a", finish_reason=FinishReason.STOP))
         assert table.target_lost() is None
         assert due(table) == ["b"]
         sent: list[tuple[Generate, tuple[int, ...]]] = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from msgspec import structs
@@ -16,8 +18,7 @@ from tests.unit.engine.counting_model import configure
 from vidspec_models.step_path import TORCH_OPERATORS
 from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
-from vidspec_service.engine.frontend.supervisor import Worker
+from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Generate, Heartbeat, KVBudget, Loaded, Message, Ready
 from vidspec_service.engine.kv_budget import WorkerMemory
@@ -77,115 +78,121 @@ class Owner:
         self.told.put_nowait(reason)
 
 
+@dataclass
+class Supervised:
+    """A worker that was started, and who speaks for its processes and hears what becomes of them."""
+
+    worker: Worker
+    owner: Owner
+    launcher: Launcher
+
+    @property
+    def far(self) -> Channel:
+        """The end of the process that was started last."""
+        return self.launcher.channels[-1]
+
+    async def hears(self, told: str) -> None:
+        assert await self.owner.told.get() == told
+
+    async def gets_ready(self) -> None:
+        self.far.send(READY)
+        await self.hears("ready")
+
+    async def dies(self) -> None:
+        self.far.close()
+        await self.hears("lost")
+
+    def has_sent(self) -> list[Message]:
+        """All that the process has not read yet."""
+        found = []
+        while (received := self.far.receive()) is not None:
+            found.append(received[0])
+        return found
+
+
+@asynccontextmanager
+async def supervised(role: str = "draft", **engine: Any) -> AsyncIterator[Supervised]:
+    owner, launcher = Owner(), Launcher()
+    worker = Worker(configure(role, **engine), cast(WorkerLauncher, launcher), owner)
+    worker.start()
+    async with asyncio.timeout(20):
+        yield Supervised(worker, owner, launcher)
+    await worker.stop()
+    for channel in launcher.channels:
+        channel.close()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
+
+
 @pytest.mark.parametrize(("served_s", "num_lives"), [(6.0, 12), (4.0, 5), (0.0, 5)])
 async def test_only_deaths_soon_after_being_ready_count(
     monkeypatch: pytest.MonkeyPatch, served_s: float, num_lives: int
 ) -> None:
     now = 100.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
-    owner, launcher = Owner(), Launcher()
-    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
-    worker.start()
-    async with asyncio.timeout(10):
+    async with supervised() as world:
         for _ in range(num_lives):
-            launcher.channels[-1].send(READY)
-            assert await owner.told.get() == "ready"
+            await world.gets_ready()
             now += served_s
-            launcher.channels[-1].close()
-            assert await owner.told.get() == "lost"
-            before = len(launcher.channels)
-            while len(launcher.channels) == before and owner.told.empty():  # noqa: ASYNC110  brought back or given up
+            before = len(world.launcher.channels)
+            await world.dies()
+            while len(world.launcher.channels) == before and world.owner.told.empty():  # noqa: ASYNC110  back or given up
                 await asyncio.sleep(0.001)
-    is_given_up = not owner.told.empty()
+        is_given_up = not world.owner.told.empty()
     assert is_given_up == (num_lives == 5)
-    await worker.stop()
-    launcher.channels[-1].close()
 
 
 async def test_a_worker_that_does_not_read_for_a_while_loses_nothing() -> None:
-    owner, launcher = Owner(), Launcher()
-    worker = Worker(configure("target"), cast(WorkerLauncher, launcher), owner)
-    worker.start()
-    far = launcher.channels[0]
-    async with asyncio.timeout(20):
-        far.send(READY)
-        assert await owner.told.get() == "ready"
+    async with supervised("target") as world:
+        await world.gets_ready()
         num_taken = 0
-        while worker.send(Generate(request_id=str(num_taken))):
+        while world.worker.send(Generate(request_id=str(num_taken))):
             num_taken += 1
         for number in range(500):
-            worker.cancel(str(number))
-        assert worker.state is WorkerState.READY
+            world.worker.cancel(str(number))
+        assert world.worker.state is WorkerState.READY
         found: list[Message] = []
-        while len(found) < 3 and (received := far.receive()) is not None:
+        while len(found) < 3 and (received := world.far.receive()) is not None:
             found.append(received[0])
-        assert not worker.send(Generate(request_id="late")), "it would overtake what was cancelled before it"
+        assert not world.worker.send(Generate(request_id="late")), "it would overtake what was cancelled before it"
         while sum(isinstance(message, Cancel) for message in found) < 500:
-            while (received := far.receive()) is not None:
-                found.append(received[0])
-            far.send(Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=0.0, forwards=()))
+            found += world.has_sent()
+            world.far.send(Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=0.0, forwards=()))
             await asyncio.sleep(0)
-    generated = [message.request_id for message in found if isinstance(message, Generate)]
-    cancelled = [message.request_id for message in found if isinstance(message, Cancel)]
-    assert (len(generated), cancelled) == (num_taken, [str(number) for number in range(500)])
-    assert worker.send(Generate(request_id="late"))
-    await worker.stop()
-    far.close()
+        generated = [message.request_id for message in found if isinstance(message, Generate)]
+        cancelled = [message.request_id for message in found if isinstance(message, Cancel)]
+        assert (len(generated), cancelled) == (num_taken, [str(number) for number in range(500)])
+        assert world.worker.send(Generate(request_id="late"))
 
 
-async def test_what_one_process_did_not_read_is_not_sent_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
-    owner, launcher = Owner(), Launcher()
-    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
-    worker.start()
-    async with asyncio.timeout(20):
-        launcher.channels[0].send(READY)
-        assert await owner.told.get() == "ready"
+async def test_what_one_process_did_not_read_is_not_sent_to_the_next() -> None:
+    async with supervised() as world:
+        await world.gets_ready()
         for number in range(1000):
-            worker.cancel(str(number))
-        launcher.channels[0].close()
-        assert await owner.told.get() == "lost"
-        await launcher.has_launched(2)
-        launcher.channels[1].send(READY)
-        assert await owner.told.get() == "ready"
-    worker.cancel("new")
-    heard = []
-    while (received := launcher.channels[1].receive()) is not None:
-        heard.append(received[0])
-    assert [message for message in heard if isinstance(message, Cancel)] == [Cancel(request_id="new")]
-    await worker.stop()
-    launcher.channels[1].close()
+            world.worker.cancel(str(number))
+        await world.dies()
+        await world.launcher.has_launched(2)
+        await world.gets_ready()
+        world.worker.cancel("new")
+        heard = [message for message in world.has_sent() if isinstance(message, Cancel)]
+        assert heard == [Cancel(request_id="new")]
 
 
-async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
-    owner, launcher = Owner(), Launcher()
-    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
-    worker.start()
-    launcher.channels[0].close()
-    async with asyncio.timeout(10):
-        assert await owner.told.get() == "lost"
-        await launcher.has_launched(2)
-    assert launcher.num_restarts == 0  # all workers would end with what starts them
-    await worker.stop()
-    launcher.channels[1].close()
+async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker() -> None:
+    async with supervised() as world:
+        await world.dies()
+        await world.launcher.has_launched(2)
+        assert world.launcher.num_restarts == 0  # all workers would end with what starts them
 
 
-async def test_where_no_process_ever_came_what_starts_them_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
-    started = configure("draft")
-    owner, launcher = Owner(), Launcher()
-    impatient = structs.replace(started, engine=dataclasses.replace(started.engine, start_timeout_s=0.05))
-    worker = Worker(impatient, cast(WorkerLauncher, launcher), owner)
-    worker.start()
-    async with asyncio.timeout(10):
-        assert await owner.told.get() == "lost"
-        await launcher.has_launched(2)
-    assert launcher.num_restarts == 1
-    await worker.stop()
-    for channel in launcher.channels:
-        channel.close()
+async def test_where_no_process_ever_came_what_starts_them_is_started_anew() -> None:
+    async with supervised(start_timeout_s=0.05) as world:
+        await world.hears("lost")
+        await world.launcher.has_launched(2)
+        assert world.launcher.num_restarts == 1
 
 
 @pytest.mark.parametrize(("cores", "num_silences"), [(0.0, 1), (0.05, 1), (1.0, 4)])
@@ -194,55 +201,28 @@ async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(supervisor, "_LOOK_S", 0.02)
     monkeypatch.setattr(supervisor, "_MOST_SILENCES", 4)
-    started = configure("target")
-    owner, launcher = Owner(), Launcher()
-    patient = structs.replace(started, engine=dataclasses.replace(started.engine, silence_s=0.1))
-    worker = Worker(patient, cast(WorkerLauncher, launcher), owner)
     looks = itertools.count()
     monkeypatch.setattr(Worker, "_cpu_s", lambda _: next(looks) * 0.02 * cores)
-    worker.start()
-    async with asyncio.timeout(10):
-        launcher.channels[0].send(READY)
-        assert await owner.told.get() == "ready"
-        assert await owner.told.get() == "lost"
+    async with supervised("target", silence_s=0.1) as world:
+        await world.gets_ready()
+        await world.hears("lost")
     assert f"was silent for {0.1 * num_silences:g} s" in caplog.text
     assert caplog.text.count("computes; waiting for it") == num_silences - 1
-    await worker.stop()
-    for channel in launcher.channels:
-        channel.close()
 
 
 @pytest.mark.parametrize(("role", "told"), [("target", "lost"), ("draft", "ready")])
-async def test_a_target_that_comes_back_computing_otherwise_does_not_go_on_with_texts(
-    monkeypatch: pytest.MonkeyPatch, role: str, told: str
-) -> None:
-    monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
-    owner, launcher = Owner(), Launcher()
-    worker = Worker(configure(role), cast(WorkerLauncher, launcher), owner)
-    worker.start()
-    async with asyncio.timeout(10):
-        launcher.channels[0].send(READY)
-        assert await owner.told.get() == "ready"
-        launcher.channels[0].close()
-        assert await owner.told.get() == "lost"
-        await launcher.has_launched(2)
-        launcher.channels[1].send(structs.replace(READY, step_path=TORCH_OPERATORS))
-        assert await owner.told.get() == told
-    await worker.stop()
-    for channel in launcher.channels:
-        channel.close()
+async def test_a_target_that_comes_back_computing_otherwise_does_not_go_on_with_texts(role: str, told: str) -> None:
+    async with supervised(role) as world:
+        await world.gets_ready()
+        await world.dies()
+        await world.launcher.has_launched(2)
+        world.far.send(structs.replace(READY, step_path=TORCH_OPERATORS))
+        await world.hears(told)
 
 
 async def test_a_worker_that_has_loaded_is_told_its_budget_before_it_is_ready() -> None:
-    owner, launcher = Owner(), Launcher()
-    worker = Worker(configure("draft"), cast(WorkerLauncher, launcher), owner)
-    worker.start()
-    far = launcher.channels[0]
-    async with asyncio.timeout(10):
-        far.send(Loaded(memory=WorkerMemory(context=77, measured_at=0.0, devices=())))
-        assert await owner.told.get() == "loaded"
-        said = [received[0] for _ in range(2) if (received := far.receive())]
-        assert said[-1] == KVBudget(num_tokens=77)
-        assert worker.state is WorkerState.STARTING
-    await worker.stop()
-    far.close()
+    async with supervised() as world:
+        world.far.send(Loaded(memory=WorkerMemory(context=77, measured_at=0.0, devices=())))
+        await world.hears("loaded")
+        assert world.has_sent()[-1] == KVBudget(num_tokens=77)
+        assert world.worker.state is WorkerState.STARTING

@@ -26,7 +26,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
     Verdict,
 )
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, FinishReason
 
 MESSAGES: list[Message] = [
     Configure(
@@ -59,7 +59,7 @@ MESSAGES: list[Message] = [
     Accepted(request_id="r", prompt_tokens=3, video_tokens=1, cached_tokens=0, queue_s=0.0, prepare_s=0.1),
     Rejected(request_id="r", is_too_long=True, message="why"),
     Tokens(request_id="r", ids=(1, 2), num_judged=3, num_accepted=1),
-    Ended(request_id="r", finish_reason="stop"),
+    Ended(request_id="r", finish_reason=FinishReason.STOP),
     Peer(),
     Proposal(request_id="r", epoch=1, start=2, ids=(3,), confidences=(0.5,), step_s=0.001, video_tokens=51),
     Verdict(request_id="r", start=0, ids=(1,), max_lead=4),

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tests.unit.engine.counting_model import CELLS, CountingModel
 from tests.unit.engine.recording_model import RecordingModel, answer_rows, prompt_rows, rows_of
+from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.grammar import GrammarMask
@@ -343,7 +344,7 @@ class World:
     def _start_target(self, known: list[int]) -> None:
         """As the target's loop does: the prompt, then the first token or the rows of those known."""
         self.target = TargetRequest(
-            request_id=self.name,
+            asked=request_of(self.name),
             prompt=prompt(),
             cache=new_cache(),
             sampler=self.scene.sampler(),
@@ -366,7 +367,7 @@ class World:
     def _start_draft(self) -> None:
         view = PrunedView(prompt(), Strategy(name="pointed at", select=pointed_at), 0.9, 0)
         self.draft = DraftRequest(
-            request_id=self.name,
+            asked=request_of(self.name),
             view=view,
             cache=new_cache(),
             sampler=self.scene.sampler(),

@@ -36,7 +36,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, write_scores
+from vidspec_service.engine.ipc.payload import write_scores
 from vidspec_service.engine.speculation.plan import CostMeter
 from vidspec_service.engine.target.loop import TargetLoop
 from vidspec_service.engine.types import Accepted
@@ -93,7 +93,7 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             target.send(Verdict(request_id=name, start=0, ids=(10,), max_lead=1))
         assert {next_proposal(target).request_id for _ in range(2)} == {"later", "good"}
         for name in ("later", "good"):
-            fd = write_scores(CellScores(request_id=name, grid_checksum=checksum, values=np.ones(CELLS, np.float16)))
+            fd = write_scores(np.ones(CELLS, np.float16))
             target.send(Relevance(request_id=name, grid_checksum=checksum), (fd,))
             os.close(fd)
         assert failed.wait(20)  # attention is looked at when there is nothing to propose

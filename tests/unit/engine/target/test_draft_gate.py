@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.unit.engine.far_ends import prompt_of
 from tests.unit.engine.requests import request_of, target_request
@@ -15,7 +13,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Follow
 from vidspec_service.engine.speculation.plan import StepCosts
-from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, expected_rest
+from vidspec_service.engine.target.draft_link import DraftGate, DraftLink
 from vidspec_service.engine.target.request import TargetRequest
 
 pytestmark = pytest.mark.unit
@@ -62,24 +60,22 @@ def running(
     )
 
 
-@pytest.mark.parametrize("mode", [SpeculationMode.SERIAL, SpeculationMode.PARALLEL])
-def test_a_mode_that_forces_speculation_asks_at_once_in_any_crowd(draft: Draft, mode: SpeculationMode) -> None:
-    DraftGate(draft.link, shares_cores=True).begin(request_of("r", mode), num_sharing=50)
-    assert draft.asked() == ["r"]
-
-
-def test_off_never_asks(draft: Draft) -> None:
-    DraftGate(draft.link, shares_cores=True).begin(request_of("r", SpeculationMode.OFF), num_sharing=1)
-    assert draft.asked() == []
-
-
-@pytest.mark.parametrize(("shares_cores", "num_sharing", "asks"), [(True, 1, True), (True, 2, False), (False, 9, True)])
-def test_auto_asks_at_once_where_the_drafts_work_takes_nothing_from_others(
-    draft: Draft, shares_cores: bool, num_sharing: int, asks: bool
+@pytest.mark.parametrize(
+    ("mode", "shares_cores", "num_sharing", "asks"),
+    [
+        pytest.param(SpeculationMode.SERIAL, True, 50, True, id="forced, in any crowd"),
+        pytest.param(SpeculationMode.PARALLEL, True, 50, True, id="forced, in any crowd"),
+        pytest.param(SpeculationMode.OFF, True, 1, False, id="never with off"),
+        pytest.param(SpeculationMode.AUTO, True, 1, True, id="auto, alone"),
+        pytest.param(SpeculationMode.AUTO, True, 2, False, id="auto, where the draft's work is taken from others"),
+        pytest.param(SpeculationMode.AUTO, False, 9, True, id="auto, where it is not"),
+    ],
+)
+def test_who_is_asked_for_before_anything_is_known_of_the_answer(
+    draft: Draft, mode: SpeculationMode, shares_cores: bool, num_sharing: int, asks: bool
 ) -> None:
     gate = DraftGate(draft.link, shares_cores=shares_cores)
-    gate.begin(request_of("r", SpeculationMode.AUTO), num_sharing=num_sharing)
-    assert bool(draft.asked()) is asks
+    assert gate.is_asked_at_once(request_of("r", mode), num_sharing) is asks
 
 
 def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft: Draft) -> None:
@@ -124,14 +120,4 @@ def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: D
 
 def test_without_a_draft_nobody_is_followed() -> None:
     gate = DraftGate(DraftLink(), shares_cores=True)
-    assert not gate.replan(running(SpeculationMode.PARALLEL), COSTS, num_sharing=1)
     assert not gate.is_asked_at_once(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
-
-
-@given(mean=st.floats(1, 1e4), committed=st.integers(0, 10_000))
-def test_what_is_left_of_an_answer_is_never_negative_and_shrinks_up_to_the_usual_length(
-    mean: float, committed: int
-) -> None:
-    assert expected_rest(mean, committed) >= 0
-    if committed + 1 <= mean:
-        assert expected_rest(mean, committed + 1) < expected_rest(mean, committed)

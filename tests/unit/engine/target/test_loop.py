@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from threading import Event
@@ -114,18 +114,6 @@ class Target:
 
     def said_of(self, name: str) -> list[int]:
         return [token for tokens in self.tokens_of(name) for token in tokens.ids]
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that sleeps although there is work is not woken by its next heartbeat."""
-    monkeypatch.setattr("vidspec_service.engine.worker.loop.HEARTBEAT_S", 60.0)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def propose(draft: Far, name: str, start: int, ids: list[int], *, epoch: int = 1, step_s: float = 1e-4) -> None:
@@ -444,7 +432,7 @@ def test_a_request_whose_draft_is_too_slow_to_pay_goes_on_in_strides(stack: Exit
     (request_,) = target.loop._scheduler.decoding.values()
     assert request_.speculation.plan.is_off
     request_.speculation.is_followed = True  # as of a draft that nobody had to wait for
-    request_.num_top_logprobs = None  # so far they kept it from strides
+    request_.asked = replace(request_.asked, logprobs=None)  # so far they kept it from strides
     target.go_on()
     target.end_of("a")
     assert target.said_of("a") == text

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.engine.counting_model import CountingModel
 from tests.unit.engine.requests import target_request
@@ -13,9 +16,10 @@ from tests.unit.engine.target.test_request import Forcing
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
-from vidspec_service.engine.target.ngram_draft import NgramDraft
+from vidspec_service.engine.target.ngram_draft import NgramDraft, NgramIndex
 from vidspec_service.engine.target.request import TargetRequest
 
+TEXT = st.lists(st.integers(0, 3), max_size=20)
 SAID = [5, 6, 7, 8, 9, 0]
 PROMPT = Prompt(
     ids=(1, 2, 2, 2),
@@ -106,3 +110,26 @@ def test_eight_answers_are_remembered_and_of_each_no_more_than_its_beginning(
     answers: list[list[int]], is_proposed: bool
 ) -> None:
     assert begun(with_answers(*answers), "ann").speculation.chain.pending(2) == (SAID[2:] if is_proposed else [])
+
+
+def searched(texts: Sequence[Sequence[int]], answer: Sequence[int], most: int) -> list[int]:
+    """By looking everywhere."""
+    for length in (4, 3, 2):
+        suffix = list(answer[-length:])
+        if len(suffix) < length:
+            continue
+        for text in (answer, *reversed(texts)):
+            for end in range(len(text) - 1, length - 1, -1):
+                if list(text[end - length : end]) == suffix:
+                    return list(text[end : end + most])
+    return []
+
+
+@given(texts=st.lists(TEXT, max_size=3), answer=TEXT, cuts=st.lists(st.integers(0, 20)), most=st.integers(1, 8))
+def test_the_last_place_of_the_longest_known_ngram_is_continued(
+    texts: list[list[int]], answer: list[int], cuts: list[int], most: int
+) -> None:
+    index = NgramIndex(texts)
+    for cut in sorted(cuts):  # whenever it was asked before
+        index.continuation(answer[:cut], most)
+    assert index.continuation(answer, most) == searched(texts, answer, most)

@@ -52,9 +52,7 @@ def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int 
         next_position=num_rows,
         grid=torch.cartesian_prod(torch.arange(num_cells // 4), torch.arange(2), torch.arange(2)),
     )
-    running = target_request(prompt, cache, mode=mode, max_tokens=9)
-    running.relevance_law = STRATEGIES["hippo"].relevance
-    return running
+    return target_request(prompt, cache, mode=mode, max_tokens=9)
 
 
 def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
@@ -138,7 +136,6 @@ def test_nothing_is_noted_where_nobody_would_read_it(
 ) -> None:
     link, theirs = ends
     source, running = source_of(link if is_connected else DraftLink(), preservation, ratio), running_of(mode)
-    running.relevance_law = source.law_of(request_of())
     assert source.observer(running, CELLS + TEXT) is None
     running.cache.length = CELLS + TEXT
     source.measure(running)

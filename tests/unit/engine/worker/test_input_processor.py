@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.unit.engine.counting_model import configure
 from tests.unit.engine.requests import request_of
 from vidspec_models.compression import DyCoke
 from vidspec_models.encoder_cache import EncoderCache
@@ -40,10 +41,8 @@ class Picky:
         return Prompt(ids=(1, 2), embeddings=nothing, rotary=(nothing, nothing), is_video=nothing, next_position=2)
 
 
-def input_processor(model: object, *, sees_whole_videos: bool = False, merge_ratio: float = 0.5) -> InputProcessor:
-    return InputProcessor(
-        cast("VideoLM", model), 0, DyCoke(merge_ratio=merge_ratio), sees_whole_videos=sees_whole_videos
-    )
+def input_processor(model: object, role: str = "target", *, merge_ratio: float = 0.5) -> InputProcessor:
+    return InputProcessor(cast("VideoLM", model), configure(role, dycoke=DyCoke(merge_ratio=merge_ratio)), 1000)
 
 
 def processed(processor: InputProcessor, texts: Sequence[str]) -> list[Input]:
@@ -139,9 +138,9 @@ def test_the_target_chooses_from_a_video_that_the_draft_sees_whole_and_keeps_no_
 ) -> None:
     rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression, max_tokens=8)
-    for is_draft, tower, expected in ((True, TowerMemory.of((rows,)), of_draft), (False, None, of_target)):
+    for role, tower, expected in (("draft", TowerMemory.of((rows,)), of_draft), ("target", None, of_target)):
         model = Keys()
-        processor = input_processor(model, sees_whole_videos=is_draft, merge_ratio=0.2)
+        processor = input_processor(model, role, merge_ratio=0.2)
         prepared(processor, Input(asked, tower=tower))
         assert model.seen == [expected]
 
@@ -150,7 +149,7 @@ def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None
     asked = replace(request_of("good"), videos=(VIDEO,), max_tokens=8)
     asked = replace(asked, compression=Compression.V_CAST, compression_ratio=0.1)
     model = Keys(has_room=False)
-    prepared(input_processor(model, sees_whole_videos=True), Input(asked))
+    prepared(input_processor(model, "draft"), Input(asked))
     assert model.seen == [("k", "v-cast", 0.1)]
 
 
@@ -158,7 +157,7 @@ def test_of_frames_that_the_targets_tower_has_merged_a_draft_chooses_nothing_tho
     rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=Compression.EARLYTOM, max_tokens=8)
     model = Keys(has_room=False)
-    prepared(input_processor(model, sees_whole_videos=True), Input(asked, tower=TowerMemory.of((rows,))))
+    prepared(input_processor(model, "draft"), Input(asked, tower=TowerMemory.of((rows,))))
     assert model.seen == [(None, None, None)]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Message, Tokens
+from vidspec_service.engine.types import FinishReason
 from vidspec_service.engine.worker.outbox import Outbox
 
 LONG_S = 60.0
@@ -42,7 +43,7 @@ def tokens(number: int) -> Tokens:
 
 
 def ended() -> Ended:
-    return Ended(request_id="a", finish_reason="stop")
+    return Ended(request_id="a", finish_reason=FinishReason.STOP)
 
 
 def test_tokens_wait_for_a_flush_which_sends_each_once(ends: tuple[Channel, Channel]) -> None:

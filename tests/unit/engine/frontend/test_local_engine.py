@@ -21,9 +21,9 @@ from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import local_engine
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.launcher import WorkerLauncher
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -142,7 +142,7 @@ class FakeWorker:
             Accepted(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
         )  # fmt: skip
 
-    def ends(self, name: str, reason: str = "length") -> None:
+    def ends(self, name: str, reason: FinishReason = FinishReason.LENGTH) -> None:
         self.say(Ended(request_id=name, finish_reason=reason))
 
 
@@ -252,7 +252,7 @@ async def test_every_answer_gets_its_own_events_in_order_and_the_draft_hears_of_
         a, b = await engine.begin("a", max_tokens=3), await engine.begin("b", max_tokens=2)
         for name, ids in (("a", (1,)), ("b", (9,)), ("a", (2, 3)), ("b", (8,)), ("nobody", (7,))):
             engine.target.commits(name, *ids)
-        engine.target.ends("b", "stop")
+        engine.target.ends("b", FinishReason.STOP)
         engine.target.ends("a")
         assert (await a.ended(), await b.ended()) == ([1, 2, 3], [9, 8])
         assert (a.finished.finish_reason, b.finished.finish_reason) == (FinishReason.LENGTH, FinishReason.STOP)
@@ -501,6 +501,8 @@ async def test_acceptance_is_counted_and_reported(engine_of: Start) -> None:
         assert found.mode is PARALLEL, "auto is what was chosen by, not what was done"
         for name, value in (("num_drafts", 2), ("num_draft_tokens", 4), ("num_accepted_tokens", 2), ("rollbacks", 2)):
             assert engine.registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == value
+        per_place = "vidspec:spec_decode_num_accepted_tokens_per_pos_total"
+        assert [engine.registry.get_sample_value(per_place, {"position": place}) for place in "012"] == [1, 1, None]
 
 
 async def test_tokens_that_have_come_together_are_told_in_one_event(engine_of: Start) -> None:
