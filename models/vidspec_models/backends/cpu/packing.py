@@ -52,6 +52,10 @@ class StepWeights(NamedTuple):
     down: Array  # [L, strips, M, 32]
     final_norm: Array  # [E]
     head: Array  # [strips, E, 32]
+    num_heads: int
+    num_kv_heads: int
+    eps: float
+    scale: float  # of products of queries and keys
 
 
 def suits(language_model: Any) -> bool:
@@ -92,11 +96,12 @@ def vision_products(model: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, integers_together: int = 0) -> StepWeights:
+def step_weights(language_model: Any, lm_head: Any, *, integers_together: int = 0) -> StepWeights:
     """All that a step reads, but for the embedding; `integers` with so many rows together, where that is no nought and
     `round_weights` has rounded the weights.
     """
-    layers = language_model.layers
+    config, layers = language_model.config, language_model.layers
+    attention = layers[0].self_attn
     stored: Callable[[NDArray[np.float32]], Array] = narrowed
     if integers_together:
         stored = partial(integers, num_together=integers_together)
@@ -110,13 +115,17 @@ def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, integers_t
         attention_norm=_stacked([layer.input_layernorm.weight for layer in layers]),
         qkv=qkv,
         qkv_bias=_stacked([_bias(layer.self_attn, qkv) for layer in layers]),
-        head_norm=_stacked([torch.empty(0, head_dim) if norm is None else norm for norm in head_norms]),
+        head_norm=_stacked([torch.empty(0, attention.head_dim) if norm is None else norm for norm in head_norms]),
         output=output,
         mlp_norm=_stacked([layer.post_attention_layernorm.weight for layer in layers]),
         gate_up=gate_up,
         down=down,
         final_norm=as_array(language_model.norm.weight),
         head=stored(in_strips([lm_head.weight.detach()]))[0],
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        eps=float(layers[0].input_layernorm.variance_epsilon),
+        scale=attention.scaling,
     )
 
 
