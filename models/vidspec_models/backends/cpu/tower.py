@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlavaOnevisionModel
@@ -29,10 +28,7 @@ from vidspec_models.backends.cpu.packing import (
     STRIP,
     Array,
     as_array,
-    in_strips,
-    integers,
-    narrowed,
-    paired,
+    packed,
     vision_linears,
     vision_products,
 )
@@ -145,13 +141,9 @@ def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
 
 def linear(rounded: Set[nn.Linear], *modules: Any) -> Linear:
     """One product for all of them; weights in the arithmetic of their dtype, or integers if they are `rounded`."""
-    stored: Callable[[NDArray[np.float32]], Array] = narrowed
-    if modules[0] in rounded:
-        stored = partial(integers, num_together=TOGETHER)
-    elif modules[0].weight.dtype is torch.bfloat16:
-        stored = paired
-    weight = stored(in_strips([torch.cat([module.weight for module in modules])]))[0]
-    return Linear(weight, as_array(torch.cat([module.bias for module in modules])))
+    weight = torch.cat([module.weight for module in modules])
+    bias = torch.cat([module.bias for module in modules])
+    return Linear(packed([weight], TOGETHER if modules[0] in rounded else 0)[0], as_array(bias))
 
 
 def norm(module: Any) -> Norm:
