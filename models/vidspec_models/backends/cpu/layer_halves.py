@@ -96,8 +96,7 @@ def project(
     """
     num_rows, num_strips = rows.hidden.shape[0], weights.qkv.shape[1]
     num_parts = min(member.team_size, num_strips)
-    begin_task(member, num_parts)
-    part = take_part(member)
+    part = begin_task(member, num_parts)
     if part >= 0:
         normed = np.empty_like(rows.hidden)
         rms_norm(rows.hidden, weights.attention_norm[layer], weights.eps, normed)
@@ -111,8 +110,7 @@ def project(
             part = take_part(member)
     end_task(member)
     num_kv_heads = weights.num_kv_heads
-    begin_task(member, segments.shape[0] * num_kv_heads)
-    part = take_part(member)
+    part = begin_task(member, segments.shape[0] * num_kv_heads)
     while part >= 0:
         one, kv = segments[part // num_kv_heads], part % num_kv_heads
         write_keys_and_values(rows.heads, one, layer, kv, tables, weights, queries)
@@ -128,8 +126,7 @@ def finish(member: Member, rows: Rows, segments: Array, layer: int, weights: Ste
     add_product(member, rows.mixed.reshape(num_rows, num_heads * width), weights.output[layer], rows.hidden)
     inner = rows.acted.shape[1]
     num_parts = min(member.team_size, inner // STRIP)
-    begin_task(member, num_parts)
-    part = take_part(member)
+    part = begin_task(member, num_parts)
     if part >= 0:
         normed, strips = np.empty_like(rows.hidden), weights.gate_up[layer]
         rms_norm(rows.hidden, weights.mlp_norm[layer], weights.eps, normed)
@@ -157,8 +154,7 @@ def attend_all(member: Member, rows: Rows, segments: Array, layer: int, weights:
     """Every segment's rows, each key/value head's in as many blocks as it takes for all members to have one."""
     num_kv_heads = weights.num_kv_heads
     blocks = (member.team_size - 1) // (segments.shape[0] * num_kv_heads) + 1
-    begin_task(member, segments.shape[0] * num_kv_heads * blocks)
-    part = take_part(member)
+    part = begin_task(member, segments.shape[0] * num_kv_heads * blocks)
     if part >= 0:
         longest = 0
         for segment in range(segments.shape[0]):
@@ -177,8 +173,7 @@ def attend_all(member: Member, rows: Rows, segments: Array, layer: int, weights:
 def add_product(member: Member, x: Array, strips: Array, out: Array) -> None:
     """out [n, N] += x [n, K] times strips."""
     num_parts = min(member.team_size, strips.shape[0])
-    begin_task(member, num_parts)
-    part = take_part(member)
+    part = begin_task(member, num_parts)
     if part >= 0:
         given = operand(x, strips)
         while part >= 0:

@@ -216,8 +216,7 @@ def decode(
         finish(member, rows, segments, layer, weights, queries)
     normed = np.empty_like(rows.hidden)
     rms_norm(rows.hidden, weights.final_norm, weights.eps, normed)
-    begin_task(member, 1)
-    part = take_part(member)
+    part = begin_task(member, 1)
     while part >= 0:  # one thread, once nobody attends any more
         for segment in range(segments.shape[0]):
             segments[segment, KEPT] = num_settled(segments[segment])
@@ -251,8 +250,7 @@ def run_ahead(
         num_rows = room.logits.shape[0]
         rotary = tables[position : position + num_rows]
         decode(member, room.rows, rotary, segment, weights, queries, room.logits)
-        begin_task(member, 1)
-        part = take_part(member)
+        part = begin_task(member, 1)
         while part >= 0:
             tokens[i], margins[i] = choose(room.logits[num_rows - 1], sharpness, noise[i])
             segment[0, START] += num_rows

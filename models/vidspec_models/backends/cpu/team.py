@@ -123,13 +123,6 @@ def share(part: int, num_parts: int, total: int) -> tuple[int, int]:
 
 
 @compiled
-def begin_task(member: Member, num_parts: int) -> None:
-    """The next task. All members begin the same ones one after the other, and end each."""
-    member.own[_FIRST] = member.own[_LAST]
-    member.own[_LAST] += num_parts
-
-
-@compiled
 def take_part(member: Member) -> int:
     """A part of the task that nobody has taken, from 0, or -1; what this member has taken before it has done."""
     own = member.own
@@ -147,6 +140,17 @@ def take_part(member: Member) -> int:
             return int(taken - own[_FIRST])
         taken = found
     return -1
+
+
+@compiled
+def begin_task(member: Member, num_parts: int) -> int:
+    """The next task, and the first part that this member takes of it, or -1.
+
+    All members begin the same tasks one after the other, and end each.
+    """
+    member.own[_FIRST] = member.own[_LAST]
+    member.own[_LAST] += num_parts
+    return int(take_part(member))
 
 
 @compiled
