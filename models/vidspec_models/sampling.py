@@ -12,13 +12,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from vidspec_models.drawing import LEAST_TEMPERATURE, NOISE_ROWS, Noise, restricted_log_probabilities
 from vidspec_models.request import SamplingParams
+
+if TYPE_CHECKING:
+    from vidspec_models.grammar import GrammarMask
 
 _ROUNDING = 1e-3  # beyond that no order of the same sums changes which is the largest
 _MOST_MARGIN = 30.0  # so that the confidence stays below 1: only what a grammar says is certain
@@ -39,17 +42,6 @@ class LogitsProcessor(Protocol):
         ...
 
 
-class Constraint(LogitsProcessor, Protocol):
-    """A logits processor that does nothing but exclude tokens, and tells of a single one faster than of all."""
-
-    def num_allowed(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> int:
-        """How many of `chosen` are let through, token i in row i, before the first that is not; may be fewer.
-
-        In rows that do not matter, after a token that is forbidden or the end, everything is.
-        """
-        ...
-
-
 class CoupledSampler:
     """Chooses one request's tokens."""
 
@@ -58,7 +50,7 @@ class CoupledSampler:
         params: SamplingParams,
         processors: Sequence[LogitsProcessor] = (),
         noise_rows: int = NOISE_ROWS,
-        constraint: Constraint | None = None,
+        constraint: GrammarMask | None = None,
     ) -> None:
         """`processors` change the logits, in their order; then the constraint excludes what it does."""
         self._params = params
