@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vidspec_models.grammar import GrammarMask
 
 _ROUNDING = 1e-3  # beyond that no order of the same sums changes which is the largest
+_FROM_CHECKPOINT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MOST_MARGIN = 30.0  # so that the confidence stays below 1: only what a grammar says is certain
 
 
@@ -171,3 +172,17 @@ def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -
     tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
     return [Guess.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
+
+
+def sampling_defaults(generation_config: Any) -> dict[str, float]:
+    """How a checkpoint wants to be sampled where a request does not say: fields of `SamplingParams`, by name.
+
+    As vLLM takes them from a transformers GenerationConfig, but for `do_sample`, which it does not read: false is
+    greedy, as in transformers, and true without a temperature is temperature 1.
+    """
+    said = {name: getattr(generation_config, name, None) for name in _FROM_CHECKPOINT}
+    found = {name: value for name, value in said.items() if value is not None}
+    do_sample = getattr(generation_config, "do_sample", None)
+    if do_sample is False:
+        return {name: value for name, value in found.items() if name == "repetition_penalty"}
+    return {"temperature": 1.0, **found} if do_sample else found

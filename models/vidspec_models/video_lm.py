@@ -24,8 +24,7 @@ from vidspec_models.families.tools import tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
-from vidspec_models.sampling import CoupledSampler, Guess, guess_all
-from vidspec_models.sampling_defaults import sampling_defaults
+from vidspec_models.sampling import CoupledSampler, Guess, guess_all, sampling_defaults
 
 _FILLED = 0.9  # of the context, what an advised ratio may: words and an answer need room, too
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from vidspec_models.sampling_defaults import sampling_defaults
+from vidspec_models.sampling import sampling_defaults
 
 pytestmark = pytest.mark.unit
 
