@@ -1,10 +1,13 @@
 """Coupled sampling: the law is the softmax's, and the noise is shared."""
 
+from typing import Any
+
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling import CoupledSampler, choose_all, guess_all
+from vidspec_models.sampling import CoupledSampler, choose_all, guess_all, sampling_defaults
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 + 5])
@@ -137,3 +140,22 @@ def test_a_tie_and_what_is_no_number_are_not_confirmed() -> None:
     sampler = CoupledSampler(SamplingParams())
     assert sampler.confirmed([1, 2, 3], [0.5, 0.0, 0.5], []) == [1]
     assert sampler.confirmed([1, 2, 3], [0.5, 0.1, float("nan")], []) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({}, {}),
+        ({"temperature": 0.7, "top_p": 0.8, "top_k": 20}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}),
+        ({"do_sample": True, "top_k": 20}, {"temperature": 1.0, "top_k": 20}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": False, "repetition_penalty": 1.05}, {"repetition_penalty": 1.05}),
+        ({"max_new_tokens": 9, "eos_token_id": 2}, {}),
+    ],
+)
+def test_a_released_file_is_read_as_vllm_and_transformers_read_it(said: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert sampling_defaults(GenerationConfig(**said)) == meant
+
+
+def test_a_model_without_the_file_wants_nothing() -> None:
+    assert sampling_defaults(None) == {}
