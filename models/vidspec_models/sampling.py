@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ from torch import Tensor
 from vidspec_models.drawing import LEAST_TEMPERATURE, NOISE_ROWS, Noise, restricted_log_probabilities
 from vidspec_models.request import SamplingParams
 
+if TYPE_CHECKING:
+    from vidspec_models.grammar import GrammarMask
+
 _ROUNDING = 1e-3  # beyond that no order of the same sums changes which is the largest
+_FROM_CHECKPOINT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MOST_MARGIN = 30.0  # so that the confidence stays below 1: only what a grammar says is certain
 
 
@@ -39,17 +43,6 @@ class LogitsProcessor(Protocol):
         ...
 
 
-class Constraint(LogitsProcessor, Protocol):
-    """A logits processor that does nothing but exclude tokens, and tells of a single one faster than of all."""
-
-    def num_allowed(self, chosen: Sequence[int], prefix: Sequence[int], pending: Sequence[int]) -> int:
-        """How many of `chosen` are let through, token i in row i, before the first that is not; may be fewer.
-
-        In rows that do not matter, after a token that is forbidden or the end, everything is.
-        """
-        ...
-
-
 class CoupledSampler:
     """Chooses one request's tokens."""
 
@@ -58,7 +51,7 @@ class CoupledSampler:
         params: SamplingParams,
         processors: Sequence[LogitsProcessor] = (),
         noise_rows: int = NOISE_ROWS,
-        constraint: Constraint | None = None,
+        constraint: GrammarMask | None = None,
     ) -> None:
         """`processors` change the logits, in their order; then the constraint excludes what it does."""
         self._params = params
@@ -179,3 +172,17 @@ def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -
     tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
     return [Guess.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
+
+
+def sampling_defaults(generation_config: Any) -> dict[str, float]:
+    """How a checkpoint wants to be sampled where a request does not say: fields of `SamplingParams`, by name.
+
+    As vLLM takes them from a transformers GenerationConfig, but for `do_sample`, which it does not read: false is
+    greedy, as in transformers, and true without a temperature is temperature 1.
+    """
+    said = {name: getattr(generation_config, name, None) for name in _FROM_CHECKPOINT}
+    found = {name: value for name, value in said.items() if value is not None}
+    do_sample = getattr(generation_config, "do_sample", None)
+    if do_sample is False:
+        return {name: value for name, value in found.items() if name == "repetition_penalty"}
+    return {"temperature": 1.0, **found} if do_sample else found

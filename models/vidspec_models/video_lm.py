@@ -23,8 +23,7 @@ from vidspec_models.families.conversation import check_text_fits, tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
-from vidspec_models.sampling import CoupledSampler, Guess, guess_all
-from vidspec_models.sampling_defaults import sampling_defaults
+from vidspec_models.sampling import CoupledSampler, Guess, guess_all, sampling_defaults
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.logits_processors import processors_of
 from vidspec_models.request import GenerationRequest, SamplingParams
 from vidspec_models.sampling import CoupledSampler, LogitsProcessor
@@ -177,7 +178,7 @@ class Only:
 @pytest.mark.parametrize("law", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
 def test_where_a_grammar_leaves_only_what_is_excluded_that_is_chosen(law: dict[str, Any]) -> None:
     excluding = processors(bad_word_ids=((9,),), min_tokens=20, ends=frozenset({9}))
-    sampler = CoupledSampler(SamplingParams(**law), excluding, constraint=Only())
+    sampler = CoupledSampler(SamplingParams(**law), excluding, constraint=cast(GrammarMask, Only()))
     assert sampler.choose(logits(5), PREFIX, PENDING) == [9] * 5
 
 

@@ -1,10 +1,13 @@
 """Coupled sampling: the law is the softmax's, and the noise is shared."""
 
+from typing import Any
+
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling import CoupledSampler, choose_all, guess_all
+from vidspec_models.sampling import CoupledSampler, choose_all, guess_all, sampling_defaults
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 + 5])
@@ -57,7 +60,7 @@ def test_an_agreeing_draft_proposes_the_targets_token() -> None:
 TINY = [5e-324, 1e-310, 1e-46, 1e-40, 1e-38, 1e-30, 1e-9, 1e-6]
 
 
-@pytest.mark.parametrize("temperature", [*TINY, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.0, *TINY, 1.0, 2.0])
 @pytest.mark.parametrize("top_p", [*TINY, 0.5, 1.0])
 @pytest.mark.parametrize("min_p", [0.0, 5e-324, 1e-40, 1.0])
 def test_at_the_edges_of_every_number_a_token_is_allowed_and_none_is_nan(
@@ -76,17 +79,6 @@ def test_at_the_edges_of_every_number_a_token_is_allowed_and_none_is_nan(
     assert 0.0 < sampler.sharpness < float("inf")
     if temperature < 1e-5 or top_p < 1e-5 or min_p == 1.0:
         assert chosen == logits.argmax(-1).tolist()
-
-
-def test_temperature_zero_is_argmax() -> None:
-    logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(6))
-    assert CoupledSampler(SamplingParams(seed=1)).choose(logits, []) == logits.argmax(-1).tolist()
-
-
-def test_the_likeliest_token_survives_the_smallest_top_p() -> None:
-    logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(6))
-    law = SamplingParams(temperature=1.0, top_p=1e-6, seed=1)
-    assert CoupledSampler(law).choose(logits, []) == logits.argmax(-1).tolist()
 
 
 def test_many_requests_choose_together_what_each_chooses_alone() -> None:
@@ -148,3 +140,22 @@ def test_a_tie_and_what_is_no_number_are_not_confirmed() -> None:
     sampler = CoupledSampler(SamplingParams())
     assert sampler.confirmed([1, 2, 3], [0.5, 0.0, 0.5], []) == [1]
     assert sampler.confirmed([1, 2, 3], [0.5, 0.1, float("nan")], []) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({}, {}),
+        ({"temperature": 0.7, "top_p": 0.8, "top_k": 20}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}),
+        ({"do_sample": True, "top_k": 20}, {"temperature": 1.0, "top_k": 20}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": False, "repetition_penalty": 1.05}, {"repetition_penalty": 1.05}),
+        ({"max_new_tokens": 9, "eos_token_id": 2}, {}),
+    ],
+)
+def test_a_released_file_is_read_as_vllm_and_transformers_read_it(said: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert sampling_defaults(GenerationConfig(**said)) == meant
+
+
+def test_a_model_without_the_file_wants_nothing() -> None:
+    assert sampling_defaults(None) == {}

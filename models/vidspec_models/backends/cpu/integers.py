@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import binding, ir
-from numba import types
-from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import BLOCK_BYTES, EXCESS, LANES, RECORD_BYTES, STRIP, Array
-from vidspec_models.backends.cpu.tiles import CACHE_LINE, FEWER_ROWS, WHOLE_ROWS, prefetch_ahead
-from vidspec_models.backends.cpu.vectors import F32, I32, Emitter, index, splat_int
+from vidspec_models.backends.cpu.tiles import FEWER_ROWS, WHOLE_ROWS
+from vidspec_models.backends.cpu.vectors import CACHE_LINE, F32, I32, Emitter, emitted, index, splat_int
 from vidspec_models.decoder.integer_weights import BLOCK, LARGEST, LEAST_SCALE
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
@@ -76,97 +74,85 @@ def integer_product(x: Integers, strips: Array, out: Array, begin: int, end: int
             first = last
 
 
-@intrinsic
-def to_integers(_typing: Any, x: Any, blocks: Any, rows: Any, out: Any, scales: Any, starts: Any) -> Any:
+@emitted()
+def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scales: Any, starts: Any) -> None:
     """A row's blocks of 64 float32 as integers, each block's largest as 127: what one of them stands for is its scale,
     and its start takes away the excess of unsigned weights.
 
     All of a tile's rows lie together, as they are read: words of `TOGETHER` successive integers, of all rows before the
     next ones, and scales and starts likewise; the places are this row's first.
     """
+    builder = emitter.builder
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        x, blocks, rows, out, scales, starts = arguments
-        emitter, size = Emitter(builder), 4 // TOGETHER
+    def body(block: Any, _: list[Any]) -> list[Any]:
+        start = builder.mul(block, index(BLOCK))
+        vectors = [
+            emitter.load(emitter.beyond(emitter.address(x, start, index(1), 4), 4 * lane))
+            for lane in range(0, BLOCK, LANES)
+        ]
+        most = emitter.magnitude(vectors[0])
+        for vector in vectors[1:]:
+            most = emitter.larger(most, emitter.magnitude(vector))
+        scale = builder.fmul(emitter.largest(most), ir.Constant(ir.FloatType(), 1 / LARGEST))
+        emitter.store(scale, emitter.address(scales, block, rows, 4))
+        is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, LEAST_SCALE))
+        one = ir.Constant(scale.type, 1.0)
+        factor = emitter.spread(builder.fdiv(one, builder.select(is_something, scale, one)))
+        total = splat_int(0)
+        for lane, vector in zip(range(0, BLOCK, LANES), vectors, strict=True):
+            numbers = emitter.nearest_integers(builder.fmul(vector, factor))
+            total = builder.add(total, numbers)
+            words = emitter.words(emitter.shortened(numbers, 4 // TOGETHER))
+            for number, word in enumerate(words):
+                place = builder.add(builder.sdiv(start, index(TOGETHER)), index(lane // TOGETHER + number))
+                emitter.store(word, emitter.address(out, place, rows, 4))
+        if TOGETHER == 4:
+            excess = builder.mul(emitter.sum_of_integers(total), ir.Constant(I32, -EXCESS))
+            emitter.store(excess, emitter.address(starts, block, rows, 4))
+        return []
 
-        def body(block: Any, _: list[Any]) -> list[Any]:
-            start = builder.mul(block, index(BLOCK))
-            vectors = [
-                emitter.load(emitter.beyond(emitter.address(x, start, index(1), 4), 4 * lane))
-                for lane in range(0, BLOCK, LANES)
-            ]
-            most = emitter.magnitude(vectors[0])
-            for vector in vectors[1:]:
-                most = emitter.larger(most, emitter.magnitude(vector))
-            scale = builder.fmul(emitter.largest(most), ir.Constant(ir.FloatType(), 1 / LARGEST))
-            emitter.store(scale, emitter.address(scales, block, rows, 4))
-            is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, LEAST_SCALE))
-            one = ir.Constant(scale.type, 1.0)
-            factor = emitter.spread(builder.fdiv(one, builder.select(is_something, scale, one)))
-            total = splat_int(0)
-            for lane, vector in zip(range(0, BLOCK, LANES), vectors, strict=True):
-                numbers = emitter.nearest_integers(builder.fmul(vector, factor))
-                total = builder.add(total, numbers)
-                words = emitter.words(emitter.shortened(numbers, size))
-                for number, word in enumerate(words):
-                    place = builder.add(builder.sdiv(start, index(TOGETHER)), index(lane // TOGETHER + number))
-                    emitter.store(word, emitter.address(out, place, rows, 4))
-            if TOGETHER == 4:
-                excess = builder.mul(emitter.sum_of_integers(total), ir.Constant(I32, -EXCESS))
-                emitter.store(excess, emitter.address(starts, block, rows, 4))
-            return []
-
-        emitter.loop(blocks, [], body)
-        return context.get_dummy_value()
-
-    return types.none(x, blocks, rows, out, scales, starts), generate
+    emitter.loop(blocks, [], body)
 
 
-@intrinsic
+@emitted()
 def integer_tile(
-    _typing: Any, rows: Any, words: Any, scales: Any, starts: Any, records: Any, blocks: Any, out: Any, out_stride: Any
-) -> Any:
+    emitter: Emitter, rows: Any, words: Any, scales: Any, starts: Any, records: Any, blocks: Any, out: Any,
+    out_stride: Any,
+) -> None:  # fmt: skip
     """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; for the rows see `to_integers`."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rows, words, scales, starts, records, blocks, out, out_stride = arguments
-        emitter = Emitter(builder)
+    def emit(num_rows: int) -> None:
+        lanes = LANES if num_rows <= WHOLE_ROWS else LANES // 2
+        places = [(line, column) for line in range(num_rows) for column in range(0, STRIP, lanes)]
+        outs = [emitter.beyond(emitter.address(out, index(line), out_stride, 4), 4 * at) for line, at in places]
 
-        def emit(num_rows: int) -> None:
-            lanes = LANES if num_rows <= WHOLE_ROWS else LANES // 2
-            places = [(line, column) for line in range(num_rows) for column in range(0, STRIP, lanes)]
-            outs = [emitter.beyond(emitter.address(out, index(line), out_stride, 4), 4 * at) for line, at in places]
+        def body(block: Any, totals: list[Any]) -> list[Any]:
+            def of_rows(numbers: Any, kind: Any) -> list[Any]:
+                here = emitter.address(numbers, block, index(num_rows), 4)
+                return [emitter.load_spread(emitter.beyond(here, 4 * r), lanes, kind) for r in range(num_rows)]
 
-            def body(block: Any, totals: list[Any]) -> list[Any]:
-                def of_rows(numbers: Any, kind: Any) -> list[Any]:
-                    here = emitter.address(numbers, block, index(num_rows), 4)
-                    return [emitter.load_spread(emitter.beyond(here, 4 * r), lanes, kind) for r in range(num_rows)]
+            record = emitter.address(records, block, index(RECORD_BYTES), 1)
+            for line in range(BLOCK_BYTES, RECORD_BYTES, CACHE_LINE):  # what `_block_sums` leaves of a record
+                emitter.prefetch(emitter.beyond(record, line))
+            here = emitter.address(words, block, index(num_rows * BLOCK // TOGETHER), 4)
+            before = of_rows(starts, I32) if TOGETHER == 4 else [splat_int(0, lanes)] * num_rows
+            results = dict(zip(places, totals, strict=True))
+            for first in range(0, STRIP, 2 * lanes):
+                columns = (first, first + lanes)
+                sums = _block_sums(emitter, record, here, columns, lanes, before)
+                factors = of_rows(scales, F32)
+                for number, total in enumerate(sums):
+                    line, column = number // 2, columns[number % 2]
+                    scale = emitter.load(emitter.beyond(record, BLOCK_BYTES + 4 * column), lanes)
+                    factor = emitter.builder.fmul(factors[line], scale)
+                    results[line, column] = emitter.fma(emitter.as_floats(total), factor, results[line, column])
+            return list(results.values())
 
-                record = emitter.address(records, block, index(RECORD_BYTES), 1)
-                for line in range(BLOCK_BYTES, RECORD_BYTES, CACHE_LINE):  # what `_block_sums` leaves of a record
-                    prefetch_ahead(emitter, emitter.beyond(record, line))
-                here = emitter.address(words, block, index(num_rows * BLOCK // TOGETHER), 4)
-                before = of_rows(starts, I32) if TOGETHER == 4 else [splat_int(0, lanes)] * num_rows
-                results = dict(zip(places, totals, strict=True))
-                for first in range(0, STRIP, 2 * lanes):
-                    columns = (first, first + lanes)
-                    sums = _block_sums(emitter, record, here, columns, lanes, before)
-                    factors = of_rows(scales, F32)
-                    for number, total in enumerate(sums):
-                        line, column = number // 2, columns[number % 2]
-                        scale = emitter.load(emitter.beyond(record, BLOCK_BYTES + 4 * column), lanes)
-                        factor = builder.fmul(factors[line], scale)
-                        results[line, column] = emitter.fma(emitter.as_floats(total), factor, results[line, column])
-                return list(results.values())
+        initial = [emitter.load(place, lanes) for place in outs]
+        for place, total in zip(outs, emitter.loop(blocks, initial, body), strict=True):
+            emitter.store(total, place)
 
-            initial = [emitter.load(place, lanes) for place in outs]
-            for place, total in zip(outs, emitter.loop(blocks, initial, body), strict=True):
-                emitter.store(total, place)
-
-        emitter.select_rows(rows, FEWER_ROWS, emit)
-        return context.get_dummy_value()
-
-    return types.none(rows, words, scales, starts, records, blocks, out, out_stride), generate
+    emitter.select_rows(rows, FEWER_ROWS, emit)
 
 
 def _block_sums(
@@ -188,7 +174,7 @@ def _block_sums(
     def body(step: Any, sums: list[Any]) -> list[Any]:
         row = emitter.address(record, step, index(TOGETHER * STRIP), 1)
         for line in range(0, TOGETHER * STRIP if columns[0] == 0 else 0, CACHE_LINE):
-            prefetch_ahead(emitter, emitter.beyond(row, line))
+            emitter.prefetch(emitter.beyond(row, line))
         both = [weights_of(row, column) for column in columns]
         here = emitter.address(words, step, index(len(before)), 4)
         factors = [emitter.load_spread(emitter.beyond(here, 4 * r), lanes, I32) for r in range(len(before))]

@@ -39,13 +39,13 @@ class Rows(NamedTuple):
 
 
 @compiled
-def rows_of(hidden: Array, num_heads: int, num_kv_heads: int, width: int, weights: StepWeights) -> Rows:
+def rows_of(hidden: Array, weights: StepWeights) -> Rows:
     """Room for rows hidden [n, E]."""
-    num_rows, inner = hidden.shape[0], weights.gate_up.shape[1] * STRIP // 2
+    num_rows, width, inner = hidden.shape[0], weights.head_norm.shape[2], weights.gate_up.shape[1] * STRIP // 2
     return Rows(
         hidden,
-        np.empty((num_rows, num_heads + 2 * num_kv_heads, width), np.float32),
-        np.empty((num_rows, num_heads, width), np.float32),
+        np.empty((num_rows, weights.num_heads + 2 * weights.num_kv_heads, width), np.float32),
+        np.empty((num_rows, weights.num_heads, width), np.float32),
         np.empty((num_rows, 2 * inner), np.float32),
         np.empty((num_rows, inner), np.float32),
     )
@@ -88,20 +88,18 @@ def _product(x: Any, strips: Any, out: Any, begin: Any, end: Any) -> Any:
 
 @compiled
 def project(
-    member: Member, rows: Rows, tables: Array, segments: Array, layer: int, num_kv_heads: int, eps: float,
-    weights: StepWeights, queries: Array,
-) -> None:  # fmt: skip
+    member: Member, rows: Rows, tables: Array, segments: Array, layer: int, weights: StepWeights, queries: Array
+) -> None:
     """Norm, query/key/value product and rotation by tables [n, 2, D].
 
     Keys and values go into the segments' caches, in the type of `queries`.
     """
     num_rows, num_strips = rows.hidden.shape[0], weights.qkv.shape[1]
     num_parts = min(member.team_size, num_strips)
-    begin_task(member, num_parts)
-    part = take_part(member)
+    part = begin_task(member, num_parts)
     if part >= 0:
         normed = np.empty_like(rows.hidden)
-        rms_norm(rows.hidden, weights.attention_norm[layer], eps, normed)
+        rms_norm(rows.hidden, weights.attention_norm[layer], weights.eps, normed)
         x, qkv = operand(normed, weights.qkv[layer]), rows.heads.reshape(num_rows, num_strips * STRIP)
         while part >= 0:
             begin, end = share(part, num_parts, num_strips)
@@ -111,31 +109,27 @@ def project(
             product(x, weights.qkv[layer], qkv, begin, end)
             part = take_part(member)
     end_task(member)
-    begin_task(member, segments.shape[0] * num_kv_heads)
-    part = take_part(member)
+    num_kv_heads = weights.num_kv_heads
+    part = begin_task(member, segments.shape[0] * num_kv_heads)
     while part >= 0:
-        norm, one, kv = weights.head_norm[layer], segments[part // num_kv_heads], part % num_kv_heads
-        write_keys_and_values(rows.heads, one, layer, num_kv_heads, kv, kv + 1, norm, tables, eps, queries)
+        one, kv = segments[part // num_kv_heads], part % num_kv_heads
+        write_keys_and_values(rows.heads, one, layer, kv, tables, weights, queries)
         part = take_part(member)
     end_task(member)
 
 
 @compiled
-def finish(
-    member: Member, rows: Rows, segments: Array, layer: int, num_kv_heads: int, eps: float, scale: float,
-    weights: StepWeights, queries: Array,
-) -> None:  # fmt: skip
+def finish(member: Member, rows: Rows, segments: Array, layer: int, weights: StepWeights, queries: Array) -> None:
     """Attention with projected heads, output product and MLP, added to the rows. queries [64, D]: scratch."""
-    attend_all(member, rows, segments, layer, num_kv_heads, scale, queries)
+    attend_all(member, rows, segments, layer, weights, queries)
     num_rows, num_heads, width = rows.mixed.shape
     add_product(member, rows.mixed.reshape(num_rows, num_heads * width), weights.output[layer], rows.hidden)
     inner = rows.acted.shape[1]
     num_parts = min(member.team_size, inner // STRIP)
-    begin_task(member, num_parts)
-    part = take_part(member)
+    part = begin_task(member, num_parts)
     if part >= 0:
         normed, strips = np.empty_like(rows.hidden), weights.gate_up[layer]
-        rms_norm(rows.hidden, weights.mlp_norm[layer], eps, normed)
+        rms_norm(rows.hidden, weights.mlp_norm[layer], weights.eps, normed)
         x = operand(normed, strips)
         while part >= 0:
             begin, end = share(part, num_parts, inner // STRIP)
@@ -156,13 +150,11 @@ def finish(
 
 
 @compiled
-def attend_all(
-    member: Member, rows: Rows, segments: Array, layer: int, num_kv_heads: int, scale: float, queries: Array
-) -> None:  # fmt: skip
+def attend_all(member: Member, rows: Rows, segments: Array, layer: int, weights: StepWeights, queries: Array) -> None:
     """Every segment's rows, each key/value head's in as many blocks as it takes for all members to have one."""
+    num_kv_heads = weights.num_kv_heads
     blocks = (member.team_size - 1) // (segments.shape[0] * num_kv_heads) + 1
-    begin_task(member, segments.shape[0] * num_kv_heads * blocks)
-    part = take_part(member)
+    part = begin_task(member, segments.shape[0] * num_kv_heads * blocks)
     if part >= 0:
         longest = 0
         for segment in range(segments.shape[0]):
@@ -172,9 +164,7 @@ def attend_all(
             one, kv, block = segments[part // blocks // num_kv_heads], part // blocks % num_kv_heads, part % blocks
             begin, end = share(block, blocks, one[NUM_ROWS])
             if begin < end:
-                attend_segment(
-                    rows.heads, one, layer, num_kv_heads, kv, begin, end, scale, queries, scores, rows.mixed
-                )  # fmt: skip
+                attend_segment(rows.heads, one, layer, kv, begin, end, weights, queries, scores, rows.mixed)
             part = take_part(member)
     end_task(member)
 
@@ -183,8 +173,7 @@ def attend_all(
 def add_product(member: Member, x: Array, strips: Array, out: Array) -> None:
     """out [n, N] += x [n, K] times strips."""
     num_parts = min(member.team_size, strips.shape[0])
-    begin_task(member, num_parts)
-    part = take_part(member)
+    part = begin_task(member, num_parts)
     if part >= 0:
         given = operand(x, strips)
         while part >= 0:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
+from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, StepWeights
 from vidspec_models.backends.cpu.segments import (
     CAPACITY,
     COLUMNS,
@@ -205,33 +205,30 @@ def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> None:
 
 @compiled
 def write_keys_and_values(
-    heads: Array, segment: Array, layer: int, num_kv_heads: int, begin: int, end: int, head_norm: Array, tables: Array,
-    eps: float, queries: Array,
-) -> None:  # fmt: skip
+    heads: Array, segment: Array, layer: int, kv: int, tables: Array, weights: StepWeights, queries: Array
+) -> None:
     """Norm and rotate a segment's heads [rows, H + 2 KV, D], write keys and values in the type of `queries`.
 
-    Only key/value heads begin..end, and the query heads that read them. What was written before is turned, too, where
-    that is wanted.
+    Only one key/value head, and the query heads that read it. What was written before is turned, too, where that is
+    wanted.
     """
     first, num_rows, start = segment[FIRST], segment[NUM_ROWS], segment[START]
     keys, values, capacity = segment[KEYS], segment[VALUES], segment[CAPACITY]
-    width = heads.shape[2]
-    num_heads = heads.shape[1] - 2 * num_kv_heads
+    width, num_heads, num_kv_heads = heads.shape[2], weights.num_heads, weights.num_kv_heads
     group = num_heads // num_kv_heads
     line, num_vectors = width * queries.itemsize, width // LANES
+    head_norm = weights.head_norm[layer]
     for row in range(first, first + num_rows):
-        for kv in range(begin, end):
-            for member in range(group + 1):  # the last one is the key itself
-                head = kv * group + member if member < group else num_heads + kv
-                if head_norm.shape[0]:
-                    one = heads[row, head : head + 1]
-                    rms_norm(one, head_norm[head], eps, one)
-                rotate(heads[row, head], tables[row])
-            place = ((layer * num_kv_heads + kv) * capacity + start + row - first) * line
-            copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
-            copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
-    for kv in range(begin, end):
-        turn_keys(segment, layer * num_kv_heads + kv, num_settled(segment), line)
+        for member in range(group + 1):  # the last one is the key itself
+            head = kv * group + member if member < group else num_heads + kv
+            if head_norm.shape[0]:
+                one = heads[row, head : head + 1]
+                rms_norm(one, head_norm[head], weights.eps, one)
+            rotate(heads[row, head], tables[row])
+        place = ((layer * num_kv_heads + kv) * capacity + start + row - first) * line
+        copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
+        copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)
+    turn_keys(segment, layer * num_kv_heads + kv, num_settled(segment), line)
 
 
 @compiled
@@ -242,8 +239,8 @@ def num_settled(segment: Array) -> int:
 
 @compiled
 def attend_segment(
-    heads: Array, segment: Array, layer: int, num_kv_heads: int, kv: int, begin: int, end: int, scale: float,
-    queries: Array, scores: Array, mixed: Array,
+    heads: Array, segment: Array, layer: int, kv: int, begin: int, end: int, weights: StepWeights, queries: Array,
+    scores: Array, mixed: Array,
 ) -> None:  # fmt: skip
     """Attend with rows begin..end of a segment's heads [rows, H + 2 KV, D], of which all keys and values are written.
 
@@ -252,11 +249,10 @@ def attend_segment(
     queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
     """
     start, capacity, width = segment[START], segment[CAPACITY], heads.shape[2]
-    num_heads = heads.shape[1] - 2 * num_kv_heads
-    group = num_heads // num_kv_heads
+    group = weights.num_heads // weights.num_kv_heads
     line, num_vectors = width * queries.itemsize, width // LANES
     skipped = segment[HIDDEN] if layer >= segment[FIRST_HIDDEN_LAYER] else 0
-    head = layer * num_kv_heads + kv
+    head = layer * weights.num_kv_heads + kv
     place, columns = (head * capacity + skipped) * line, turned_keys(segment, head, line)
     at_once = MAX_LINES // group
     out = np.empty((min(at_once, end - begin) * group, width), np.float32)
@@ -267,7 +263,7 @@ def attend_segment(
             copy_line(queries, query.ctypes.data, queries[i].ctypes.data, num_vectors)
         attend(
             queries, count * group, group, segment[KEYS] + place, segment[VALUES] + place, columns,
-            num_settled(segment), start + row + 1 - skipped, scale, scores, out,
+            num_settled(segment), start + row + 1 - skipped, weights.scale, scores, out,
         )  # fmt: skip
         for i in range(count):
             for member in range(group):

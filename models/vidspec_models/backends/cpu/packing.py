@@ -6,8 +6,7 @@ streamed as such and widened in registers, which halves a step's time and change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +51,10 @@ class StepWeights(NamedTuple):
     down: Array  # [L, strips, M, 32]
     final_norm: Array  # [E]
     head: Array  # [strips, E, 32]
+    num_heads: int
+    num_kv_heads: int
+    eps: float
+    scale: float  # of products of queries and keys
 
 
 def suits(language_model: Any) -> bool:
@@ -92,32 +95,40 @@ def vision_products(model: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def step_weights(language_model: Any, lm_head: Any, head_dim: int, *, integers_together: int = 0) -> StepWeights:
+def step_weights(language_model: Any, lm_head: Any, *, integers_together: int = 0) -> StepWeights:
     """All that a step reads, but for the embedding; `integers` with so many rows together, where that is no nought and
     `round_weights` has rounded the weights.
     """
-    layers = language_model.layers
-    stored: Callable[[NDArray[np.float32]], Array] = narrowed
-    if integers_together:
-        stored = partial(integers, num_together=integers_together)
-    elif language_model.embed_tokens.weight.dtype is torch.bfloat16:
-        stored = paired
+    config, layers = language_model.config, language_model.layers
+    attention = layers[0].self_attn
     qkv, output, gate_up, down = (
-        stored(in_strips(weights)) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
+        packed(weights, integers_together) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
     )
     head_norms = [query_key_norm(layer.self_attn) for layer in layers]
     return StepWeights(
         attention_norm=_stacked([layer.input_layernorm.weight for layer in layers]),
         qkv=qkv,
         qkv_bias=_stacked([_bias(layer.self_attn, qkv) for layer in layers]),
-        head_norm=_stacked([torch.empty(0, head_dim) if norm is None else norm for norm in head_norms]),
+        head_norm=_stacked([torch.empty(0, attention.head_dim) if norm is None else norm for norm in head_norms]),
         output=output,
         mlp_norm=_stacked([layer.post_attention_layernorm.weight for layer in layers]),
         gate_up=gate_up,
         down=down,
         final_norm=as_array(language_model.norm.weight),
-        head=stored(in_strips([lm_head.weight.detach()]))[0],
+        head=packed([lm_head.weight.detach()], integers_together)[0],
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        eps=float(layers[0].input_layernorm.variance_epsilon),
+        scale=attention.scaling,
     )
+
+
+def packed(weights: Sequence[Tensor], integers_together: int = 0) -> Array:
+    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype; or `integers`, see there."""
+    strips = in_strips(weights)
+    if integers_together:
+        return integers(strips, integers_together)
+    return paired(strips) if weights[0].dtype is torch.bfloat16 else narrowed(strips)
 
 
 def in_strips(weights: Sequence[Tensor]) -> NDArray[np.float32]:

@@ -62,35 +62,29 @@ class CpuPrompt:
         num_wanted: int = 1,
     ) -> Tensor:
         """As `Decoder.prefill`."""
-        num_heads, num_kv_heads, eps, scale, weights = self._step.constants
-        spread = self._step.decoder.cores.spread
+        weights, spread = self._step.weights, self._step.decoder.cores.spread
         rows, tables = hidden.clone().numpy(), torch.cat(rotary, 1).numpy()
         whole = described([segment])
         num_settled = (segment.start + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
         blocks = [
-            _Block(
-                rows_of(rows[part], num_heads, num_kv_heads, tables.shape[2], weights),
-                tables[part],
-                _segment_of(whole, part),
-                self._step.scratch(),
-            )
+            _Block(rows_of(rows[part], weights), tables[part], _segment_of(whole, part), self._step.scratch())
             for part in _parts(len(rows), torch.get_num_threads())
         ]
 
         def project_block(layer: int, own: _Block) -> None:
-            project(alone(), own.rows, own.tables, own.segment, layer, num_kv_heads, eps, weights, own.queries)
+            project(alone(), own.rows, own.tables, own.segment, layer, weights, own.queries)
 
         def finish_block(layer: int, own: _Block) -> None:
-            finish(alone(), own.rows, own.segment, layer, num_kv_heads, eps, scale, weights, own.queries)
+            finish(alone(), own.rows, own.segment, layer, weights, own.queries)
 
         for block in blocks:
             block.segment[0, KEPT] = num_settled  # before anything is attended to
         last = len(weights.mlp_norm) - 1
         for layer in range(last + 1):
             spread(partial(project_block, layer), blocks)
-            turn_layer(whole, layer, num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
+            turn_layer(whole, layer, weights.num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
             if observer is not None:
-                queries = np.concatenate([block.rows.heads[:, :num_heads] for block in blocks])
+                queries = np.concatenate([block.rows.heads[:, : weights.num_heads] for block in blocks])
                 observer(layer, torch.from_numpy(queries))
             # The last rows see most, and take longest. What the last layer would make of others nobody reads.
             still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)

@@ -73,11 +73,9 @@ class CpuStep:
         self._embedding = as_array(decoder.embedding)
         self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
-        eps = float(language_model.layers[0].input_layernorm.variance_epsilon)
         self._query_type = np.uint16 if decoder.geometry.dtype is torch.bfloat16 else np.float32
         together = TOGETHER if are_integers else 0
-        self._weights = step_weights(language_model, lm_head, decoder.geometry.head_dim, integers_together=together)
-        self.constants = (decoder.num_heads, decoder.geometry.num_kv_heads, eps, decoder.scale, self._weights)
+        self.weights = step_weights(language_model, lm_head, integers_together=together)
         self.use_threads(1)
         # Compiles, or fetches what an earlier start did.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
@@ -116,15 +114,14 @@ class CpuStep:
         count, table, made = len(noise), described([segment]), np.array([len(noise)])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
         first, following = self._room(self._embedding[list(ids)]), self._room(self._embedding[:1].copy())
-        _, num_kv_heads, eps, scale, weights = self.constants
         began = time.monotonic()
         num_threads = self.num_threads if longest_s is None else self.alone.choose(began)
         until_ns = _NEVER_NS if longest_s is None else int(1e9 * (began + longest_s))
         self._team.run(
             num_threads,
             lambda member: run_ahead(
-                member, first, following, position, self._embedding, self._tables, table, num_kv_heads, eps, scale,
-                weights, self.scratch(), sharpness, noise.numpy(), until_ns, tokens, margins, made,
+                member, first, following, position, self._embedding, self._tables, table, self.weights, self.scratch(),
+                sharpness, noise.numpy(), until_ns, tokens, margins, made,
             ),
         )  # fmt: skip
         note_columns([segment], table)
@@ -155,7 +152,6 @@ class CpuStep:
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
         """Logits [n, V padded] of rows hidden [n, E], by as many threads as pay and have cores."""
-        _, num_kv_heads, eps, scale, weights = self.constants
         room, began = self._room(hidden), time.monotonic()
         is_many = len(segments) == 1 and len(hidden) >= _MANY_ROWS
         if len(segments) > 1:
@@ -165,9 +161,7 @@ class CpuStep:
         num_threads = min(wanted, self.decoder.cores.num_threads)
         self._team.run(
             num_threads,
-            lambda member: decode(
-                member, room.rows, tables, segments, num_kv_heads, eps, scale, weights, self.scratch(), room.logits
-            ),
+            lambda member: decode(member, room.rows, tables, segments, self.weights, self.scratch(), room.logits),
         )
         if is_many and num_threads == wanted:
             now = time.monotonic()
@@ -175,9 +169,8 @@ class CpuStep:
         return room.logits
 
     def _room(self, hidden: Array) -> Room:
-        num_heads, num_kv_heads, _, _, weights = self.constants
-        rows = rows_of(hidden, num_heads, num_kv_heads, self._tables.shape[2], weights)
-        return Room(rows, np.empty((len(hidden), weights.head.shape[0] * STRIP), np.float32))
+        logits = np.empty((len(hidden), self.weights.head.shape[0] * STRIP), np.float32)
+        return Room(rows_of(hidden, self.weights), logits)
 
     def _best_team(self, seconds_of: Callable[[int], float], most: int) -> int:
         """How many threads steps take, up to `most`: twice as many as long as that pays, for who has a thread leaves
@@ -211,21 +204,19 @@ class CpuStep:
 
 @compiled
 def decode(
-    member: Member, rows: Rows, tables: Array, segments: Array, num_kv_heads: int, eps: float, scale: float,
-    weights: StepWeights, queries: Array, logits: Array,
-) -> None:  # fmt: skip
+    member: Member, rows: Rows, tables: Array, segments: Array, weights: StepWeights, queries: Array, logits: Array
+) -> None:
     """Logits [n, V padded] of rows (overwritten) with rotary tables [n, 2, D].
 
     queries [64, D] is a member's own scratch, of the type that keys and values are stored in. Keys of rows before a
     segment's first become columns, where they are kept, and the segment says so afterwards.
     """
     for layer in range(weights.mlp_norm.shape[0]):
-        project(member, rows, tables, segments, layer, num_kv_heads, eps, weights, queries)
-        finish(member, rows, segments, layer, num_kv_heads, eps, scale, weights, queries)
+        project(member, rows, tables, segments, layer, weights, queries)
+        finish(member, rows, segments, layer, weights, queries)
     normed = np.empty_like(rows.hidden)
-    rms_norm(rows.hidden, weights.final_norm, eps, normed)
-    begin_task(member, 1)
-    part = take_part(member)
+    rms_norm(rows.hidden, weights.final_norm, weights.eps, normed)
+    part = begin_task(member, 1)
     while part >= 0:  # one thread, once nobody attends any more
         for segment in range(segments.shape[0]):
             segments[segment, KEPT] = num_settled(segments[segment])
@@ -240,8 +231,8 @@ def decode(
 @compiled
 def run_ahead(
     member: Member, first: Room, following: Room, position: int, embedding: Array, tables: Array, segment: Array,
-    num_kv_heads: int, eps: float, scale: float, weights: StepWeights, queries: Array, sharpness: float, noise: Array,
-    until_ns: int, tokens: Array, margins: Array, made: Array,
+    weights: StepWeights, queries: Array, sharpness: float, noise: Array, until_ns: int, tokens: Array, margins: Array,
+    made: Array,
 ) -> None:  # fmt: skip
     """Several steps in one call, since a small model's step takes less time than the interpreter takes to start it.
 
@@ -258,9 +249,8 @@ def run_ahead(
         room = first if i == 0 else following
         num_rows = room.logits.shape[0]
         rotary = tables[position : position + num_rows]
-        decode(member, room.rows, rotary, segment, num_kv_heads, eps, scale, weights, queries, room.logits)
-        begin_task(member, 1)
-        part = take_part(member)
+        decode(member, room.rows, rotary, segment, weights, queries, room.logits)
+        part = begin_task(member, 1)
         while part >= 0:
             tokens[i], margins[i] = choose(room.logits[num_rows - 1], sharpness, noise[i])
             segment[0, START] += num_rows

@@ -17,19 +17,17 @@ from threading import Barrier, get_native_id
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import Array
+from vidspec_models.backends.cpu.vectors import I32, I64, Emitter, emitted
 
 _START_TIMEOUT_S = 10.0
 _LINE, _LINE_BYTES = 16, 128  # int64 of what one core takes from another's cache: a line and its neighbour
 _FIRST, _LAST, _HOLDS = range(3)
 _ALL_TAKEN = 2**62
-_I64 = ir.IntType(64)
 _SPINS = 2000  # some microseconds; then whoever waits for this core may have it
 _YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
 _NAP_US = 50
@@ -125,13 +123,6 @@ def share(part: int, num_parts: int, total: int) -> tuple[int, int]:
 
 
 @compiled
-def begin_task(member: Member, num_parts: int) -> None:
-    """The next task. All members begin the same ones one after the other, and end each."""
-    member.own[_FIRST] = member.own[_LAST]
-    member.own[_LAST] += num_parts
-
-
-@compiled
 def take_part(member: Member) -> int:
     """A part of the task that nobody has taken, from 0, or -1; what this member has taken before it has done."""
     own = member.own
@@ -149,6 +140,17 @@ def take_part(member: Member) -> int:
             return int(taken - own[_FIRST])
         taken = found
     return -1
+
+
+@compiled
+def begin_task(member: Member, num_parts: int) -> int:
+    """The next task, and the first part that this member takes of it, or -1.
+
+    All members begin the same tasks one after the other, and end each.
+    """
+    member.own[_FIRST] = member.own[_LAST]
+    member.own[_LAST] += num_parts
+    return int(take_part(member))
 
 
 @compiled
@@ -170,68 +172,40 @@ def end_task(member: Member) -> None:
             _give_way()
 
 
-@intrinsic
-def now_ns(_typing: Any) -> Any:
+@emitted(types.int64)
+def now_ns(emitter: Emitter) -> Any:
     """As `time.monotonic_ns` has it."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), _I64.as_pointer()])
-        clock = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
-        seconds = cgutils.alloca_once(builder, _I64, 2)  # and nanoseconds
-        builder.call(clock, [ir.IntType(32)(time.CLOCK_MONOTONIC), seconds])
-        nanoseconds = builder.gep(seconds, [ir.IntType(32)(1)])
-        return builder.add(builder.mul(builder.load(seconds), _I64(10**9)), builder.load(nanoseconds))
-
-    return types.int64(), generate
+    builder = emitter.builder
+    seconds = cgutils.alloca_once(builder, I64, 2)  # and nanoseconds
+    emitter.call("clock_gettime", I32, [I32(time.CLOCK_MONOTONIC), seconds])
+    nanoseconds = builder.gep(seconds, [I32(1)])
+    return builder.add(builder.mul(builder.load(seconds), I64(10**9)), builder.load(nanoseconds))
 
 
-@intrinsic
-def _add(_typing: Any, number: Any) -> Any:
+@emitted()
+def _add(emitter: Emitter, number: Any) -> None:
     """One to the int64 at an address."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
-        return context.get_dummy_value()
-
-    return types.none(number), generate
+    emitter.builder.atomic_rmw("add", emitter.builder.inttoptr(number, I64.as_pointer()), I64(1), "acq_rel")
 
 
-@intrinsic
-def _exchange(_typing: Any, number: Any, expected: Any, new: Any) -> Any:
+@emitted(types.int64)
+def _exchange(emitter: Emitter, number: Any, expected: Any, new: Any) -> Any:
     """What is at an address, and the new number there if it was what is expected."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        found = builder.cmpxchg(place, arguments[1], arguments[2], "acq_rel", "acquire")
-        return builder.extract_value(found, 0)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
+    place = emitter.builder.inttoptr(number, I64.as_pointer())
+    found = emitter.builder.cmpxchg(place, expected, new, "acq_rel", "acquire")
+    return emitter.builder.extract_value(found, 0)
 
 
-@intrinsic
-def _number(_typing: Any, number: Any) -> Any:
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
-
-    return types.int64(number), generate
+@emitted(types.int64)
+def _number(emitter: Emitter, number: Any) -> Any:
+    return emitter.builder.load_atomic(emitter.builder.inttoptr(number, I64.as_pointer()), "acquire", 8)
 
 
-@intrinsic
-def _give_way(_typing: Any) -> Any:
-    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
-        return context.get_dummy_value()
-
-    return types.none(), generate
+@emitted()
+def _give_way(emitter: Emitter) -> None:
+    emitter.call("sched_yield", I32, [])
 
 
-@intrinsic
-def _nap(_typing: Any) -> Any:
-    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32)])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "usleep"), [ir.IntType(32)(_NAP_US)])
-        return context.get_dummy_value()
-
-    return types.none(), generate
+@emitted()
+def _nap(emitter: Emitter) -> None:
+    emitter.call("usleep", I32, [I32(_NAP_US)])

@@ -16,32 +16,22 @@ from typing import Any
 
 import torch
 from numba import types
-from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.packing import LANES, STRIP
-from vidspec_models.backends.cpu.vectors import LOG2_E, Emitter, index, splat
+from vidspec_models.backends.cpu.vectors import CACHE_LINE, LOG2_E, Emitter, emitted, index, splat
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
 MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines of a tile: 24 sums of 32 registers of 16 lanes, or twice 12 of 16 of 8
 FEWER_ROWS = min(MAX_ROWS, 10)  # of a tile that holds more than sums: two more were slower
 WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
-CACHE_LINE = 64  # bytes
-_AHEAD = 512 * CACHE_LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
-
-
-def prefetch_ahead(emitter: Emitter, address: Any) -> None:
-    """Of weights, keys or values that are read in the order of memory."""
-    emitter.prefetch(emitter.beyond(address, _AHEAD))
-
-
 _Columns = Callable[[Any, int, int], list[Any]]  # of step k: two vectors of so many lanes, columns c.. and c + 16..
 
 
-@intrinsic
+@emitted()
 def strip_tile(
-    _typing: Any, x_like: Any, w_like: Any, rows: Any, x: Any, x_stride: Any, w: Any, w_stride: Any,
+    emitter: Emitter, x_like: Any, w_like: Any, rows: Any, x: Any, x_stride: Any, w: Any, w_stride: Any,
     out: Any, out_stride: Any, count: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """out[r, :32] += sum over k < count of x[r, k] * w[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
     By the types of x and w:
@@ -50,117 +40,89 @@ def strip_tile(
     * float32 with uint32: words of two bfloat16, columns c and c + 16;
     * bfloat16 with bfloat16: k counts pairs; x[r, k] and each of w[k, :32] are two numbers, multiplied one by one.
     """
-    is_halved = w_like.dtype == types.uint32
-    w_bytes = w_like.dtype.bitwidth // 8
+    is_halved = w_like == types.uint32
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, _, rows, x, x_stride, w, w_stride, out, out_stride, count = arguments
-        emitter = Emitter(builder)
+    def columns(k: Any, c: int, lanes: int) -> list[Any]:
+        row = emitter.address(w, k, w_stride, w_like.bitwidth // 8)
+        lines = [row] if is_halved else [row, emitter.beyond(row, CACHE_LINE)]
+        for line in lines if c == 0 else ():
+            emitter.prefetch(line)
+        places = [emitter.beyond(line, c * 4) for line in lines]
+        return emitter.load_halves(places[0], lanes) if is_halved else [emitter.load(at, lanes) for at in places]
 
-        def columns(k: Any, c: int, lanes: int) -> list[Any]:
-            row = emitter.address(w, k, w_stride, w_bytes)
-            lines = [row] if is_halved else [row, emitter.beyond(row, CACHE_LINE)]
-            for line in lines[: len(lines) if c == 0 else 0]:
-                emitter.prefetch(emitter.beyond(line, _AHEAD))
-            places = [emitter.beyond(line, c * 4) for line in lines]
-            return emitter.load_halves(places[0], lanes) if is_halved else [emitter.load(at, lanes) for at in places]
-
-        _sum_up(emitter, x_like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=True)
-        return context.get_dummy_value()
-
-    return types.none(x_like, w_like, rows, x, x_stride, w, w_stride, out, out_stride, count), generate
+    _sum_up(emitter, x_like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=True)
 
 
-@intrinsic
+@emitted()
 def score_tile(
-    _typing: Any, like: Any, rows: Any, x: Any, x_stride: Any, keys: Any, out: Any, out_stride: Any, count: Any
-) -> Any:  # fmt: skip
+    emitter: Emitter, like: Any, rows: Any, x: Any, x_stride: Any, keys: Any, out: Any, out_stride: Any, count: Any
+) -> None:  # fmt: skip
     """out[r, :32] = sum over k < count of x[r, k] * keys[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
     x and keys, as `transpose_lines` leaves them, are float32, or pairs of bfloat16 that k counts.
     """
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, rows, x, x_stride, keys, out, out_stride, count = arguments
-        emitter = Emitter(builder)
+    def columns(k: Any, c: int, lanes: int) -> list[Any]:
+        row = emitter.address(keys, k, index(STRIP), 4)
+        return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, CACHE_LINE)]
 
-        def columns(k: Any, c: int, lanes: int) -> list[Any]:
-            row = emitter.address(keys, k, index(STRIP), 4)
-            return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, CACHE_LINE)]
-
-        _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=False)
-        return context.get_dummy_value()
-
-    return types.none(like, rows, x, x_stride, keys, out, out_stride, count), generate
+    _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), count, is_added=False)
 
 
-@intrinsic
+@emitted()
 def value_tile(
-    _typing: Any, like: Any, rows: Any, x: Any, x_stride: Any, values: Any, stride: Any, out: Any, out_stride: Any,
+    emitter: Emitter, like: Any, rows: Any, x: Any, x_stride: Any, values: Any, stride: Any, out: Any, out_stride: Any,
     count: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """out[r, :32] = sum over k < count of x[r, k] * values[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
     x and values are float32, or bfloat16: then two rows are taken at once, and where count is odd x[r, count] must be
     nought, which is multiplied with the last row.
     """
-    is_paired = like.dtype == types.uint16
+    builder, is_paired = emitter.builder, like == types.uint16
+    last = builder.sub(count, index(1))
+    steps = builder.sdiv(builder.add(count, index(1)), index(2)) if is_paired else count
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, rows, x, x_stride, values, stride, out, out_stride, count = arguments
-        emitter = Emitter(builder)
-        last = builder.sub(count, index(1))
-        steps = builder.sdiv(builder.add(count, index(1)), index(2)) if is_paired else count
+    def columns(k: Any, c: int, lanes: int) -> list[Any]:
+        if not is_paired:
+            row = emitter.address(values, k, stride, 4)
+            for start in (0, CACHE_LINE) if c == 0 else ():
+                emitter.prefetch(emitter.beyond(row, start))
+            return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, CACHE_LINE)]
+        first = builder.mul(k, index(2))
+        second = emitter.smaller_index(builder.add(first, index(1)), last)
+        lines = [emitter.address(values, number, stride, 2) for number in (first, second)]
+        for line in lines:
+            emitter.prefetch(line)
+        return emitter.in_pairs(*(emitter.load(line) for line in lines))
 
-        def columns(k: Any, c: int, lanes: int) -> list[Any]:
-            if not is_paired:
-                row = emitter.address(values, k, stride, 4)
-                for start in (0, CACHE_LINE) if c == 0 else ():
-                    emitter.prefetch(emitter.beyond(row, _AHEAD + start))
-                return [emitter.load(emitter.beyond(row, start + c * 4), lanes) for start in (0, CACHE_LINE)]
-            first = builder.mul(k, index(2))
-            second = emitter.smaller_index(builder.add(first, index(1)), last)
-            lines = [emitter.address(values, number, stride, 2) for number in (first, second)]
-            for line in lines:
-                emitter.prefetch(emitter.beyond(line, _AHEAD))
-            return emitter.in_pairs(*(emitter.load(line) for line in lines))
-
-        _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), steps, is_added=False)
-        return context.get_dummy_value()
-
-    return types.none(like, rows, x, x_stride, values, stride, out, out_stride, count), generate
+    _sum_up(emitter, like, rows, (x, x_stride), columns, (out, out_stride), steps, is_added=False)
 
 
-@intrinsic
-def transpose_lines(_typing: Any, lines: Any, num_lines: Any, count: Any, out: Any) -> Any:
+@emitted()
+def transpose_lines(emitter: Emitter, lines: Any, num_lines: Any, count: Any, out: Any) -> None:
     """out[k, j] = lines[j, k] for j < 32 and k < 16 * count, in words of 32 bits: lines' words become columns.
 
     Where there are fewer than 32 lines the last one stands for those that are missing.
     """
+    builder = emitter.builder
+    last = builder.sub(num_lines, index(1))
+    width = builder.mul(count, index(LANES))
+    numbers = [emitter.smaller_index(index(j), last) for j in range(STRIP)]
+    places = [emitter.address(lines, number, width, 4) for number in numbers]
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        lines, num_lines, count, out = arguments
-        emitter = Emitter(builder)
-        last = builder.sub(num_lines, index(1))
-        width = builder.mul(count, index(LANES))
-        numbers = [emitter.smaller_index(index(j), last) for j in range(STRIP)]
-        places = [emitter.address(lines, number, width, 4) for number in numbers]
+    def body(block: Any, _: list[Any]) -> list[Any]:
+        for half in range(0, STRIP, LANES):
+            here = [emitter.vector_address(place, block) for place in places[half : half + LANES]]
+            for place in here:
+                emitter.prefetch(place)
+            columns = emitter.transposed([emitter.load(place) for place in here])
+            for i, vector in enumerate(columns):
+                row = builder.add(builder.mul(block, index(LANES)), index(i))
+                emitter.store(vector, emitter.beyond(emitter.address(out, row, index(STRIP), 4), half * 4))
+        return []
 
-        def body(block: Any, _: list[Any]) -> list[Any]:
-            for half in range(0, STRIP, LANES):
-                here = [emitter.address(place, block, index(LANES), 4) for place in places[half : half + LANES]]
-                for place in here:
-                    emitter.prefetch(emitter.beyond(place, _AHEAD))
-                columns = emitter.transposed([emitter.load(place) for place in here])
-                for i, vector in enumerate(columns):
-                    row = builder.add(builder.mul(block, index(LANES)), index(i))
-                    emitter.store(vector, emitter.beyond(emitter.address(out, row, index(STRIP), 4), half * 4))
-            return []
-
-        emitter.loop(count, [], body)
-        return context.get_dummy_value()
-
-    return types.none(lines, num_lines, count, out), generate
+    emitter.loop(count, [], body)
 
 
 def _sum_up(
@@ -171,9 +133,9 @@ def _sum_up(
 
     Where registers are few, more than `WHOLE_ROWS` lines take half of the columns first, then the other half.
     """
-    is_paired = like.dtype == types.uint16  # for AVX-512 alone
+    is_paired = like == types.uint16  # for AVX-512 alone
     multiplied = emitter.dot_pairs if is_paired else emitter.fma
-    x_bytes = like.dtype.bitwidth // 8
+    x_bytes = like.bitwidth // 8
 
     def emit(num_rows: int) -> None:
         lanes = LANES if is_paired or num_rows <= WHOLE_ROWS else LANES // 2
@@ -197,75 +159,57 @@ def _sum_up(
     emitter.select_rows(rows, MAX_ROWS, emit)
 
 
-@intrinsic
-def largest(_typing: Any, numbers: Any, count: Any) -> Any:
+@emitted(types.float32)
+def largest(emitter: Emitter, numbers: Any, count: Any) -> Any:
     """Of count * 16 float32."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        numbers, count = arguments
-        emitter = Emitter(builder)
+    def body(k: Any, most: list[Any]) -> list[Any]:
+        return [emitter.larger(most[0], emitter.load(emitter.vector_address(numbers, k)))]
 
-        def body(k: Any, most: list[Any]) -> list[Any]:
-            return [emitter.larger(most[0], emitter.load(emitter.address(numbers, k, index(LANES), 4)))]
-
-        return emitter.largest(emitter.loop(count, [splat(-math.inf)], body)[0])
-
-    return types.float32(numbers, count), generate
+    return emitter.largest(emitter.loop(count, [splat(-math.inf)], body)[0])
 
 
-@intrinsic
-def exponentials(_typing: Any, like: Any, numbers: Any, scale: Any, shift: Any, count: Any, out: Any) -> Any:
+@emitted(types.float32)
+def exponentials(emitter: Emitter, like: Any, numbers: Any, scale: Any, shift: Any, count: Any, out: Any) -> Any:
     """out = exp(scale * x - shift) over count * 16 float32, to bfloat16 if `like` says so; returns their sum.
 
     None of the exponents is far above nought.
     """
-    is_rounded = like.dtype == types.uint16
+    builder, is_rounded = emitter.builder, like == types.uint16
+    factor, most = emitter.spread(scale), emitter.spread(shift)
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, numbers, scale, shift, count, out = arguments
-        emitter = Emitter(builder)
-        factor, most = emitter.spread(scale), emitter.spread(shift)
+    def body(k: Any, sums: list[Any]) -> list[Any]:
+        scaled = builder.fmul(emitter.load(emitter.vector_address(numbers, k)), factor)
+        power = builder.fmul(builder.fsub(scaled, most), splat(LOG2_E))
+        value = emitter.exp2(power, is_rounded=is_rounded)
+        emitter.store_as(value, emitter.vector_address(out, k, 2 if is_rounded else 4), is_rounded)
+        return [builder.fadd(sums[0], value)]
 
-        def body(k: Any, sums: list[Any]) -> list[Any]:
-            scaled = builder.fmul(emitter.load(emitter.address(numbers, k, index(LANES), 4)), factor)
-            power = builder.fmul(builder.fsub(scaled, most), splat(LOG2_E))
-            value = emitter.exp2(power, is_rounded=is_rounded)
-            emitter.store_as(value, emitter.address(out, k, index(LANES), 2 if is_rounded else 4), is_rounded)
-            return [builder.fadd(sums[0], value)]
-
-        return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
-
-    return types.float32(like, numbers, types.float32, types.float32, count, out), generate
+    return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
 
 
-@intrinsic
-def gated(_typing: Any, gate: Any, up: Any, count: Any) -> Any:
+@emitted()
+def gated(emitter: Emitter, gate: Any, up: Any, count: Any) -> None:
     """In place gate = silu(gate) * up over count * 16 float32."""
+    builder = emitter.builder
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        gate, up, count = arguments
-        emitter = Emitter(builder)
+    def body(k: Any, _: list[Any]) -> list[Any]:
+        place = emitter.vector_address(gate, k)
+        value = emitter.load(place)
+        decay = emitter.exp(builder.fsub(splat(0.0), value))
+        activated = builder.fdiv(value, builder.fadd(splat(1.0), decay))
+        emitter.store(builder.fmul(activated, emitter.load(emitter.vector_address(up, k))), place)
+        return []
 
-        def body(k: Any, _: list[Any]) -> list[Any]:
-            place = emitter.address(gate, k, index(LANES), 4)
-            value = emitter.load(place)
-            decay = emitter.exp(builder.fsub(splat(0.0), value))
-            activated = builder.fdiv(value, builder.fadd(splat(1.0), decay))
-            emitter.store(builder.fmul(activated, emitter.load(emitter.address(up, k, index(LANES), 4))), place)
-            return []
-
-        emitter.loop(count, [], body)
-        return context.get_dummy_value()
-
-    return types.none(gate, up, count), generate
+    emitter.loop(count, [], body)
 
 
-@intrinsic
-def gelu(_typing: Any, numbers: Any, count: Any) -> Any:
+@emitted()
+def gelu(emitter: Emitter, numbers: Any, count: Any) -> None:
     """In place x -> x Phi(x) over count * 16 float32, Phi by erf: Abramowitz and Stegun, 7.1.26, within 1e-7."""
+    builder = emitter.builder
 
-    def phi(emitter: Emitter, value: Any) -> Any:
-        builder = emitter.builder
+    def phi(value: Any) -> Any:
         z = builder.fmul(emitter.magnitude(value), splat(math.sqrt(0.5)))
         t = builder.fdiv(splat(1.0), emitter.fma(z, splat(0.3275911), splat(1.0)))
         series = splat(1.061405429)
@@ -276,99 +220,74 @@ def gelu(_typing: Any, numbers: Any, count: Any) -> Any:
         is_negative = builder.fcmp_ordered("<", value, splat(0.0))
         return builder.select(is_negative, beyond, builder.fsub(splat(1.0), beyond))
 
-    return _activation(phi, numbers, count)
+    _multiply_each(emitter, numbers, count, phi)
 
 
-@intrinsic
-def tanh_gelu(_typing: Any, numbers: Any, count: Any) -> Any:
+@emitted()
+def tanh_gelu(emitter: Emitter, numbers: Any, count: Any) -> None:
     """The same, Phi by tanh: 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    builder = emitter.builder
 
-    def phi(emitter: Emitter, value: Any) -> Any:
-        builder = emitter.builder
+    def phi(value: Any) -> Any:
         cube = builder.fmul(builder.fmul(value, value), value)
         inner = emitter.fma(cube, splat(0.044715), value)
         decay = emitter.exp(builder.fmul(inner, splat(-2 * math.sqrt(2 / math.pi))))
         return builder.fdiv(splat(1.0), builder.fadd(splat(1.0), decay))
 
-    return _activation(phi, numbers, count)
+    _multiply_each(emitter, numbers, count, phi)
 
 
-def _activation(phi: Callable[[Emitter, Any], Any], numbers: Any, count: Any) -> Any:
-    """What an intrinsic returns that multiplies count * 16 float32 in place by a function of each."""
+def _multiply_each(emitter: Emitter, numbers: Any, count: Any, factor_of: Callable[[Any], Any]) -> None:
+    """In place count * 16 float32 by a function of each."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        numbers, count = arguments
-        emitter = Emitter(builder)
+    def body(k: Any, _: list[Any]) -> list[Any]:
+        place = emitter.vector_address(numbers, k)
+        value = emitter.load(place)
+        emitter.store(emitter.builder.fmul(value, factor_of(value)), place)
+        return []
 
-        def body(k: Any, _: list[Any]) -> list[Any]:
-            place = emitter.address(numbers, k, index(LANES), 4)
-            value = emitter.load(place)
-            emitter.store(builder.fmul(value, phi(emitter, value)), place)
-            return []
-
-        emitter.loop(count, [], body)
-        return context.get_dummy_value()
-
-    return types.none(numbers, count), generate
+    emitter.loop(count, [], body)
 
 
-@intrinsic
-def centred(_typing: Any, numbers: Any, count: Any, out: Any) -> Any:
+@emitted(types.float32)
+def centred(emitter: Emitter, numbers: Any, count: Any, out: Any) -> Any:
     """out = x less the mean of count * 16 float32; returns the sum of their squares."""
+    builder = emitter.builder
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        numbers, count, out = arguments
-        emitter = Emitter(builder)
+    def add(k: Any, sums: list[Any]) -> list[Any]:
+        return [builder.fadd(sums[0], emitter.load(emitter.vector_address(numbers, k)))]
 
-        def add(k: Any, sums: list[Any]) -> list[Any]:
-            return [builder.fadd(sums[0], emitter.load(emitter.address(numbers, k, index(LANES), 4)))]
+    total = emitter.total(emitter.loop(count, [splat(0.0)], add)[0])
+    width = builder.sitofp(builder.mul(count, index(LANES)), total.type)
+    mean = emitter.spread(builder.fdiv(total, width))
 
-        total = emitter.total(emitter.loop(count, [splat(0.0)], add)[0])
-        width = builder.sitofp(builder.mul(count, index(LANES)), total.type)
-        mean = emitter.spread(builder.fdiv(total, width))
+    def centre(k: Any, sums: list[Any]) -> list[Any]:
+        value = builder.fsub(emitter.load(emitter.vector_address(numbers, k)), mean)
+        emitter.store(value, emitter.vector_address(out, k))
+        return [emitter.fma(value, value, sums[0])]
 
-        def centre(k: Any, sums: list[Any]) -> list[Any]:
-            value = builder.fsub(emitter.load(emitter.address(numbers, k, index(LANES), 4)), mean)
-            emitter.store(value, emitter.address(out, k, index(LANES), 4))
-            return [emitter.fma(value, value, sums[0])]
-
-        return emitter.total(emitter.loop(count, [splat(0.0)], centre)[0])
-
-    return types.float32(numbers, count, out), generate
+    return emitter.total(emitter.loop(count, [splat(0.0)], centre)[0])
 
 
-@intrinsic
-def sum_of_squares(_typing: Any, numbers: Any, count: Any) -> Any:
+@emitted(types.float32)
+def sum_of_squares(emitter: Emitter, numbers: Any, count: Any) -> Any:
     """Of count * 16 float32."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        numbers, count = arguments
-        emitter = Emitter(builder)
+    def body(k: Any, sums: list[Any]) -> list[Any]:
+        part = emitter.load(emitter.vector_address(numbers, k))
+        return [emitter.fma(part, part, sums[0])]
 
-        def body(k: Any, sums: list[Any]) -> list[Any]:
-            part = emitter.load(emitter.address(numbers, k, index(LANES), 4))
-            return [emitter.fma(part, part, sums[0])]
-
-        return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
-
-    return types.float32(numbers, count), generate
+    return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
 
 
-@intrinsic
-def copy_line(_typing: Any, like: Any, source: Any, target: Any, count: Any) -> Any:
+@emitted()
+def copy_line(emitter: Emitter, like: Any, source: Any, target: Any, count: Any) -> None:
     """Copy count * 16 float32, to bfloat16 if `like` says so."""
-    is_rounded = like.dtype == types.uint16
+    is_rounded = like == types.uint16
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, source, target, count = arguments
-        emitter = Emitter(builder)
+    def body(k: Any, _: list[Any]) -> list[Any]:
+        value = emitter.load(emitter.vector_address(source, k))
+        emitter.store_as(value, emitter.vector_address(target, k, 2 if is_rounded else 4), is_rounded)
+        return []
 
-        def body(k: Any, _: list[Any]) -> list[Any]:
-            value = emitter.load(emitter.address(source, k, index(LANES), 4))
-            emitter.store_as(value, emitter.address(target, k, index(LANES), 2 if is_rounded else 4), is_rounded)
-            return []
-
-        emitter.loop(count, [], body)
-        return context.get_dummy_value()
-
-    return types.none(like, source, target, count), generate
+    emitter.loop(count, [], body)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlavaOnevisionModel
@@ -29,10 +28,7 @@ from vidspec_models.backends.cpu.packing import (
     STRIP,
     Array,
     as_array,
-    in_strips,
-    integers,
-    narrowed,
-    paired,
+    packed,
     vision_linears,
     vision_products,
 )
@@ -145,13 +141,9 @@ def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
 
 def linear(rounded: Set[nn.Linear], *modules: Any) -> Linear:
     """One product for all of them; weights in the arithmetic of their dtype, or integers if they are `rounded`."""
-    stored: Callable[[NDArray[np.float32]], Array] = narrowed
-    if modules[0] in rounded:
-        stored = partial(integers, num_together=TOGETHER)
-    elif modules[0].weight.dtype is torch.bfloat16:
-        stored = paired
-    weight = stored(in_strips([torch.cat([module.weight for module in modules])]))[0]
-    return Linear(weight, as_array(torch.cat([module.bias for module in modules])))
+    weight = torch.cat([module.weight for module in modules])
+    bias = torch.cat([module.bias for module in modules])
+    return Linear(packed([weight], TOGETHER if modules[0] in rounded else 0)[0], as_array(bias))
 
 
 def norm(module: Any) -> Norm:
@@ -165,11 +157,11 @@ def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
     normed, heads = np.empty_like(rows), np.empty((num_rows, 3 * size), np.float32)
     layer_norm(rows, weights.first_norm, normed)
     fill(heads, weights.qkv.bias)
-    product(operand(normed, weights.qkv.weight), weights.qkv.weight, heads, 0, weights.qkv.weight.shape[0])
+    multiply(normed, weights.qkv.weight, heads)
     mixed = np.empty_like(rows)
     attend_frame(heads.reshape(num_rows, 3 * weights.num_heads, size // weights.num_heads), weights.scale, like, mixed)
     fill(out, weights.output.bias)
-    product(operand(mixed, weights.output.weight), weights.output.weight, out, 0, weights.output.weight.shape[0])
+    multiply(mixed, weights.output.weight, out)
     for row in range(num_rows):
         for column in range(size):
             out[row, column] += rows[row, column]
@@ -195,12 +187,18 @@ def add_mlp(rows: Array, up: Linear, down: Linear, is_exact: bool, out: Array) -
         last = min(first + MAX_LINES, rows.shape[0])
         part = acted[: last - first]
         fill(part, up.bias)
-        product(operand(rows[first:last], up.weight), up.weight, part, 0, up.weight.shape[0])
+        multiply(rows[first:last], up.weight, part)
         if is_exact:
             gelu(part.ctypes.data, part.size // LANES)
         else:
             tanh_gelu(part.ctypes.data, part.size // LANES)
-        product(operand(part, down.weight), down.weight, out[first:last], 0, down.weight.shape[0])
+        multiply(part, down.weight, out[first:last])
+
+
+@compiled
+def multiply(x: Array, weight: Array, out: Array) -> None:
+    """out [n, N] += x [n, K] times a weight in strips."""
+    product(operand(x, weight), weight, out, 0, weight.shape[0])
 
 
 @compiled

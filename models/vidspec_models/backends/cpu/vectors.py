@@ -6,10 +6,13 @@ LLVM maps the vectors, mostly of 16 lanes, to what the machine has: one AVX-512 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from llvmlite import binding, ir
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 
 from vidspec_models.backends.cpu.packing import LANES
 
@@ -20,6 +23,8 @@ _SHORT = ir.IntType(16)
 _SHORTS = ir.VectorType(_SHORT, LANES)
 _MULTIPLY_PAIRS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 _ADD_QUADS = {8: ("{vex} vpdpbusd $3, $2, $0", "=x,0,x,x"), 16: ("vpdpbusd $3, $2, $0", "=v,0,v,v")}
+CACHE_LINE = 64  # bytes
+_AHEAD = 512 * CACHE_LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
 LOG2_E = 1.4426950408889634
 # 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
@@ -35,14 +40,9 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no name for it
     def _to_string(self) -> str:
         return "bfloat"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
 
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+_BFLOAT = _BFloat()
+_PAIRS = ir.VectorType(_BFLOAT, 2 * LANES)
 _PAIRED_SHORTS = ir.VectorType(_SHORT, 2 * LANES)
 
 binding.initialize_native_asmparser()  # for what LLVM has no instruction of its own for
@@ -63,28 +63,50 @@ def splat_int(value: int, lanes: int = LANES) -> Any:
     return ir.Constant(ir.VectorType(I32, lanes), [value] * lanes)
 
 
+def emitted(result: Any = types.none) -> Any:
+    """Makes what compiled code can call of a function that emits code for it, told an Emitter and the arguments.
+
+    In the place of an array the function is told the type of its elements: such an argument is there for that alone.
+    """
+
+    def made(emit: Callable[..., Any]) -> Any:
+        @wraps(emit)
+        def typed(_typing: Any, *kinds: Any) -> Any:
+            def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+                pairs = zip(kinds, values, strict=True)
+                told = [kind.dtype if isinstance(kind, types.Array) else value for kind, value in pairs]
+                returned = emit(Emitter(builder), *told)
+                return context.get_dummy_value() if result is types.none else returned
+
+            return result(*kinds), generate
+
+        return intrinsic(typed)
+
+    return made
+
+
 class Emitter:
     """Emits into one builder; addresses are int64, strides count elements."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def _call(self, name: str, result: Any, arguments: list[Any], **flags: Any) -> Any:
+    def call(self, name: str, result: Any, arguments: list[Any], **flags: Any) -> Any:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments, **flags)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self._call(f"llvm.fma.v{c.type.count}f32", c.type, [a, b, c])
+        return self.call(f"llvm.fma.v{c.type.count}f32", c.type, [a, b, c])
 
     def dot_pairs(self, a: Any, b: Any, c: Any) -> Any:
         """c + the products of a's and b's pairs of bfloat16, one a lane; x86 with AVX512_BF16 only."""
         pairs = [self.builder.bitcast(vector, _PAIRS) for vector in (a, b)]
-        return self._call("llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, [c, *pairs])
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, [c, *pairs])
 
     def total(self, vector: Any) -> Any:
         """Sum of the lanes, always by the same tree."""
         arguments = [ir.Constant(F32, 0.0), vector]
-        return self._call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
+        return self.call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
 
     def transposed(self, vectors: list[Any]) -> list[Any]:
         """Of 16 vectors: lane j of vector i goes to lane i of vector j. Blocks of 1, 2, 4 and 8 lanes change places."""
@@ -117,7 +139,7 @@ class Emitter:
 
     def largest(self, vector: Any) -> Any:
         """Of the lanes."""
-        return self._call("llvm.vector.reduce.fmax.v16f32", F32, [vector])
+        return self.call("llvm.vector.reduce.fmax.v16f32", F32, [vector])
 
     def exp(self, x: Any) -> Any:
         """e**x, held within what a float32 can be."""
@@ -141,6 +163,10 @@ class Emitter:
         """base + position * stride elements of `size` bytes."""
         builder = self.builder
         return builder.add(base, builder.mul(builder.mul(position, stride), index(size)))
+
+    def vector_address(self, base: Any, number: Any, size: int = 4) -> Any:
+        """Of the vector of that number, with elements of `size` bytes."""
+        return self.address(base, number, index(LANES), size)
 
     def smaller_index(self, a: Any, b: Any) -> Any:
         return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
@@ -178,7 +204,7 @@ class Emitter:
         def multiply(*words: Any) -> Any:
             lanes = words[0].type.count
             shorts = [self.builder.bitcast(vector, ir.VectorType(_SHORT, 2 * lanes)) for vector in words]
-            return self._call(_MULTIPLY_PAIRS[lanes], words[0].type, shorts)
+            return self.call(_MULTIPLY_PAIRS[lanes], words[0].type, shorts)
 
         return self._in_halves(multiply, [a, self.builder.bitcast(b, a.type)], most_lanes)
 
@@ -209,11 +235,11 @@ class Emitter:
         return self.builder.sitofp(vector, ir.VectorType(F32, vector.type.count))
 
     def magnitude(self, vector: Any) -> Any:
-        return self._call("llvm.fabs.v16f32", VECTOR, [vector])
+        return self.call("llvm.fabs.v16f32", VECTOR, [vector])
 
     def nearest_integers(self, vector: Any) -> Any:
         """16 float32 as int32."""
-        return self.builder.fptosi(self._call("llvm.rint.v16f32", VECTOR, [vector]), _INTEGERS)
+        return self.builder.fptosi(self.call("llvm.rint.v16f32", VECTOR, [vector]), _INTEGERS)
 
     def shortened(self, integers: Any, num_bytes: int) -> Any:
         """Int32 as integers of fewer bytes, which they must fit."""
@@ -227,32 +253,29 @@ class Emitter:
 
     def sum_of_integers(self, integers: Any) -> Any:
         """Of 16 int32."""
-        return self._call("llvm.vector.reduce.add.v16i32", I32, [integers])
+        return self.call("llvm.vector.reduce.add.v16i32", I32, [integers])
 
     def load_halves(self, address: Any, lanes: int = LANES) -> list[Any]:
         """Two vectors of bfloat16, one in the lower and one in the upper halves of the words, as float32."""
-        builder = self.builder
-        words = builder.load(builder.inttoptr(address, ir.VectorType(I32, lanes).as_pointer()))
-        words.align = 4
+        builder, words = self.builder, self.load(address, lanes, I32)
         lower = builder.shl(words, splat_int(16, lanes))
         upper = builder.and_(words, splat_int(0xFFFF0000, lanes))
         return [builder.bitcast(half, ir.VectorType(F32, lanes)) for half in (lower, upper)]
 
     def rounded(self, vector: Any) -> Any:
         """16 bfloat16: to nearest, ties to even; x86 with AVX512_BF16 only."""
-        halves = self._call("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFloat(), LANES), [vector])
+        halves = self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFLOAT, LANES), [vector])
         return self.builder.bitcast(halves, _SHORTS)
 
     def prefetch(self, address: Any) -> None:
-        """Ask for the line at an address that will be read; one that is nowhere does no harm.
+        """Of weights, keys or values that are read in the order of memory, ask for what lies some way ahead of a line.
 
-        Into the second level: the first has too few places for lines that are under way.
+        Where that is nowhere it does no harm. Into the second level: the first has too few places for lines that are
+        under way.
         """
-        builder = self.builder
-        place = builder.inttoptr(address, ir.IntType(8).as_pointer())
-        how = [ir.Constant(I32, flag) for flag in (0, 2, 1)]  # to read, into the second cache, data
-        kind = ir.FunctionType(ir.VoidType(), [place.type, *(flag.type for flag in how)])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), [place, *how])
+        place = self.builder.inttoptr(self.beyond(address, _AHEAD), ir.IntType(8).as_pointer())
+        how = [I32(flag) for flag in (0, 2, 1)]  # to read, into the second cache, data
+        self.call("llvm.prefetch.p0", ir.VoidType(), [place, *how])
 
     def spread(self, scalar: Any, lanes: int = LANES) -> Any:
         """One number in all lanes."""

@@ -1,4 +1,4 @@
-"""A step's rows cut and laid out for the CUDA path: forwards of few fixed shapes, all that varies in one table. Pure.
+"""A step's rows cut and laid out for the CUDA path: forwards of few fixed shapes, all that varies in one table.
 
 Products are made for one of ROW_BUCKETS rows, attention for blocks of one request's rows. Whatever is asked for becomes
 one or more forwards of such a shape, in order; a row that is cut off goes into the next forward, where the rows before
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from vidspec_models.decoder.decoder import Segment
 
 ROW_BUCKETS = (16, 32, 64)  # up to 64 rows a product's time is that of reading its weight
 BLOCK_BUCKETS = (1, 2, 4, 8, 16)
@@ -23,37 +22,18 @@ STATE_FIELDS = 2  # of tokens made one after the other: the row that the next on
 _NO_PLACE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """`count` rows of a segment from its row `first` on: a block of attention."""
-
-    segment: int
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a segment's cache is, and the place of the segment's first row in it."""
-
-    keys: int  # address
-    values: int
-    capacity: int
-    start: int
-
-
-def forwards(counts: Sequence[int], rows_per_block: int, most_rows: int) -> list[list[Piece]]:
-    """Pieces of every forward; all rows come once, in order, and no forward exceeds its rows or blocks."""
-    found: list[list[Piece]] = []
+def forwards(segments: Sequence[Segment], rows_per_block: int, most_rows: int) -> list[list[Segment]]:
+    """Blocks of attention of every forward; all rows come once, in order, and no forward exceeds its rows or blocks."""
+    found: list[list[Segment]] = []
     free_rows = 0
-    for segment, count in enumerate(counts):
+    for segment in segments:
         first = 0
-        while first < count:
+        while first < segment.num_rows:
             if not found or free_rows == 0 or len(found[-1]) == BLOCK_BUCKETS[-1]:
                 found.append([])
                 free_rows = most_rows
-            taken = min(count - first, rows_per_block, free_rows)
-            found[-1].append(Piece(segment, first, taken))
+            taken = min(segment.num_rows - first, rows_per_block, free_rows)
+            found[-1].append(Segment(segment.cache, segment.start + first, taken))
             first += taken
             free_rows -= taken
     return found
@@ -64,36 +44,39 @@ def bucket(count: int, buckets: Sequence[int]) -> int:
     return next(size for size in buckets if size >= count)
 
 
-class StepTable:
-    """One forward's inputs as one array of int64, so that they reach the device in one copy."""
+class StepInputs(NamedTuple):
+    """One forward's inputs: parts of one array of int64, NumPy's or torch's, that reaches the device in one copy."""
 
-    def __init__(self, most_rows: int, storage: NDArray[np.int64]) -> None:
-        self.ids, self.positions, self.rows, self.blocks, self.state = (
-            storage[part].reshape(shape) for part, shape in layout(most_rows)
-        )
+    ids: Any  # [rows]
+    positions: Any  # [rows]
+    rows: Any  # [rows, ROW_FIELDS]
+    blocks: Any  # [blocks, BLOCK_FIELDS]
+    state: Any  # [STATE_FIELDS]
 
-    def fill(
-        self, pieces: Sequence[Piece], ids: Sequence[int], positions: Sequence[int], places: Sequence[Place]
-    ) -> None:
-        """`ids` and `positions` are those of the forward's rows, `places` those of all segments."""
+    @classmethod
+    def of(cls, array: Any, most_rows: int) -> StepInputs:
+        """Views of an array of `num_inputs`."""
+        return cls(*(array[part].reshape(shape) for part, shape in _layout(most_rows)))
+
+    def fill(self, blocks: Sequence[Segment], ids: Sequence[int], positions: Sequence[int]) -> None:
+        """`ids` and `positions` are those of the forward's rows."""
         count = len(ids)
         self.ids[:count], self.positions[:count] = ids, positions
         self.ids[count:], self.positions[count:] = 0, 0
         self.rows[count:, ROW_FIELDS - 1] = _NO_PLACE
-        self.blocks[len(pieces) :] = 0
+        self.blocks[len(blocks) :] = 0
         self.state[:] = count - 1, 0
         row = 0
-        for index, piece in enumerate(pieces):
-            place = places[piece.segment]
-            start = place.start + piece.first
-            lines = slice(row, row + piece.count)
-            self.rows[lines, :3] = place.keys, place.values, place.capacity
-            self.rows[lines, 3] = range(start, start + piece.count)
-            self.blocks[index] = place.keys, place.values, place.capacity, row, piece.count, start
-            row += piece.count
+        for index, block in enumerate(blocks):
+            place = block.cache.keys.data_ptr(), block.cache.values.data_ptr(), block.cache.capacity
+            lines = slice(row, row + block.num_rows)
+            self.rows[lines, :3] = place
+            self.rows[lines, 3] = range(block.start, block.start + block.num_rows)
+            self.blocks[index] = *place, row, block.num_rows, block.start
+            row += block.num_rows
 
 
-def layout(most_rows: int) -> list[tuple[slice, tuple[int, ...]]]:
+def _layout(most_rows: int) -> list[tuple[slice, tuple[int, ...]]]:
     """Where ids, positions, rows, blocks and state lie in the array, and their shapes."""
     shapes: tuple[tuple[int, ...], ...] = (
         (most_rows,),
@@ -110,6 +93,6 @@ def layout(most_rows: int) -> list[tuple[slice, tuple[int, ...]]]:
     return found
 
 
-def table_size(most_rows: int) -> int:
+def num_inputs(most_rows: int) -> int:
     """Length of the array."""
-    return sum(math.prod(shape) for _, shape in layout(most_rows))
+    return sum(math.prod(shape) for _, shape in _layout(most_rows))

@@ -69,7 +69,6 @@ class CudaChooser:
     """Chooses up to `most` tokens of one request, one after the other; `options` are those of every launch."""
 
     def __init__(self, most: int, vocabulary: int, device: torch.device, options: Mapping[str, Any]) -> None:
-        self.most = most
         self._num_blocks = triton.cdiv(vocabulary, _BLOCK)
         self._noise = torch.full((most, vocabulary), float("-inf"), device=device)  # what is no token never wins
         self._sharpness = torch.ones(1, device=device)

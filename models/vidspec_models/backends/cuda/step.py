@@ -19,13 +19,10 @@ from torch import Tensor
 from vidspec_models.backends.cuda.batch import (
     BLOCK_BUCKETS,
     ROW_BUCKETS,
-    Piece,
-    Place,
-    StepTable,
+    StepInputs,
     bucket,
     forwards,
-    layout,
-    table_size,
+    num_inputs,
 )
 from vidspec_models.backends.cuda.choosing import CudaChooser
 from vidspec_models.backends.cuda.kernels import CudaKernels, launch_options
@@ -53,12 +50,10 @@ class CudaStep:
         heads = decoder.num_heads, decoder.geometry.num_kv_heads, decoder.geometry.head_dim
         self._kernels = CudaKernels(*heads, decoder.scale, options)
         self._products = CudaProducts(device, options)
-        self._staging = torch.zeros(table_size(most), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._table = StepTable(most, self._staging.numpy())
+        self._staging = torch.zeros(num_inputs(most), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._staged = StepInputs.of(self._staging.numpy(), most)
         self._inputs = self._staging.to(device)
-        self._ids, self._positions, self._rows, self._blocks, self._state = (
-            self._inputs[part].view(shape) for part, shape in layout(most)
-        )
+        self._ids, self._positions, self._rows, self._blocks, self._state = StepInputs.of(self._inputs, most)
         self._copied: torch.cuda.Event | None = None
         self._chooser = CudaChooser(MOST_AHEAD, decoder.weights.head.weight.shape[0], device, options)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -75,13 +70,11 @@ class CudaStep:
         """
         if any(segment.cache.hidden is not None for segment in segments):
             return self._one_by_one(ids, positions, segments)
-        places = [_place(segment) for segment in segments]
-        counts = [segment.num_rows for segment in segments]
         found, row = [], 0
-        for pieces in forwards(counts, self._kernels.rows_per_block, self._buckets[-1]):
-            stop = row + sum(piece.count for piece in pieces)
-            self._send(pieces, ids[row:stop], positions[row:stop], places)
-            logits = self._forward(stop - row, len(pieces))
+        for blocks in forwards(segments, self._kernels.rows_per_block, self._buckets[-1]):
+            stop = row + sum(block.num_rows for block in blocks)
+            self._send(blocks, ids[row:stop], positions[row:stop])
+            logits = self._forward(stop - row, len(blocks))
             found.append(logits if stop == len(ids) else logits.clone())  # the next forward overwrites it
             row = stop
         return found[0] if len(found) == 1 else torch.cat(found)
@@ -114,9 +107,7 @@ class CudaStep:
             self(ids[:first], range(position, position + first), [replace(segment, num_rows=first)])
         last = Segment(segment.cache, segment.start + first, len(ids) - first)
         self._chooser.begin(noise[:count], sharpness)
-        self._send(
-            [Piece(0, 0, last.num_rows)], ids[first:], range(position + first, position + len(ids)), [_place(last)]
-        )
+        self._send([last], ids[first:], range(position + first, position + len(ids)))
         for _ in range(count):
             self._next_token()
         return self._chooser.found(count)
@@ -140,12 +131,10 @@ class CudaStep:
             for count in _PROBE_ROWS
         )
 
-    def _send(
-        self, pieces: Sequence[Piece], ids: Sequence[int], positions: Sequence[int], places: Sequence[Place]
-    ) -> None:
+    def _send(self, blocks: Sequence[Segment], ids: Sequence[int], positions: Sequence[int]) -> None:
         if self._copied is not None:
             self._copied.synchronize()  # the last copy out of the staging memory; long over, as a rule
-        self._table.fill(pieces, ids, positions, places)
+        self._staged.fill(blocks, ids, positions)
         self._inputs.copy_(self._staging, non_blocking=True)
         if self._inputs.is_cuda:
             self._copied = torch.cuda.Event()
@@ -208,8 +197,3 @@ class CudaStep:
             with torch.cuda.graph(graph, pool=pool):
                 result = work()
         return graph, result
-
-
-def _place(segment: Segment) -> Place:
-    cache = segment.cache
-    return Place(cache.keys.data_ptr(), cache.values.data_ptr(), cache.capacity, segment.start)

@@ -248,8 +248,7 @@ def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
 
 def weight_bytes(model: Any, *, integers_together: int = 0) -> int:
     """What a step reads of the matrices."""
-    head_dim = model.model.layers[0].self_attn.head_dim
-    weights = step_weights(model.model, model.lm_head, head_dim, integers_together=integers_together)
+    weights = step_weights(model.model, model.lm_head, integers_together=integers_together)
     read = (weights.qkv, weights.output, weights.gate_up, weights.down, weights.head)
     return sum(array.nbytes for array in read)
 

@@ -46,8 +46,7 @@ def test_all_is_shared_out_once_and_fairly(total: int, num_parts: int) -> None:
 def running_sums(member: Member, who: int, num_tasks: int, num_parts: int, sums: Array, takers: Array) -> None:
     """Each task's parts add up all parts of the task before: `sums` [tasks + 1, parts], the first line given."""
     for task in range(num_tasks):
-        begin_task(member, num_parts)
-        part = take_part(member)
+        part = begin_task(member, num_parts)
         while part >= 0:
             takers[task, part] += 1 << (8 * who)
             for before in range(num_parts):
@@ -122,8 +121,7 @@ def test_who_comes_after_a_failure_has_nothing_to_do() -> None:
             raise MemoryError
         begun.set()
         gate.wait(10)
-        begin_task(member, 4)
-        assert take_part(member) == -1
+        assert begin_task(member, 4) == -1
         has_come.set()
 
     with pytest.raises(MemoryError):
@@ -160,9 +158,7 @@ def test_nobody_waits_for_ever_for_one_that_has_failed(monkeypatch: pytest.Monke
     monkeypatch.setattr(team, "_PATIENCE", 10_000)
     parts = np.zeros(32, np.int64)
     mine, theirs = (joined(2, parts.ctypes.data) for _ in range(2))
-    for each in (mine, theirs):
-        begin_task(each, 1)
-    assert (take_part(theirs), take_part(mine)) == (0, -1)
+    assert (begin_task(theirs, 1), begin_task(mine, 1)) == (0, -1)
     with pytest.raises(RuntimeError, match="missing"):
         numba.njit(end_task.py_func)(mine)
 
