@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -78,9 +79,10 @@ class StageRun:
         self.save()
 
     def report(self, **values: float) -> None:
-        """Feed the running averages shown by the bar and the log."""
+        """Feed the running averages shown by the bar and the log; one that took in what is no number would stay so."""
         for name, value in values.items():
-            self._averages[name] = value if name not in self._averages else 0.95 * self._averages[name] + 0.05 * value
+            if math.isfinite(value):
+                self._averages[name] = 0.95 * self._averages.get(name, value) + 0.05 * value
 
     def save(self) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,14 @@ def test_a_stage_resumes_its_clock_and_parts(tmp_path: Path) -> None:
     assert torch.equal(fresh.weight, layer.weight)
     assert again.step == len(steps)
     assert list(again.steps()) == []
+
+
+def test_a_step_without_a_number_leaves_the_averages_as_they_were(tmp_path: Path) -> None:
+    options = TrainOptions(work_dir=tmp_path, output_dir=tmp_path)
+    run = StageRun("tower", options, {})
+    for norm in (math.nan, 2.0, math.inf, math.nan, 4.0):
+        run.report(norm=norm)
+    assert run._averages == {"norm": pytest.approx(2.1)}
 
 
 class _Line(LanguageStage):
