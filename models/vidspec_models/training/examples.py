@@ -355,14 +355,18 @@ def draw_num_visual(num_frames: int, generator: torch.Generator) -> int:
 
 
 def make_pair_text(packer: ExamplePacker, seed: int, clips: range, text_len: int) -> PackedText | None:
-    """Questions about each of the training clips and the next one, the first after the last; None if one is foreign."""
+    """Questions about each of the training clips and the next one, the first after the last.
+
+    None if one is foreign, or if chance found nothing to ask of any: the mean loss of no answers is no number.
+    """
     scenes = [training_scene(seed, _FIRST_CLIP + index) for index in clips]
     if len(scenes) < 2 or any(map(is_foreign, scenes)):
         return None
     rng = np.random.default_rng([scenes[0].seed, 37])
     following = [*scenes[1:], scenes[0]]
     pairs = zip(scenes, following, strict=True)
-    return packer.pack([packer.draw_pair(one, other, text_len, rng) for one, other in pairs], text_len)
+    drawn = [packer.draw_pair(one, other, text_len, rng) for one, other in pairs]
+    return packer.pack(drawn, text_len) if any(drawn) else None
 
 
 def is_foreign(scene: Scene) -> bool:

@@ -96,3 +96,9 @@ def test_questions_about_two_clips_say_which_of_them(tokenizer: PreTrainedTokeni
     assert text is not None
     answers = text.ids[0][text.labels[0].roll(1) != IGNORE]
     assert set(tokenizer.decode(answers, skip_special_tokens=True).replace("second", "first").split("first")) == {""}
+
+
+def test_where_chance_finds_nothing_to_ask_of_two_clips_there_is_no_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    alike = 60_010_110  # a small purple circle and an E, which the next one shows as well
+    assert not any(is_foreign(training_scene(0, 50_000_000 + alike + k)) for k in (0, 1))
+    assert make_pair_text(ExamplePacker(tokenizer), 0, range(alike, alike + 2), 96) is None
