@@ -7,7 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-HELD_OUT = 200  # phrasings of each kind that no training example uses
+HELD_OUT = 200  # phrasings of each kind that training does not take from here
+# Training uses them all the same: short questions and prompts for captions are phrased so, too.
+_TRAINED_ELSEWHERE = {"What is happening here?", "How big is {it}?", "What shape is the {colour} object?"}
 _OPENINGS = ("", "Please tell me, ", "Tell me, ", "Can you say, ", "Look closely: ", "Question: ", "Quick question, ")
 _REQUESTS = ("", "Please ", "Could you please ", "Can you ", "I want you to ", "Kindly ", "Now ")
 _PLACES = ("", " in the video", " in this video", " in the clip", " in this clip", " here")
@@ -282,9 +284,11 @@ KINDS = tuple(dict.fromkeys((*_CORES, *_REQUEST_CORES)))
 
 
 def phrasings(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """Those of a kind that training uses, or the others; fields such as `{it}` are still open."""
+    """Those of a kind that training uses, or those that it never does; fields such as `{it}` are still open."""
     found = _split(kind)
-    return found[:HELD_OUT] if held_out else found[HELD_OUT:]
+    if not held_out:
+        return found[HELD_OUT:]
+    return tuple(text for text in found[:HELD_OUT] if text not in _TRAINED_ELSEWHERE)
 
 
 @lru_cache(maxsize=len(KINDS))
