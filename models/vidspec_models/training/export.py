@@ -46,10 +46,12 @@ def _export(role: Role, stage: Stage, tokenizer: PreTrainedTokenizerFast, option
         do_sample=False,
         max_new_tokens=192,
     )
-    folder = options.output_dir / role
-    shutil.rmtree(folder, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    _build_processor(tokenizer).save_pretrained(folder)
+    folder, unfinished = options.output_dir / role, options.output_dir / f"{role}.tmp"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(unfinished)
+    _build_processor(tokenizer).save_pretrained(unfinished)
+    shutil.rmtree(folder, ignore_errors=True)  # not before there is another: a full disk would leave no pair at all
+    unfinished.rename(folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +24,19 @@ def test_a_reopened_pair_is_exported_as_it_was(tmp_path: Path) -> None:
         before, after = (load_file(folder / "model.safetensors") for folder in (shipped, again))
         assert before.keys() == after.keys()
         assert all(torch.equal(_known(before[name]), _known(after[name])) for name in before)
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TrainOptions(work_dir=tmp_path / "work", output_dir=tmp_path / "out")
+    reopen(BUNDLED_TARGET, BUNDLED_DRAFT, options)
+    before = options.output_dir / "target" / "config.json"
+    before.parent.mkdir(parents=True)
+    before.write_text("{}")
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("vidspec_models.training.export.LlavaOnevisionForConditionalGeneration.save_pretrained", full)
+    with pytest.raises(OSError, match="No space"):
+        export_pair(options)
+    assert before.read_text() == "{}"
 
 
 def _known(weight: torch.Tensor) -> torch.Tensor:
