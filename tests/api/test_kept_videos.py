@@ -45,6 +45,14 @@ async def test_after_a_delete_its_frames_are_gone_too(tmp_path: Path) -> None:
     assert len(world.decoder.requests) == 2
 
 
+async def test_to_look_for_a_video_that_is_not_kept_costs_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    video_id = (await world.ask()).json()["video"]["id"]
+    assert (await world.client.get(f"{VIDEOS}/{video_id}")).status_code == 404
+    await world.ask()
+    assert len(world.decoder.requests) == 1
+
+
 async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_path: Path) -> None:
     world = World(tmp_path, keys=[ALICE, BOB])
     kept = await upload(world, headers=as_(ALICE))

@@ -105,10 +105,11 @@ class KeptVideos:
         return None if entry is None else entry.facts
 
     def _of(self, caller: str, video_id: str, found: T | None) -> T:
-        """What is gone there goes here as well."""
+        """What is gone where it is shared goes here as well."""
         if found is not None:
             return found
-        self._let_go(caller, video_id)
+        if self._shared is not None:
+            self._let_go(caller, video_id)
         raise no_such_video()
 
     def _let_go(self, caller: str, video_id: str) -> None:
