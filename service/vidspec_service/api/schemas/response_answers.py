@@ -31,8 +31,9 @@ class OutputTokensDetails(BaseModel):
 
 
 class ResponseUsage(BaseModel):
-    """Tokens, as the target model counts them; read from the words that the other dialects have for them."""
+    """Tokens, as the target model counts them."""
 
+    # Read from the words that the other dialects have for them.
     input_tokens: int = Field(validation_alias="prompt_tokens")
     input_tokens_details: InputTokensDetails = Field(validation_alias="prompt_tokens_details")
     output_tokens: int = Field(validation_alias="completion_tokens")
