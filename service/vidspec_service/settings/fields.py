@@ -48,8 +48,10 @@ def _device_list(value: str) -> str:
 
 def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
     for value in values or ():
-        if not re.fullmatch(r"[\w.-]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?", value):
-            raise ValueError(f"expected hosts as videos.example or videos.example:8443, no address of a page: {value}")
+        # Addresses of requests are ASCII: a name in other letters would match none of them.
+        if not re.fullmatch(r"[\w.-]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?", value, re.ASCII):
+            known = "videos.example, videos.example:8443 or xn--bcher-kva.example"
+            raise ValueError(f"expected hosts as {known}, no address of a page: {value}")
     return values
 
 
