@@ -64,5 +64,5 @@ async def test_a_sample_clip_needs_a_key_and_a_seed_in_bounds(tmp_path: Path) ->
 
 async def test_files_that_are_no_part_of_the_page_are_not_served(tmp_path: Path) -> None:
     client = World(tmp_path).client
-    for path in ("/page/../app.py", "/page/files.py", "/page/", "/index.html"):
+    for path in ("/page/../app.py", "/page/samples.py", "/page/", "/index.html"):
         assert (await client.get(path)).status_code == 404
