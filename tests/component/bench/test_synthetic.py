@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import pytest
+import torch
 
+from vidspec_models.loading import load_model as loading
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.reference import measure
+from vidspec_models.video_lm import VideoLM
+from vidspec_service.bench.speed.costs import time_forwards
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
@@ -40,3 +47,18 @@ def test_acceptance_is_imposed_and_changes_no_id() -> None:
     assert set(found["costs"].target.seconds) == {1, 2, 4, 9, 17}
     assert json.loads(report.to_json())["synthetic"]["acceptance"] == 0.7
     assert found["models"]["target"]["model"] == "shape of a target"
+
+
+def test_a_model_has_left_its_device_when_copies_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loaded = loading.load_model, list["weakref.ref[VideoLM]"]()
+
+    def remembered(spec: ModelSpec) -> VideoLM:
+        model = load(spec)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # they are this process's, too
+    monkeypatch.setattr(loading, "load_model", remembered)
+    monkeypatch.setattr(measure, "time_copies", lambda _: 1.0 if loaded[0]() is None else 0.0)
+    spec = ModelSpec(path="bundled", role="draft", device="cpu", dtype="float32")
+    assert time_forwards(spec, 1, 100, (1,), with_copies=True).bandwidth == 1.0

@@ -66,14 +66,16 @@ def time_forwards(
     model.use_when_alone(threads)
     context = min(context, model.context_length - max(*rows, _ROOM))
     cache = KVCache(model.decoder.geometry, context + max(*rows, _ROOM))
-    placement = Placement.of(model)
-    return Forwards(
+    forwards = Forwards(
         threads=threads,
         seconds=time_steps(model, cache, context, rows, _REPEATS),
         stride_s=time_strides(model, cache, context),
-        bandwidth=time_copies(torch.device(placement.device.partition(",")[0])) if with_copies else None,
-        **dataclasses.asdict(placement),
+        **dataclasses.asdict(Placement.of(model)),
     )
+    if not with_copies:
+        return forwards
+    del model, cache  # a device that they fill has no room for the copies beside them
+    return replace(forwards, bandwidth=time_copies(torch.device(forwards.device.partition(",")[0])))
 
 
 class BusyDraft:
