@@ -93,14 +93,14 @@ def existing_file(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How prompts are sampled, each with a seed of its own."""
+    """How answers about test clips are sampled; each clip has a seed of its own."""
 
     temperature: float = option(0.0, "--temperature", "0, the default, is greedy", type=amount, metavar="T")
-    seed: int = option(0, "--seed", "of sampling; prompt i has N + i (default 0)", type=from_zero, metavar="N")
+    seed: int = option(0, "--seed", "of sampling; clip i has N + i (default 0)", type=from_zero, metavar="N")
 
-    def sampling(self, prompt: int = 0) -> SamplingParams:
-        """Of the prompt of this number."""
-        return SamplingParams(temperature=self.temperature, seed=self.seed + prompt)
+    def sampling(self, clip: int = 0) -> SamplingParams:
+        """About the clip of this number."""
+        return SamplingParams(temperature=self.temperature, seed=self.seed + clip)
 
     @property
     def law(self) -> str:
