@@ -170,8 +170,9 @@ async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
 
 
 def numbers(registry: CollectorRegistry, model_name: str) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """Every number of the registry, its tags, and a name that Ray allows: `vidspec:x` is `vidspec_x`, `ray_vidspec_x`
-    there.
+    """Every number of the registry: its name as Ray allows it, its value, its tags.
+
+    `vidspec:x` is `vidspec_x`, to which Ray adds: its pages have `ray_vidspec_x`.
 
     Counters and buckets are told as they stand: `rate` and `histogram_quantile` do not look at a metric's kind, and
     Ray's own histograms can be told single observations only.
