@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -87,6 +87,10 @@ class Answer:
         """Whether the server was asked, and did what it was asked."""
         return self.response is not None and self.response["status_code"] == _OK
 
+    def as_line(self) -> dict[str, Any]:
+        """For a file. `asdict` would copy the response, number by number, and not one that is nested deeply."""
+        return {"custom_id": self.custom_id, "response": self.response, "error": self.error}
+
 
 OnAnswer = Callable[[Answer], None]
 
@@ -100,7 +104,7 @@ class Results:
 
     def add(self, answer: Answer) -> None:
         """Write an answer, which outlives this process from then on."""
-        self._file.write(json.dumps(asdict(answer), ensure_ascii=False).encode() + b"\n")
+        self._file.write(json.dumps(answer.as_line(), ensure_ascii=False).encode() + b"\n")
         self._file.flush()
         self.answered[answer.custom_id] = answer.is_good
 

@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -85,5 +84,5 @@ class _Server:
         lines = [Line(**json.loads(text)) for text in block["line"]]
         answers: list[str] = []
         client = BatchClient(self._url, self._options, on_silence=lambda _: None)
-        asyncio.run(client.answer_all(lines, lambda answer: answers.append(json.dumps(asdict(answer)))))
+        asyncio.run(client.answer_all(lines, lambda answer: answers.append(json.dumps(answer.as_line()))))
         return {"answer": answers}

@@ -24,7 +24,7 @@ from tests.fakes import FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
-from vidspec_service.cli.batch_lines import open_results
+from vidspec_service.cli.batch_lines import Answer, open_results
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
@@ -256,6 +256,16 @@ def test_a_file_of_something_else_is_not_written_to(folder: Path, capsys: pytest
     assert "not a result of vidspec batch" in capsys.readouterr().err
     assert requests.read_bytes() == before
     assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl"}
+
+
+def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
+    body: dict[str, Any] = {}
+    for _ in range(600):
+        body = {"in": body}
+    path = folder / "answers.jsonl"
+    with open_results(path) as results:
+        results.add(Answer("a", {"status_code": 200, "body": body}, None))
+    assert answers(path)["a"]["response"]["body"] == body
 
 
 def test_nobody_else_writes_to_the_file_meanwhile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
