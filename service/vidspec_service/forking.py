@@ -51,9 +51,16 @@ class ForkServer:
         """
         with self._lock:
             self.start()
-            assert self._requests is not None
-            with suppress(OSError):  # it is dying, or hangs
-                socket.send_fds(self._requests, [b"f"], fds)
+            try:
+                self._send(fds)
+            except ConnectionError:  # it is dying, but not dead yet
+                self.restart()
+                self._send(fds)
+
+    def _send(self, fds: tuple[int, ...]) -> None:
+        assert self._requests is not None
+        with suppress(BlockingIOError):  # it hangs
+            socket.send_fds(self._requests, [b"f"], fds)
 
     def start(self) -> None:
         """Start it unless it runs; `launch` does this by itself."""

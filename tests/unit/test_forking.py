@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ import os, socket, sys
 import numpy
 fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
 os.write(fds[0], str(len(os.listdir("/proc/self/task"))).encode())
+"""
+
+DIES_SLOWLY_ONCE = """
+import os, pathlib, socket, sys, time
+begun = pathlib.Path(__file__).with_suffix(".begun")
+if not begun.exists():
+    begun.touch()
+    os.close(int(sys.argv[1]))
+    time.sleep(60)
+fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
+os.write(fds[0], b"forked")
 """
 
 
@@ -30,3 +42,24 @@ def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.Mon
         forks.launch(writes)
         os.close(writes)
         assert told.read() == "1"
+
+
+def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sockets are closed some time before it can be waited for."""
+    with _fork_server(DIES_SLOWLY_ONCE, tmp_path, monkeypatch) as forks:
+        told = []
+        for _ in range(2):
+            reads, writes = os.pipe()
+            forks.launch(writes)
+            os.close(writes)
+            with open(reads, encoding="utf-8") as channel:
+                told.append(channel.read())
+    assert told == ["", "forked"]
+
+
+@contextmanager
+def _fork_server(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    (folder / "a_fork_server.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    with closing(ForkServer("a_fork_server", is_bare=True)) as forks:
+        yield forks
