@@ -117,6 +117,7 @@ def serve_forks(requests_fd: int, become: Callable[[int], NoReturn]) -> None:
 
     Forking is safe while there is one thread.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as it may be inherited, it would leave nobody to bury
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, pages that all children share
     server, forked = os.getpid(), dict[int, _Forked]()  # by each of their descriptors

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -27,6 +29,12 @@ if not begun.exists():
     time.sleep(60)
 fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
 os.write(fds[0], b"forked")
+"""
+
+FORKS = """
+import os, sys
+from vidspec_service.forking import serve_forks
+serve_forks(int(sys.argv[1]), lambda channel: os._exit(3))
 """
 
 
@@ -55,6 +63,23 @@ def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monke
             with open(reads, encoding="utf-8") as channel:
                 told.append(channel.read())
     assert told == ["", "forked"]
+
+
+def test_an_end_is_told_though_whoever_started_the_service_ignores_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether SIGCHLD is ignored is inherited, and then there is nothing to wait for."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with _fork_server(FORKS, tmp_path, monkeypatch) as forks:
+            for _ in range(2):
+                (channel, its_channel), (life, its_life) = socket.socketpair(), socket.socketpair()
+                with channel, life:
+                    with its_channel, its_life:
+                        forks.launch(its_channel.fileno(), its_life.fileno())
+                    assert life.recv(64) == b"3"
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 @contextmanager
