@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -115,15 +116,18 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()  # theirs, if they were asked for
     details: tuple[TokenDetail, ...] = ()  # likewise
 
-    def and_then(self, later: TextDelta) -> TextDelta:
-        """This and the next one of the same answer in one."""
+    def and_then(self, *later: TextDelta) -> TextDelta:
+        """This and those of the same answer that follow it, in one: for a slow reader thousands may wait."""
+        if not later:
+            return self
+        deltas = (self, *later)
         return TextDelta(
-            text=self.text + later.text,
-            num_tokens=self.num_tokens + later.num_tokens,
+            text="".join(delta.text for delta in deltas),
+            num_tokens=sum(delta.num_tokens for delta in deltas),
             choice=self.choice,
-            ids=self.ids + later.ids,
-            logprobs=self.logprobs + later.logprobs,
-            details=self.details + later.details,
+            ids=tuple(chain.from_iterable(delta.ids for delta in deltas)),
+            logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+            details=tuple(chain.from_iterable(delta.details for delta in deltas)),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from itertools import groupby
 
 from tokenizers import Tokenizer
@@ -137,7 +136,7 @@ class OutputProcessor:
             if self._text.is_stopped:
                 break
         ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
-        return [*work, reduce(TextDelta.and_then, deltas), *ended]
+        return [*work, TextDelta.and_then(*deltas), *ended]
 
     def _delta(self, message: Tokens) -> TextDelta:
         self._forwards.append(message)
