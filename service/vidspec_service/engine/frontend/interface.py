@@ -1,4 +1,4 @@
-"""What an engine is to whoever asks it: `Engine`, the facts about it and the state it is in."""
+"""The interface of an engine: `Engine`, the facts about its models (`EngineInfo`) and its state (`EngineStatus`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vidspec_service.engine.types import GenerationEvent
 class EngineInfo:
     """Facts about the loaded models, known once the workers are ready."""
 
-    model_names: tuple[str, ...]  # that clients may use
+    model_names: tuple[str, ...]  # names of the model that clients may use
     root: str  # the hub id, or the folder's name
     draft_model: str | None
     context_length: int  # tokens, prompt and completion together
@@ -27,13 +27,13 @@ class EngineInfo:
     default_max_tokens: int
     devices: dict[str, str]  # role -> device, e.g. {"target": "cuda:0", "draft": "cuda:1"}
     versions: dict[str, str]
-    max_frames: int | None = None  # of a video, where the target's checkpoint says what it was made for
-    default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that do not say
+    max_frames: int | None = None  # most frames per video that the target was made for, if its checkpoint says so
+    default_sampling: dict[str, float] = field(default_factory=dict)  # SamplingParams of requests that set none
     tool_format: ToolFormat = ToolFormat.NONE  # what the target's chat template makes of tools
-    can_merge_frames: bool = False  # the target's tower can, which `earlytom` needs
-    is_batch_invariant: bool = True  # of the target's rows; if not, speculation may change text at near-ties
-    kv_cache_tokens: dict[str, int] = field(default_factory=dict)  # role -> tokens it has room for
-    memory: dict[str, WorkerMemory] = field(default_factory=dict)  # of roles on CUDA
+    can_merge_frames: bool = False  # whether the target's vision tower can merge frames, as `earlytom` needs
+    is_batch_invariant: bool = True  # whether the target's rows are; if not, speculation may change text at near-ties
+    kv_cache_tokens: dict[str, int] = field(default_factory=dict)  # role -> tokens that its KV cache can hold
+    memory: dict[str, WorkerMemory] = field(default_factory=dict)  # role -> measured memory, for workers on CUDA
 
     @property
     def model(self) -> str:
@@ -41,7 +41,7 @@ class EngineInfo:
         return self.model_names[0]
 
     def why_not(self, compression: Compression) -> str | None:
-        """Why the target cannot compress like this, and what to do; None where it can."""
+        """Why the target cannot use this compression, and what to use instead; None if it can."""
         if compression is Compression.EARLYTOM and not self.can_merge_frames:
             return "This model's vision tower cannot merge frames, which earlytom needs; vidcom2 needs nothing of it."
         return None
@@ -63,7 +63,7 @@ class EngineStatus:
     num_running: int
     num_waiting: int
     step_paths: dict[str, StepPath] = field(default_factory=dict)  # role -> how its steps are computed
-    outage_s: float = 0.0  # that there was no target, since there was the first, all times together
+    outage_s: float = 0.0  # total seconds without a target since the first one was ready
 
     @property
     def is_ready(self) -> bool:
@@ -72,7 +72,7 @@ class EngineStatus:
 
     @property
     def warnings(self) -> list[str]:
-        """What costs a factor of speed, and should not."""
+        """Messages about workers that are several times slower than they should be."""
         return [
             f"the {role} is several times slower than it should be: {path.fallback}"
             for role, path in self.step_paths.items()
@@ -90,7 +90,7 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The models' common one; raises EngineDead before all workers were ready once."""
+        """The tokenizer that both models share; raises EngineDead before all workers were ready once."""
         ...
 
     def status(self) -> EngineStatus:
@@ -98,7 +98,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield Accepted, then TextDelta events, then Finished; of all `request.n` answers, as they come.
+        """Yield Accepted, then TextDelta events, then Finished, for all `request.n` answers, interleaved as they come.
 
         Closing the generator early cancels the request on every worker. Raises, before or instead of
         Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have), GenerationFailed,

@@ -1,7 +1,7 @@
-"""KVShares: collects what the workers measured of their devices, and tells each how many tokens it has room for.
+"""KVShares: collects the memory that the workers measured, and tells each how many tokens its KV cache may hold.
 
-Two workers may be on one device, and what is free there is known only when both have loaded: so they ask, and are
-answered together. A worker that comes back gets what the one before it had: nothing about requests has changed.
+Two workers may share a device, and its free memory is known only when both have loaded: so both ask, and are answered
+together. A restarted worker gets the budget of the one before it, since nothing about requests has changed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Grantee(Protocol):
 
 
 class KVShares:
-    """Of one engine's workers, by role; those on a CPU measure nothing and are ready without asking."""
+    """The KV cache budgets of one engine's workers, by role. Workers on a CPU become ready without asking for one."""
 
     def __init__(self, config: EngineConfig, workers: Mapping[str, Grantee]) -> None:
         self._config = config
         self._workers = workers
         self._measured: dict[str, WorkerMemory] = {}
-        self._unasked: set[str] = set()  # ready without having asked
+        self._unasked: set[str] = set()  # roles that became ready without asking
         self._budgets: dict[str, int] | None = None
 
     def measured(self, role: str, memory: WorkerMemory) -> None:
-        """A worker has loaded and waits. Raises ConfigError if the devices have no room for one context."""
+        """Called when a worker has loaded and waits. Raises ConfigError if the devices have no room for one context."""
         self._measured[role] = memory
         if self._budgets is not None:
             self._workers[role].grant(self._budgets[role])
@@ -41,7 +41,7 @@ class KVShares:
             self._decide()
 
     def ready(self, role: str) -> None:
-        """A worker is ready, on a CPU without having asked: nobody need wait for what it measured."""
+        """Called when a worker is ready. One on a CPU has not asked; the other need not wait for its measurements."""
         if self._budgets is None:
             self._unasked.add(role)
             self._decide()

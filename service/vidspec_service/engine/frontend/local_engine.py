@@ -1,9 +1,9 @@
-"""LocalEngine: a request on the API's side of the workers, and the pair of workers that it owns.
+"""LocalEngine: owns the pair of workers, and handles requests on the API's side of them.
 
-A request is submitted, its events are routed back to it, and it is cancelled on the workers when nobody waits for it.
-Workers are started, introduced to each other and ended; a new one is given what the last one had. That is why every
-request's payload and committed tokens are kept until it ends. Runs on one event loop: worker channels are read by its
-callbacks, so nothing here needs a lock.
+It submits a request, routes the workers' events back to it, and cancels it on the workers when nobody waits for it. It
+starts the workers, connects them to each other and ends them. A restarted worker is given the requests of the last one,
+so every request's payload and committed tokens are kept until it ends. Runs on one event loop, whose callbacks read the
+worker channels, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import EngineMetrics
 
 OnHeartbeat = Callable[[str, Heartbeat], None]  # role, what its worker did
-OnLoading = Callable[[str, str, float | None], None]  # role, what its worker does, the share that is done
+OnLoading = Callable[[str, str, float | None], None]  # role, what its worker is loading, the fraction done
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class LocalEngine:
         on_loading: OnLoading = lambda *_: None,
         launcher: WorkerLauncher | None = None,
     ) -> None:
-        """A `launcher` that is given may start the workers of other engines, too; it stays open."""
+        """A given `launcher` may also start the workers of other engines; it stays open when this engine closes."""
         self._config = config
         self._metrics = metrics
         self._on_heartbeat = on_heartbeat
@@ -73,10 +73,10 @@ class LocalEngine:
         self._workers: dict[str, Worker] = {}
         self._ready: dict[str, Ready] = {}
         self._shares = KVShares(config, self._workers)
-        self._tokenizer: Tokenizer | None = None  # both are known once the workers are ready
+        self._tokenizer: Tokenizer | None = None  # known, like `_info`, once the workers are ready
         self._info: EngineInfo | None = None
-        self._lost_at: float | None = None  # the target, if there is none at present
-        self._outage_s = 0.0  # of those before
+        self._lost_at: float | None = None  # when the target was lost; None while there is one
+        self._outage_s = 0.0  # total of earlier outages
         self._introduced_at = 0.0
 
     async def __aenter__(self) -> LocalEngine:
@@ -152,13 +152,13 @@ class LocalEngine:
         with self._table.registered(*states):
             try:
                 for state in states:
-                    self._give_draft(state)  # first, so that it knows a request when the target's first verdict comes
+                    self._give_draft(state)  # first: it must know a request when the target's first verdict comes
                 self._hand_over()
                 while running:
                     for group in together(await all_of(messages)):
                         request_id = group[0].request_id
                         if (output := running.get(request_id)) is None:
-                            continue  # a stop string came before this
+                            continue  # a stop string has ended this answer
                         for event in output.process(group):
                             yield event
                             if isinstance(event, Finished):
@@ -178,20 +178,20 @@ class LocalEngine:
             state.give(self._workers["draft"].send)
 
     def _hand_over(self) -> None:
-        """Give the target all that it may have now; what it cannot take waits for it, or for the next one."""
+        """Give the target every request that is due; what it cannot take waits until it can, or for the next target."""
         send = self._workers["target"].send
         while (state := self._table.next_due()) is not None and state.give(send):
             self._table.mark_given(state)
 
     def _forget(self, request_id: str) -> None:
-        """Nobody waits for what it may still have to say."""
+        """Nobody waits for the answer: if it has not ended, cancel the request on the workers."""
         if self._table.remove(request_id):
             for worker in self._workers.values():
                 worker.cancel(request_id)
             self._hand_over()
 
     def worker_said(self, worker: Worker, message: Message) -> None:
-        """Route an event to its request. Workers that have lost each other, since one did not read, are introduced."""
+        """Route an event to its request. Connect the workers anew if one has lost the other, which did not read."""
         match message:
             case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
                 if self._table.route(message):
@@ -204,7 +204,7 @@ class LocalEngine:
                 for start, end, _ in message.forwards:
                     self._metrics.forward[worker.role].observe(end - start)
                 self._on_heartbeat(worker.role, message)
-                self._hand_over()  # what it had no room for
+                self._hand_over()  # requests that the target had no room for
                 if not message.has_peer and message.until > self._introduced_at:
                     self._introduce()
             case Loading():
@@ -225,14 +225,14 @@ class LocalEngine:
             self._workers["draft"].cancel(message.request_id)
 
     def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
-        """It is told how much of its devices it may fill once all workers that share them have loaded."""
+        """The worker is told how much of its devices it may fill once all workers have loaded."""
         try:
             self._shares.measured(worker.role, loaded.memory)
         except ConfigError as error:
             self.worker_dead(worker, error.message)
 
     def worker_ready(self, worker: Worker, ready: Ready) -> None:
-        """A worker (again) takes work: introduce the two to each other, hand it what is in flight."""
+        """A worker is ready (again): give it the requests in flight, and connect the two workers to each other."""
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
@@ -249,7 +249,7 @@ class LocalEngine:
         self._introduce()
 
     def worker_lost(self, worker: Worker) -> bool:
-        """It will be started again; requests wait (target) or go on alone (draft). True if a request is to blame."""
+        """The worker will restart; requests wait for a target, but not for a draft. True if a request is to blame."""
         logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._table))
         if worker.role == "draft":
             self._table.draft_lost()
@@ -262,7 +262,7 @@ class LocalEngine:
         return culprit is not None
 
     def worker_dead(self, worker: Worker, reason: str) -> None:
-        """It cannot be brought back."""
+        """The worker cannot be restarted; without a target, all requests fail."""
         if not self._started.done():
             self._started.set_exception(ConfigError(reason))
         if worker.role == "target":
@@ -281,7 +281,7 @@ class LocalEngine:
             end.close()
 
     def _open(self) -> None:
-        """All workers are there for the first time."""
+        """All workers are ready for the first time."""
         if self._started.done():
             return
         if not self._ready["target"].is_batch_invariant:

@@ -32,7 +32,7 @@ class Detokenizer:
     """Feeds ids through one stream: never splits a character, never shows text that may become a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_token_ids: Sequence[int] = ()) -> None:
-        """`stop_token_ids` say nothing, as the model's own end tokens."""
+        """`stop_token_ids` add no text, like the model's own end tokens."""
         self._stream = TextStream(tokenizer)
         self._stop = tuple(stop)
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -72,7 +72,7 @@ class Detokenizer:
             self.is_stopped = True
 
     def _safe_length(self) -> int:
-        """Up to the longest ending that a stop string could still grow from."""
+        """Length of the text before its longest ending that could be the start of a stop string."""
         longest = max((len(text) for text in self._stop), default=1) - 1
         for held in range(min(longest, len(self._decoded) - self._shown), 0, -1):
             if any(text.startswith(self._decoded[-held:]) for text in self._stop):
@@ -81,28 +81,28 @@ class Detokenizer:
 
 
 class OutputProcessor:
-    """One answer's messages from the target as the events its caller reads: detokenised, counted, ended once."""
+    """Turns one answer's messages from the target into its caller's events: detokenised, counted, ended once."""
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, choice: int = 0) -> None:
-        """`choice` says which of several answers it is."""
+        """`choice` is the index of this answer among the request's answers."""
         self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
         is_detailed = Include.TOKEN_DETAILS in request.include
         self._detailer = TokenDetailer(tokenizer, request) if is_detailed else None
-        self._early: list[Telling] = []  # what came before Accepted, which is the first event
-        self._text.push(request.committed)  # the caller has had their text
+        self._early: list[Telling] = []  # events that came before Accepted, which must be the first
+        self._text.push(request.committed)  # the caller already has their text
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
         self._accepted: Accepted | None = None
         self._accepted_at = time.monotonic()
         self._prefill_s = 0.0
-        self._forwards: list[Tokens] = []  # what each of them committed
+        self._forwards: list[Tokens] = []  # one message for each forward
 
     def process(self, messages: Sequence[AboutRequest]) -> list[GenerationEvent]:
-        """What the caller is told of one message, or of several Tokens that have come together; Finished comes last.
+        """Returns the events for one message, or for several Tokens that came together; Finished comes last.
 
-        Raises what the target refused the request with.
+        Raises ContextLengthExceeded or GenerationFailed if the target rejected the request.
         """
         match message := messages[0]:
             case Accepted():
@@ -125,7 +125,7 @@ class OutputProcessor:
                 return [*last, self._finished(reason)]
 
     def _tokens(self, messages: Sequence[Tokens]) -> list[GenerationEvent]:
-        if not self._forwards:  # the first ends the prefill
+        if not self._forwards:  # the first Tokens end the prefill
             prepare_s = self._accepted.prepare_s if self._accepted else 0.0
             self._prefill_s = prepare_s + time.monotonic() - self._accepted_at
         work: list[GenerationEvent] = []
@@ -151,7 +151,7 @@ class OutputProcessor:
         )
 
     def _finished(self, reason: FinishReason) -> Finished:
-        # What was actually done: `auto` is a way to choose, not a way to decode.
+        # For `auto`, tell what was done: `auto` is a way to choose a mode, not a way to decode.
         num_drafts = sum(forward.num_judged > 0 for forward in self._forwards)
         used = SpeculationMode.PARALLEL if num_drafts else SpeculationMode.OFF
         return Finished(
@@ -172,7 +172,7 @@ class OutputProcessor:
 
 
 async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
-    """Everything that has come; waits for the first."""
+    """Returns all messages that have come; waits for the first."""
     come = [await messages.get()]
     while not messages.empty():
         come.append(messages.get_nowait())
@@ -180,9 +180,9 @@ async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
 
 
 def together(come: Sequence[Heard]) -> Iterator[list[AboutRequest]]:
-    """Tokens of one answer that follow each other in one group, since an event costs the same whatever it tells.
+    """Group consecutive Tokens of one answer, since an event costs the same however many tokens it has.
 
-    Raises an error that has come, after all that came before it.
+    Raises an error that has come, after yielding all messages before it.
     """
     for _, group in groupby(come, lambda each: each.request_id if isinstance(each, Tokens) else id(each)):
         told: list[AboutRequest] = []

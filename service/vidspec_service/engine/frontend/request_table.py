@@ -1,11 +1,11 @@
-"""RequestTable: every request between submission and its end, and which of them a target is given when. Pure.
+"""RequestTable: every request from submission to its end, and when each of them is given to a target. Pure.
 
-A dead target costs nobody an answer: what it had is given to the next one. Unless one of the requests is what killed
-it and would kill the next one too. So what a dead target had is tried, oldest first: a request is given when the one
-before it has ended, or has passed every place where the target may have died with it. Text depends on the request
-alone, so what died on its way to a place dies there again, with everything else already beyond suspicion: the request
-on trial is refused, nothing else is. What comes and goes (memory, a race) can slip through a trial. So whatever
-several targets have died with is on trial to its end, which means that it is alone.
+When a target dies, its requests are given to the next target, so no answer is lost. But one of them may have killed the
+target and would kill the next one too. So these requests are tried one at a time, oldest first: the next one is given
+when the one before it has ended, or has passed every position where the dead target may have been. Text depends on the
+request alone, so a request that killed a target kills the next one at the same position, when every other request there
+is already cleared: only the request on trial is refused. A cause that comes and goes (memory, a race) can slip through
+a trial. So a request that was there at several deaths stays on trial to its end, which means that it runs alone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vidspec_service.engine.ipc.payload import Payload, close, write_ids
 from vidspec_service.engine.types import Accepted
 from vidspec_service.errors import EngineError
 
-# Tokens: beyond what it had told, a target may hold some, and a forward gives at most 33.
+# Tokens: a dead target may have held back MOST_HELD_TOKENS, and its last forward may have made at most 33 more.
 PAST_SUSPICION = MOST_HELD_TOKENS + 33
-_MOST_LOST_TARGETS = 2  # that had the request; beyond them it is tried to its end
-_MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without one, which costs its speed only
+_MOST_LOST_TARGETS = 2  # that had the request; after more, it stays on trial to its end
+_MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without a draft, which costs only speed
 
 Heard = AboutRequest | EngineError
 
@@ -34,8 +34,8 @@ class RequestState:
     """One answer. Its message queue is bounded by its own max_tokens; its payload stays open until its end."""
 
     request: GenerationRequest  # without its frames, which lie in the payload
-    payload: Payload  # of all answers to one prompt, as their queue is
-    choice: int = 0  # which of them this is
+    payload: Payload  # shared by all answers to one prompt, like their queue
+    choice: int = 0  # index of this answer among them
     messages: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
     is_accepted: bool = False
@@ -52,7 +52,7 @@ class RequestState:
         return self.request.speculation is not SpeculationMode.OFF and self.num_lost_drafts < _MOST_LOST_DRAFTS
 
     def give(self, send: Callable[[Generate, Payload], bool]) -> bool:
-        """Send it as a target must see it that has to go on where another stopped; returns what `send` does."""
+        """Send the request and its committed tokens, from which a new worker goes on; returns what `send` returns."""
         message = Generate(request_id=self.request_id, choice=self.choice, has_committed=bool(self.committed))
         if not self.committed:
             return send(message, self.payload)
@@ -64,7 +64,7 @@ class RequestState:
 
 
 class RequestTable:
-    """Belongs to one event loop. Whoever was given to the target came before whoever is held."""
+    """Belongs to one event loop. Every request given to the target was submitted before every request that is held."""
 
     def __init__(self, max_running_requests: int) -> None:
         self._max_running = max_running_requests
@@ -80,7 +80,7 @@ class RequestTable:
 
     @contextmanager
     def registered(self, *states: RequestState) -> Iterator[None]:
-        """The answers to one prompt, known from before anything is sent. Closes their payload in the end."""
+        """Add the answers to one prompt, before any of them is sent. Closes their payload in the end."""
         try:
             for state in states:
                 self.add(state)
@@ -89,13 +89,13 @@ class RequestTable:
             close(states[0].payload)
 
     def add(self, state: RequestState) -> None:
-        """It is given after those that are held, and at once where none is; raises ValueError for an id in use."""
+        """Hold a request; it is given after those that are held already. Raises ValueError for an id in use."""
         if state.request_id in self._given or state.request_id in self._held:
             raise ValueError(f"request id {state.request_id} is in use")
         self._held[state.request_id] = state
 
     def remove(self, request_id: str) -> bool:
-        """It has ended, whatever the end; True if it had not ended before, so that the workers must be told."""
+        """Remove a request that has ended in any way; True if it was still here, so that the workers must be told."""
         if self._on_trial == request_id:
             self._on_trial = None
         return (self._given.pop(request_id, None) or self._held.pop(request_id, None)) is not None
@@ -105,7 +105,7 @@ class RequestTable:
         if self._on_trial is not None or not self._held:
             return None
         state = next(iter(self._held.values()))
-        # On trial is who is worked on, not who waits at the target for a place.
+        # A request on trial must be computed at once, not wait at the target for a place.
         has_place = not state.num_lost_targets or len(self._given) < self._max_running
         return state if has_place else None
 
@@ -116,7 +116,7 @@ class RequestTable:
             self._on_trial = state.request_id
 
     def target_lost(self) -> str | None:
-        """What the target had is held again, but for the request to blame: its id, if there is one."""
+        """Hold all given requests again; returns the id of the one to blame, if any, which the caller must reject."""
         culprit, self._on_trial = self._on_trial, None
         for state in self._given.values():
             state.num_lost_targets += 1
@@ -126,12 +126,12 @@ class RequestTable:
         return culprit
 
     def draft_lost(self) -> None:
-        """What has lost too many drafts goes on without one."""
+        """Count a lost draft for each request; one that has lost too many goes on without."""
         for state in self:
             state.num_lost_drafts += state.wants_draft
 
     def route(self, message: AboutRequest) -> bool:
-        """Hand a message to its request; False if the request is not there any more or has had it before."""
+        """Put a message into its request's queue; False if the request has ended, or has been Accepted before."""
         state = self._given.get(message.request_id) or self._held.get(message.request_id)
         if state is None:
             return False
@@ -151,7 +151,7 @@ class RequestTable:
         return True
 
     def fail_all(self, error: EngineError) -> None:
-        """No request can go on."""
+        """End all requests with this error."""
         for state in self:
             state.messages.put_nowait(error)
             self.remove(state.request_id)

@@ -1,10 +1,10 @@
 """Worker: one worker process as its owner sees it: launch, watch, bring back, give up.
 
-A forward may take longer than the longest silence (a prompt of a large model on a CPU): a silent worker that computes
-all the while is waited for, many times as long.
+A forward may take longer than `silence_s` (a prompt of a large model on a CPU): a silent worker that uses the CPU all
+the while is given many times as long.
 
-States: starting → ready → (died or hung) → starting … → dead after too many failures in a row. Death is seen as the
-closed channel, a hang as missing heartbeats; both end in a kill and a fresh process after a growing pause.
+States: starting → ready → (died or hung) → starting … → dead after too many failures in a row. A closed channel means
+that the worker died, missing heartbeats that it hangs; both end in a kill and a new process after a growing pause.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from vidspec_service.forking import ForkServer
 
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
-_MOST_FAILURES = 5  # in a row, without having been ready in between for _STABLE_S or been excused
+_MOST_FAILURES = 5  # in a row; a worker that was ready for _STABLE_S, or a request to blame, starts a new count
 _STABLE_S = 5.0
-_MOST_SILENCES = 20  # in a row, of a worker that computes all the while
-_LOOK_S = 1.0  # how long a silent worker is watched
-_AT_WORK = 0.1  # of a core, at least, if it computes
+_MOST_SILENCES = 20  # times `silence_s`, for a worker that computes all the while
+_LOOK_S = 1.0  # how long a silent worker's CPU time is watched
+_AT_WORK = 0.1  # share of a core that a worker uses at least if it computes
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerLauncher(ForkServer):
-    """`launch` takes a worker's end of a channel, where it says `Started` once the libraries are imported."""
+    """`launch` takes the worker's end of a channel; the worker sends `Started` once the libraries are imported."""
 
     def __init__(self) -> None:
         super().__init__("vidspec_service.engine.fork_server")
 
 
 class WorkerProcess:
-    """A running worker, which is not our child: its pidfd cannot come to mean another process."""
+    """A running worker. It is not our child, so its pid could be reused; its pidfd never means another process."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self._pidfd = pidfd
 
     def cpu_s(self) -> float:
-        """Processor's seconds that it has used; 0 if it has ended."""
+        """CPU seconds that the process has used; 0 if it has ended."""
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.NoSuchProcess:
@@ -72,7 +72,7 @@ class WorkerProcess:
         return float(times.user + times.system)
 
     def end(self, grace_s: float) -> None:
-        """Wait a while, then kill; blocks until it is gone."""
+        """Wait `grace_s` for the process to end, then kill it; blocks until it has ended."""
         ended = select.poll()
         ended.register(self._pidfd, select.POLLIN)
         if not ended.poll(grace_s * 1000):
@@ -83,12 +83,12 @@ class WorkerProcess:
 
 
 class WorkerOwner(Protocol):
-    """Who is told what becomes of a worker; all calls come from the event loop."""
+    """Is told a worker's messages and changes of state; all calls come from the event loop."""
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None: ...  # it waits for `Worker.grant`
+    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None: ...  # the worker waits for `Worker.grant`
     def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
     def worker_said(self, worker: Worker, message: Message) -> None: ...
-    def worker_lost(self, worker: Worker) -> bool: ...  # True if it was the work, not the worker
+    def worker_lost(self, worker: Worker) -> bool: ...  # True if a request is to blame, not the worker
     def worker_dead(self, worker: Worker, reason: str) -> None: ...
 
 
@@ -99,7 +99,7 @@ class Worker:
         self.role = config.role
         self.state = WorkerState.STARTING
         self._channel: Channel | None = None
-        self._unsent: deque[Cancel] = deque()  # while it does not read
+        self._unsent: deque[Cancel] = deque()  # waiting until the worker reads
         self._alarm: asyncio.TimerHandle | None = None
         self._silence_s = config.engine.silence_s
         self._config = config
@@ -116,7 +116,7 @@ class Worker:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Have a process started; its Ready, or its failure, comes as a call to the owner."""
+        """Start a process; the owner is called when it is ready or has failed."""
         self._channel, theirs = Channel.pair()
         self._launcher.launch(theirs.fileno())
         theirs.close()
@@ -127,9 +127,9 @@ class Worker:
         self._set_alarm(limit_s, partial(self._fail, f"was not ready within {limit_s:g} s", hangs=True))
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        """False if the worker cannot take it now: it is lost, which its owner hears of, or does not read at present.
+        """Returns False if the worker cannot take the message now: it does not read, or it is lost (the owner is told).
 
-        Whatever is sent comes after what was to be cancelled before.
+        Pending cancellations are sent first.
         """
         self._send_cancels()
         return not self._unsent and self._send(message, fds)
@@ -144,7 +144,7 @@ class Worker:
         return True
 
     def cancel(self, request_id: str) -> None:
-        """Have a request forgotten, as soon as the worker takes that; another one after it knows nothing of it."""
+        """Cancel a request as soon as the worker reads; a restarted worker does not know the request."""
         if self.state is WorkerState.READY:
             self._unsent.append(Cancel(request_id=request_id))
             self._send_cancels()
@@ -156,7 +156,7 @@ class Worker:
     def grant(self, num_tokens: int) -> None:
         """Tell a worker that has loaded how many tokens its KV cache may hold."""
         if self._channel is not None:
-            with suppress(ChannelFull, ChannelClosed):  # its end is seen by the reader
+            with suppress(ChannelFull, ChannelClosed):  # the reader callback sees that the worker ended
                 self._channel.send(KVBudget(num_tokens=num_tokens))
 
     async def stop(self) -> None:
@@ -187,7 +187,7 @@ class Worker:
             case LoadFailed():
                 self._give_up(message.message)
             case Ready() if self.role == "target" and self._computes not in (None, message.step_path.how):
-                # Other sums, other roundings: texts that the one before it began would go on differently.
+                # Its sums round differently, so texts that the process before it began would go on differently.
                 self._fail(f"computes its steps by {message.step_path.how}, the one before it by {self._computes}")
             case Ready():
                 self._computes = message.step_path.how
@@ -201,7 +201,7 @@ class Worker:
                 self._owner.worker_said(self, message)
 
     def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do this unless a later alarm is set in time."""
+        """Call `action` after `seconds`, unless another alarm is set before."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = asyncio.get_running_loop().call_later(seconds, action)
@@ -226,7 +226,7 @@ class Worker:
         logger.error("%s worker %s", self.role, what)
         was_stable = self.state is WorkerState.READY and time.monotonic() - self._since > _STABLE_S
         self._disconnect()
-        if hangs and self._process is None:  # what starts workers does; other workers end with it, so only then
+        if hangs and self._process is None:  # the launcher hangs; restarting it ends the other workers, so only then
             self._launcher.restart()
         self._enter(WorkerState.STARTING)
         is_excused = self._owner.worker_lost(self)

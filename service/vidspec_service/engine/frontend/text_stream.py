@@ -1,23 +1,23 @@
-"""TextStream: tokens become text one by one, as decoding them all at once would spell them."""
+"""TextStream: decodes tokens one by one to the text that decoding them all at once gives."""
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-_REPLACEMENT = "\ufffd"  # what a tokenizer says for bytes that are no character, or not yet
-_MOST_HELD = 64  # tokens; a character has at most four bytes, so they make none, and each step would read them again
+_REPLACEMENT = "\ufffd"  # a tokenizer's text for bytes that are no character, or not yet
+_MOST_HELD = 64  # tokens; a character has at most four bytes, so these make none, and each step decodes them again
 
 
 class TextStream:
-    """As the library's DecodeStream, which raises where bytes that make no character undo a text it has handed out."""
+    """Like the library's DecodeStream, which raises if bytes that are no character change text it has handed out."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._said: list[int] = []  # the last tokens that gave a text; with them in front the next have their spaces
-        self._held: list[int] = []  # those since then
+        self._said: list[int] = []  # the last tokens that gave text; decoded after them, the next keep their spaces
+        self._held: list[int] = []  # tokens since then
 
     def step(self, token: int) -> str:
-        """Take the next token; what is certain to follow, which never ends in the middle of a character."""
+        """Take the next token; returns the text that is now certain, which never ends in the middle of a character."""
         self._held.append(token)
         text = self.rest()
         if (not text or text.endswith(_REPLACEMENT)) and len(self._held) < _MOST_HELD:
@@ -26,9 +26,9 @@ class TextStream:
         return text
 
     def rest(self) -> str:
-        """What was not handed out: of a character that is not complete."""
+        """Text that was not handed out, such as an incomplete character."""
         before, both = self._decode(self._said), self._decode(self._said + self._held)
-        # A decoder of single bytes gives up all that stand together if one makes no character.
+        # A byte-fallback decoder replaces a whole run of byte tokens if one of them makes no character.
         return both[len(before) :] if both.startswith(before) else self._decode(self._held)
 
     def _decode(self, ids: list[int]) -> str:

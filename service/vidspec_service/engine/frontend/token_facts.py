@@ -1,4 +1,4 @@
-"""What an answer tells of its tokens, for requests that ask: who wrote each, and log probabilities, spelt out."""
+"""Facts about an answer's tokens, for requests that ask: who wrote each token, and log probabilities with bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vidspec_service.engine.types import Logprob, RowLogprobs, TokenDetail, Toke
 
 _LEAST = -9999.0  # JSON has no infinity; vLLM says the same
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-# GPT-2's alphabet: a byte that is no printable character of Latin-1 is one of those from U+0100 on, in their order.
+# GPT-2's alphabet: printable Latin-1 bytes stand for themselves, all others for U+0100, U+0101, ... in order.
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + place): byte for place, byte in enumerate(sorted({*range(0x100)} - {*_PRINTABLE}))
 }
@@ -22,7 +22,7 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TokenDetailer:
-    """One request's tokens, in order. A stream of its own: what is held back of the answer's text is told here."""
+    """Details of one request's tokens, in order. Its own text stream also has text that is held back from the answer."""
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
         self._stream = TextStream(tokenizer)
@@ -31,7 +31,7 @@ class TokenDetailer:
             self._text_of(token)
 
     def details(self, ids: tuple[int, ...], told: Tokens) -> tuple[TokenDetail, ...]:
-        """Of `ids`, the tokens of `told` up to the answer's end."""
+        """Details of `ids`, which are the tokens of `told` up to the answer's end."""
         return tuple(
             TokenDetail(text=self._text_of(token), source=_source(place, told)) for place, token in enumerate(ids)
         )
@@ -41,14 +41,14 @@ class TokenDetailer:
 
 
 def _source(place: int, told: Tokens) -> TokenSource:
-    """What the grammar forces nobody had to guess, whoever said it; the accepted draft tokens come first."""
+    """GRAMMAR for a forced token, whoever proposed it; of the others, the accepted draft tokens come first."""
     if place in told.forced:
         return TokenSource.GRAMMAR
     return TokenSource.DRAFT if place < told.num_accepted else TokenSource.TARGET
 
 
 class TokenSpeller:
-    """The bytes of a tokenizer's tokens, which may be parts of a character, as OpenAI's API tells them."""
+    """The bytes of a tokenizer's tokens, which may be parts of a character, as in OpenAI's API."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +56,7 @@ class TokenSpeller:
         self._is_byte_level = isinstance(tokenizer.decoder, ByteLevel)
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token adds to a text, wherever in it."""
+        """The bytes that the token adds to a text, at any position."""
         piece = self._tokenizer.id_to_token(token) or ""
         if token in self._added:
             return self._added[token].encode()
@@ -67,7 +67,7 @@ class TokenSpeller:
         return piece.replace("\u2581", " ").encode()
 
     def spell(self, ids: tuple[int, ...], rows: tuple[RowLogprobs, ...]) -> tuple[TokenLogprob, ...]:
-        """The committed tokens `ids`, each with its row."""
+        """The committed tokens `ids` and their alternatives, each from its row of log probabilities."""
         return tuple(
             TokenLogprob(
                 token=Logprob(self.bytes_of(token), max(logprob, _LEAST)),

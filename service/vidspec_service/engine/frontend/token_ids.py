@@ -1,4 +1,4 @@
-"""What a request says about single tokens, held against the engine's tokenizer."""
+"""Checks what a request says about single tokens against the engine's tokenizer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def with_token_ids(request: GenerationRequest, tokenizer: Tokenizer) -> Generati
         for token in ids:
             if tokenizer.id_to_token(token) is None:
                 raise InvalidRequest(f"{param}: the model has no token {token}.", param=param)
-    # A word that begins a text, and one that follows another: vLLM excludes both, too.
+    # The word at the start of a text, and the word after another one: vLLM excludes both, too.
     spelt = [f"{space}{word.lstrip()}" for word in sampling.bad_words for space in ("", " ")]
     ids_of_words = dict.fromkeys(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in spelt)
-    if () in ids_of_words:  # of U+001C, say: a space to Python, though not to the request's schema
+    if () in ids_of_words:  # for example U+001C: a space to Python, though not to the request's schema
         raise InvalidRequest("bad_words: a word has no letters, and so no tokens.", param="bad_words")
     return replace(request, sampling=replace(sampling, bad_word_ids=tuple(ids_of_words)))

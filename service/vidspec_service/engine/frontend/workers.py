@@ -26,12 +26,12 @@ def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
 
 
 def check_models(config: EngineConfig) -> None:
-    """Raises ConfigError for models and devices that are not there: a second's look, before minutes of loading."""
+    """Raises ConfigError for missing models and devices: a check of a second, before minutes of loading."""
     _specs(config, require_loadable)
 
 
 def configure_messages(config: EngineConfig) -> list[Configure]:
-    """The first message of every worker; raises ConfigError for a model that cannot be one, before any work."""
+    """The first message of every worker; raises ConfigError for a model that cannot be used, before any work."""
     found = worker_configs(config)
     num_cores = len(os.sched_getaffinity(0))
     threads = share_cores(found, num_cores)
@@ -49,7 +49,7 @@ def configure_messages(config: EngineConfig) -> list[Configure]:
 
 
 def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str, ModelSpec]:
-    """What each worker is to load, if nothing is found wrong with it."""
+    """What each worker is to load; raises ConfigError if `check` finds something wrong."""
     found = {
         role: ModelSpec(
             path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
@@ -67,16 +67,16 @@ def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str
 def share_cores(found: Mapping[str, WorkerConfig], num_cores: int) -> dict[str, int]:
     """Threads of every worker: the draft gets one core, the target the rest, unless a worker's config says else.
 
-    A draft step is a chain of tiny products that a second thread cannot speed up, while the target's is not. (Compiled
-    steps take as many of these as make them shortest; the target's prompts use every core, the draft's steps beside
-    them or not.)
+    A draft step is a chain of tiny products that a second thread cannot speed up; a target step is not. (Compiled steps
+    use as many of these threads as make them fastest. The target's prompts use every core, even while the draft
+    computes.)
     """
     chosen = {"draft": 1, "target": max(1, num_cores - 1) if "draft" in found else num_cores}
     return {role: worker.threads or chosen[role] for role, worker in found.items()}
 
 
 def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:
-    """The target's tokenizer; raises ConfigError if the draft speaks other ids, naming the first difference."""
+    """The target's tokenizer; raises ConfigError if the draft's vocabulary differs, naming the first difference."""
     target = Tokenizer.from_file(ready["target"].tokenizer_file)
     if "draft" not in ready:
         return target
@@ -114,5 +114,5 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
 
 
 def _root(model: str) -> str:
-    """A hub id as it is; of a folder its name, since where it lies is nobody's business."""
+    """A hub id as it is, but only the name of a folder: its path is not for clients."""
     return Path(model).name if Path(model).is_dir() else model
