@@ -22,7 +22,7 @@ _KINDS = {kind: index for index, kind in enumerate(_TYPES)}
 _DECODERS = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
 _ENCODER = msgspec.msgpack.Encoder()
 _MAX_MESSAGE_BYTES = 128 * 1024
-MAX_FDS = 16  # of a message
+MAX_FDS = 16  # in one message
 
 logger = logging.getLogger(__name__)
 
@@ -85,19 +85,19 @@ class Channel:
 
 
 class PeerLink:
-    """One worker's channel to the other, while there is one. Losing the other is normal: it costs speed only."""
+    """One worker's channel to the other worker, while there is one. Losing the other is normal and costs only speed."""
 
     def __init__(self, peer: str) -> None:
         self.channel: Channel | None = None
         self._peer = peer
 
     def connect(self, channel: Channel) -> None:
-        """Talk to this one from now on; it knows nothing of what the last one was told."""
+        """Use this channel from now on; the new peer knows nothing of what the last one was told."""
         self.disconnect()
         self.channel = channel
 
     def disconnect(self) -> None:
-        """Go on without."""
+        """Go on without a peer."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
@@ -116,7 +116,7 @@ class PeerLink:
         return found
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """At once, or the other is lost: whoever does not read is of no use. The API is told, and sends a new Peer."""
+        """Send at once, or drop a peer that does not read. The next heartbeat tells the API, which sends a new Peer."""
         if self.channel is None:
             return
         try:
@@ -130,7 +130,7 @@ class PeerLink:
 
 
 class Readable(Protocol):
-    """Whatever can be polled; a negative number is passed over."""
+    """Anything that can be polled; a negative descriptor is skipped."""
 
     def fileno(self) -> int: ...
 

@@ -7,9 +7,9 @@
 | API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
 | worker | API    | Started    | once, first (one fd: a pidfd of the worker)                           |
 | worker | API    | Loading    | while it loads, a few times a second                                  |
-| worker | API    | Loaded     | on CUDA only: what is left of its devices, before it takes any for KV |
-| API    | worker | KVBudget   | the answer to that, once the other worker has loaded, too             |
-| worker | API    | Ready      | it takes work, once                                                   |
+| worker | API    | Loaded     | on CUDA only: its devices' memory, before the KV cache takes any      |
+| API    | worker | KVBudget   | the answer to Loaded, once the other worker has loaded as well        |
+| worker | API    | Ready      | once, when it can take requests                                       |
 | worker | API    | LoadFailed | cannot load; the worker exits                                         |
 | worker | API    | Heartbeat  | every second, idle or busy, and after a thousand forwards             |
 | target | API    | Accepted   | the prompt fits; before its prefill                                   |
@@ -17,14 +17,14 @@
 | target | API    | Tokens     | tokens were committed                                                 |
 | target | API    | Ended      | end of sequence or token limit; nothing follows                       |
 | worker | API    | Activity   | prepared or prefilled a request that asks for its timeline            |
-| draft  | API    | DraftView  | what it sees was chosen (again), of a request that asks               |
+| draft  | API    | DraftView  | what the draft sees was chosen (again), for a request that asks       |
 | API    | draft  | Generate   | the same request, before the target gets it                           |
 | API    | draft  | Cancel     | as for the target, and when the answer has ended                      |
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
-| target | draft  | Follow     | it pays to run ahead of this request: prepare its prompt (a fd: TowerMemory)  |
+| target | draft  | Follow     | it pays to run ahead: prepare the request (maybe a fd: TowerMemory)   |
 | draft  | target | Proposal   | the draft has run ahead by a few tokens                               |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
-| target | draft  | Relevance  | its prompt is prefilled (one fd: float16 per video cell)              |
+| target | draft  | Relevance  | a request's prompt is prefilled (one fd: float16 per video cell)      |
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from vidspec_service.engine.types import Accepted, Activity, DraftView, FinishRe
 
 
 class Configure(Struct, frozen=True, kw_only=True):
-    """What a worker is to be."""
+    """A worker's role, model and settings."""
 
     role: str  # "target" | "draft"
     spec: ModelSpec
     threads: int
-    prompt_threads: int  # where kernels of our own compute the steps, so that torch has the prompts only
+    prompt_threads: int  # used where our own kernels compute the steps, so that torch computes only the prompts
     engine: EngineConfig
 
 
@@ -53,8 +53,8 @@ class Generate(Struct, frozen=True, kw_only=True):
     """A request; all of it lies in the shared memory sent with this message, as it was submitted."""
 
     request_id: str
-    choice: int = 0  # which answer of those that the request asks for: see `GenerationRequest.choice`
-    has_committed: bool = False  # tokens that clients have seen, when a new worker takes over: a further fd
+    choice: int = 0  # index among the answers that the request asks for: see `GenerationRequest.choice`
+    has_committed: bool = False  # a new worker takes over: a further fd has the tokens that clients have seen
 
 
 class Cancel(Struct, frozen=True, kw_only=True):
@@ -64,16 +64,16 @@ class Cancel(Struct, frozen=True, kw_only=True):
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """The process is there; whoever holds its pidfd can end it and see it gone."""
+    """The process runs; whoever holds its pidfd can kill it and see that it has ended."""
 
     pid: int
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """The worker takes work."""
+    """The worker can take requests."""
 
     context_length: int
-    kv_cache_tokens: int = CPU_KV_CACHE_TOKENS  # that it has room for
+    kv_cache_tokens: int = CPU_KV_CACHE_TOKENS  # that its KV cache can hold
     default_num_frames: int
     max_frames: int | None = None
     device: str
@@ -83,27 +83,27 @@ class Ready(Struct, frozen=True, kw_only=True):
     step_path: StepPath = COMPILED
     memory: WorkerMemory | None = None  # on CUDA
     versions: dict[str, str]
-    default_sampling: dict[str, float] = {}  # fields of SamplingParams; of requests that do not say
+    default_sampling: dict[str, float] = {}  # fields of SamplingParams, for requests that do not set them
     tool_format: ToolFormat = ToolFormat.NONE
     can_merge_frames: bool = False
-    tower: str | None = None  # equal for two workers one of whose towers can stand for the other's
+    tower: str | None = None  # digest of the vision tower: if it is equal in both workers, one tower can serve for both
 
 
 class Loading(Struct, frozen=True, kw_only=True):
-    """How far the worker's model is, for whoever waits for it."""
+    """Progress of a worker that loads its model."""
 
     what: str
-    fraction: float | None  # None: nobody knows
+    fraction: float | None  # None: unknown
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """The worker's model is on its CUDA devices; how much room they have for keys and values is still to be said."""
+    """The worker's model is on its CUDA devices; the worker waits for its KVBudget."""
 
     memory: WorkerMemory
 
 
 class KVBudget(Struct, frozen=True, kw_only=True):
-    """So many tokens a worker's KV cache may hold."""
+    """How many tokens a worker's KV cache may hold."""
 
     num_tokens: int
 
@@ -121,8 +121,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     busy_s: float  # time at work
     elapsed_s: float
     until: float  # on the monotonic clock of all processes
-    forwards: tuple[tuple[float, float, int], ...]  # all since the last one, as (start, end, rows) on that clock
-    has_peer: bool = True  # a channel to the other worker: without, another Peer is wanted
+    forwards: tuple[tuple[float, float, int], ...]  # all since the last heartbeat, as (start, end, rows) on that clock
+    has_peer: bool = True  # has a channel to the other worker; if not, the API sends another Peer
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ class Rejected(Struct, frozen=True, kw_only=True):
     message: str
 
 
-MOST_HELD_TOKENS = 16  # that a target may have committed and not told yet
+MOST_HELD_TOKENS = 16  # that a target may have committed and not sent yet
 
 
 class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,12 +143,12 @@ class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ids: tuple[int, ...]
     num_judged: int = 0  # see SpeculationStats
     num_accepted: int = 0
-    num_rollbacks: int = 0  # draft chains that a mismatch has made void since the last such message
-    num_wasted: int = 0  # draft tokens that were never judged, likewise
-    draft_video_tokens: int = 0  # that the draft saw when it last proposed
-    logprobs: tuple[RowLogprobs, ...] = ()  # one of each id, of requests that ask: at most 33 with 20 alternatives each
-    forced: tuple[int, ...] = ()  # places in `ids` that the grammar left no choice about, of requests that ask
-    work: tuple[Activity, ...] = ()  # of either worker since the last such message, of requests that ask
+    num_rollbacks: int = 0  # draft chains that a mismatch has voided since the request's last Tokens
+    num_wasted: int = 0  # draft tokens since then that were never judged
+    draft_video_tokens: int = 0  # video tokens that the draft saw when it last proposed
+    logprobs: tuple[RowLogprobs, ...] = ()  # one per id, if asked for: at most 33 with 20 alternatives each
+    forced: tuple[int, ...] = ()  # indices in `ids` of tokens that the grammar forced, if asked for
+    work: tuple[Activity, ...] = ()  # of both workers since the request's last Tokens, if asked for
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -165,7 +165,7 @@ class Peer(Struct, frozen=True, kw_only=True):
 
 
 class Follow(Struct, frozen=True, kw_only=True):
-    """The draft is to prepare a request that the API has given it, and to run ahead of it."""
+    """Asks the draft to prepare a request that it has from the API, and to run ahead of the target."""
 
     request_id: str
 
@@ -178,25 +178,25 @@ class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: int
     ids: tuple[int, ...]
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
-    step_s: float  # the draft's mean time per token, for the target's plan; 0 while it has guessed none
+    step_s: float  # the draft's mean time per token, for the target's plan; 0 before its first guess
     video_tokens: int  # that the draft sees
-    work: tuple[Activity, ...] = ()  # what it took, of requests that ask
+    work: tuple[Activity, ...] = ()  # the draft's work on it, if asked for
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The target committed `ids` from output position `start` on; very many come in shared memory instead."""
+    """The target committed `ids` from output position `start` on; very many ids come in shared memory instead."""
 
     request_id: str
     start: int
     ids: tuple[int, ...]
-    max_lead: int  # tokens that the draft may run ahead of them
+    max_lead: int  # tokens that the draft may run ahead of these
 
 
 class Relevance(Struct, frozen=True, kw_only=True):
-    """What the target's text pays attention to; the scores come in shared memory, in the order of the grid's cells."""
+    """How much the target's text attends to each video cell; shared memory has the scores, in the order of the grid."""
 
     request_id: str
-    grid_checksum: int  # of the cells' places: the draft's may differ
+    grid_checksum: int  # of the cells' positions: the draft's may differ
 
 
 ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer

@@ -1,4 +1,4 @@
-"""Payload: a request, frames included, or an array in anonymous shared memory, handed over as file descriptors."""
+"""Payload: a request with its frames, or an array, in anonymous shared memory that is sent as file descriptors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from vidspec_service.engine.ipc.messages import Relevance
 from vidspec_service.errors import CapacityError
 from vidspec_service.shared_frames import SharedFrames, mapped
 
-_LENGTH_BYTES = 8  # of the encoded request's length, which comes first
-_MAX_SHARED = MAX_FDS - 2  # clips of a request, beside itself and its committed tokens; any more are copied
+_LENGTH_BYTES = 8  # for the length of the encoded request, which comes first
+_MAX_SHARED = MAX_FDS - 2  # clips of a request; two fds are for itself and its committed tokens. More clips are copied
 
 Payload = tuple[int, ...]  # descriptors: of the request, then of frames that are not in it
 
 
 def write_request(request: GenerationRequest) -> Payload:
-    """Into a new memfd: the request, in the places of its arrays what they are, then those that have no memory of
-    their own to be shared. The caller closes all.
+    """Write a request to a new memfd, and list the memfds of its frames. The caller closes all of them.
+
+    The encoded request has references in the places of its arrays; arrays without a memfd of their own follow it.
     """
     copied: list[NDArray[Any]] = []
     shared: list[int] = []
@@ -51,9 +52,9 @@ def write_request(request: GenerationRequest) -> Payload:
 
 
 async def payload_of(request: GenerationRequest) -> Payload:
-    """`write_request` off the event loop: it may copy megabytes. Cancelled or not, no descriptor is lost.
+    """`write_request` in a thread, since it may copy megabytes. Leaks no descriptor if it is cancelled.
 
-    Raises CapacityError where the machine has no descriptor or memory for it.
+    Raises CapacityError if the machine has no descriptor or memory left.
     """
     writing = asyncio.ensure_future(asyncio.to_thread(write_request, request))
     try:
@@ -66,7 +67,7 @@ async def payload_of(request: GenerationRequest) -> Payload:
 
 
 def close(payload: Iterable[int]) -> None:
-    """On the side that wrote it, once it has been sent for the last time."""
+    """Called on the side that wrote the payload, once it has been sent for the last time."""
     for fd in payload:
         os.close(fd)
 
@@ -93,36 +94,36 @@ def read_request(payload: Sequence[int]) -> GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellScores:
-    """What the draft hears of the target's attention: one number a video cell, the largest of them 1."""
+    """The target's attention, as the draft gets it: one number for each video cell, of which the largest is 1."""
 
     request_id: str
-    grid_checksum: int  # of the target's cells; the draft's may be others
+    grid_checksum: int  # of the target's cells; the draft's may differ
     values: NDArray[np.float16]  # [C]
 
 
 def write_ids(ids: Sequence[int]) -> int:
-    """Token ids into a new memfd: an answer may have more of them than a message has room for. The caller closes it."""
+    """Write token ids to a new memfd: an answer may have more than fit into a message. The caller closes it."""
     return _memfd("vidspec-ids", np.array(ids, np.int32))
 
 
 def read_ids(fd: int) -> tuple[int, ...]:
-    """Closes `fd`."""
+    """Read what `write_ids` wrote; closes `fd`."""
     return tuple(_read_array(fd, np.dtype(np.int32)).tolist())
 
 
 def write_scores(values: NDArray[np.float16]) -> int:
-    """Into a new memfd: too much for a channel, which must never fill up. The caller closes it."""
+    """Write scores to a new memfd: they are too large for a channel, which must never fill up. The caller closes it."""
     return _memfd("vidspec-relevance", values)
 
 
 def read_scores(message: Relevance, fd: int) -> CellScores:
-    """On the draft's side; closes `fd`."""
+    """Read on the draft's side what `write_scores` wrote; closes `fd`."""
     values = _read_array(fd, np.dtype(np.float16))
     return CellScores(request_id=message.request_id, grid_checksum=message.grid_checksum, values=values)
 
 
 class TowerMemory:
-    """What a tower has made of a request's videos, in shared memory that is freed with its last holder."""
+    """A vision tower's output for a request's videos, in shared memory that is freed with its last holder."""
 
     def __init__(self, descriptor: int) -> None:
         """Takes ownership of the descriptor."""
@@ -131,13 +132,13 @@ class TowerMemory:
 
     @classmethod
     def of(cls, tower: Sequence[TowerRows]) -> TowerMemory:
-        """Raises OSError where the machine has no room for it."""
+        """Copy the output to new shared memory. Raises OSError if the machine has no room for it."""
         encoded = msgspec.msgpack.Encoder(enc_hook=np.shape).encode(tower)
         length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
         return cls(_memfd("vidspec-tower", length, encoded, *(video.rows for video in tower)))
 
     def read(self) -> list[TowerRows]:
-        """A copy. Raises OSError."""
+        """Returns a copy. Raises OSError."""
         memory = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)
         offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
 
