@@ -1,1 +1,1 @@
-"""What both workers need: prompts prepared beside the loop, and how busy it is."""
+"""What both workers share: the loop, prompts prepared in a thread beside it, measurements, the outbox."""

@@ -1,7 +1,7 @@
-"""InputProcessor: requests become prompts in a thread of their own, so that a vision tower does not stop the streams.
+"""InputProcessor: turns requests into prompts in its own thread, so that a vision tower does not stop the streams.
 
-The tower, the processor and the embedding are read-only and release the interpreter while they compute; the worker's
-loop goes on decoding meanwhile. Finished prompts wake the loop through a descriptor that it polls with its channels.
+The tower, the processor and the embedding are read-only and release the GIL while they compute; the worker's loop goes
+on decoding meanwhile. Finished prompts wake the loop through a descriptor that it polls together with its channels.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Input:
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
     grammar: GrammarMask | None = None
-    hands_on_tower: bool = False  # a draft will be asked that takes what our tower makes of the videos
-    tower: TowerMemory | None = None  # that: made here, or come from the target
+    hands_on_tower: bool = False  # the tower's output is kept for a draft, which will be asked to follow
+    tower: TowerMemory | None = None  # this output: made here, or received from the target
     queue_s: float = 0.0
     prepare_s: float = 0.0
     is_cancelled: bool = False
 
     @classmethod
     def of(cls, message: Generate, payload: Sequence[int]) -> Input:
-        """As the API sent it; closes the payload."""
+        """The request as the API sent it; closes the payload."""
         committed = read_ids(payload[-1]) if message.has_committed else ()
         request = read_request(payload[:-1] if message.has_committed else payload).choice(message.choice)
         return cls(replace(request, committed=(*request.committed, *committed)))
@@ -56,7 +56,7 @@ class Input:
         return self.request.request_id
 
     def sampler(self, model_end_ids: frozenset[int]) -> CoupledSampler:
-        """What chooses its tokens: made here for both workers, so that the draft's law is the target's."""
+        """Chooses the request's tokens; made here for both workers, so that the draft follows the target's rules."""
         request, prompt = self.request, self.prompt
         assert isinstance(prompt, Prompt)
         ends = request.end_ids(model_end_ids)
@@ -73,20 +73,20 @@ class InputProcessor:
         config: Configure,
         context_length: int,
     ) -> None:
-        """A target's videos that leave no room in `context_length` are refused before they are looked at.
+        """On the target, videos that leave no room in `context_length` are refused before the tower sees them.
 
-        A draft, which will read a part of them, sees whole videos of compressed requests, too, as long as its model has
-        room for them: the more of what the target has chosen it may choose from, the better it guesses.
+        The draft reads only a part of the video tokens. It chooses them from the whole video even if the request is
+        compressed, as long as its model has room: it guesses better if it can choose from all that the target sees.
         """
         self._encoder_cache = EncoderCache(config.engine.max_cached_feature_bytes)
         self._model = model
         self._dycoke = config.engine.dycoke
         self._is_draft = config.role == "draft"
         self._context_length = None if self._is_draft else context_length
-        # Those that several answers have, for as long as one that has it is at work here.
+        # Prompts that several answers share, as long as one of these answers is held here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
-        self._submitted: dict[str, Input] = {}  # by request id; what has been taken again is not among them
+        self._submitted: dict[str, Input] = {}  # by request id, until taken
         self._done: deque[Input] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -95,12 +95,12 @@ class InputProcessor:
         return self._wake
 
     def submit(self, item: Input) -> None:
-        """Process this one after those before it."""
+        """Process a request after those submitted before it."""
         self._submitted[item.request_id] = item
         self._thread.submit(self._process, item)
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for this one: it is finished soon, and without a prompt if its video is a long one."""
+        """Nobody waits for this request: it is finished soon, and without a prompt if its video is a long one."""
         if (item := self._submitted.get(request_id)) is not None:
             item.is_cancelled = True
 
@@ -112,7 +112,7 @@ class InputProcessor:
     def take_finished(self) -> list[Input]:
         """Everything finished since the last call."""
         try:
-            num_finished = os.eventfd_read(self._wake)  # as many as were written: one beyond them is still to wake us
+            num_finished = os.eventfd_read(self._wake)  # the number written so far: a later one is still to wake us
         except BlockingIOError:
             return []
         finished = [self._done.popleft() for _ in range(num_finished)]
@@ -127,7 +127,7 @@ class InputProcessor:
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
         except (ContextOverflow, GrammarError, NotWanted) as error:
             item.prompt = error
-        except Exception as error:  # whatever it is, it is this request's: it must not end the worker, again and again
+        except Exception as error:  # any error is this request's own: it must not end each new worker in turn
             logger.exception("request %s could not be prepared", item.request_id)
             item.prompt = ValueError(f"the prompt could not be prepared ({type(error).__name__})")
         item.request = replace(request, videos=())  # the frames have been read: let go of their memory
@@ -145,7 +145,7 @@ class InputProcessor:
         if item.tower is not None:
             seen = [replace(video, tower=rows) for video, rows in zip(videos, item.tower.read(), strict=True)]
             if choice is not None and choice.choose is None:
-                # Rows of merged frames are for no other request, and none can be chosen from them again.
+                # Rows of merged frames must not be cached for other requests, and cannot be compressed again.
                 seen, choice = [replace(video, key=None) for video in seen], None
             videos, item.tower = tuple(seen), None
         if choice is not None and self._is_draft and self._model.has_room_for(videos, _num_others(request)):
@@ -160,19 +160,19 @@ class InputProcessor:
         if prompt.tower:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
         if request.compression is Compression.DYCOKE:
-            prompt = replace(prompt, identity=None)  # rows that are hidden while it decodes do not stay in their places
+            prompt = replace(prompt, identity=None)  # hidden rows change places during decoding: no prefix to reuse
         if request.prompt_of is not None:
             self._shared[request.prompt_of] = prompt
         return prompt
 
 
 def _num_others(request: GenerationRequest) -> int:
-    """Rows that words and answer may have at most: no token is less than a byte."""
+    """Upper bound for the rows of text and answer: every token has at least one byte."""
     return sum(len(turn.text.encode()) for turn in request.turns) + (request.max_tokens or 0)
 
 
 def _in_memory(tower: Sequence[TowerRows]) -> TowerMemory | None:
-    """None where the machine has no room: the draft then runs a tower of its own."""
+    """None if the machine has no room: the draft then runs its own tower."""
     try:
         return TowerMemory.of(tower)
     except OSError as error:

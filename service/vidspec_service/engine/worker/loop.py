@@ -1,4 +1,4 @@
-"""WorkerLoop: what both workers' loops are built from, and their turns: hear, work, wait if there is nothing to do."""
+"""WorkerLoop: the base of both workers' loops: receive messages, work, wait if there is nothing to do."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class WorkerLoop(ABC):
 
     @property
     def kv_cache_tokens(self) -> int:
-        """That all requests together have room for."""
+        """Tokens that the KV cache can hold for all requests together."""
         return self._pool.num_tokens
 
     def run(self) -> None:
-        """Serve until the API's channel closes (ChannelClosed propagates to the worker's shell)."""
+        """Serve until the API's channel closes (ChannelClosed propagates to `worker_main`)."""
         try:
             while True:
                 self._receive()
@@ -59,10 +59,10 @@ class WorkerLoop(ABC):
     def _worked(
         self, request: GenerationRequest, phase: Phase, started: float, num_tokens: int
     ) -> tuple[Activity, ...]:
-        """From `started` until now, over `num_tokens` of a request's tokens; nothing if that asks for no timeline.
+        """Work from `started` until now on `num_tokens` of a request; empty if the request asks for no timeline.
 
-        To ride along with tokens and proposals, which are sent anyway: a message for each forward would wake the API
-        process as often again. What happens once, preparing and prefilling, is a message of its own.
+        Sent inside Tokens and Proposals: a further message for each forward would wake the API process twice as often.
+        Preparing and prefilling do not recur with every token, so they have messages of their own.
         """
         if Include.TIMELINE not in request.include:
             return ()
@@ -73,20 +73,20 @@ class WorkerLoop(ABC):
         return (work,)
 
     def _tell_prefilled(self, request: GenerationRequest, started: float, num_tokens: int) -> None:
-        """A chunk of so many rows, from `started` until now."""
+        """Report a chunk of `num_tokens` rows, prefilled from `started` until now."""
         for activity in self._worked(request, Phase.PREFILL, started, num_tokens):
             self._outbox.send(activity)
 
     def _tell_prepared(self, item: Input, num_tokens: int) -> None:
-        """A prompt of so many tokens, which was there before it was taken."""
+        """Report a prompt of `num_tokens`; it was ready before the loop took it."""
         started = item.arrived + item.queue_s
         for activity in self._worked(item.request, Phase.PREPARE, started, num_tokens):
             self._outbox.send(replace(activity, end=started + item.prepare_s))
 
     @abstractmethod
     def _receive(self) -> None:
-        """Take all messages that have come, from the API and from the other worker."""
+        """Handle all messages that have come, from the API and from the other worker."""
 
     @abstractmethod
     def _work(self) -> bool:
-        """One step, whatever there is to do; False if nothing is left that could be done before something comes."""
+        """Do one step of the work; returns False if there is nothing to do until a message or a prompt comes."""

@@ -1,9 +1,9 @@
-"""What a loaded worker takes of its CUDA devices, measured: weights at rest, and what work needs besides at most.
+"""Measures how much of its CUDA devices a loaded worker needs: weights at rest, and the most that work adds.
 
-Work is a chunk of prefill and a step, which take turns, and beside them a vision tower and the prompts that it makes.
-A tower sees a video in groups of frames, so it is measured with one group of the largest. What it makes of a video
-stays until the prompt is there: twice while parts are joined, and once more where some of it is chosen. Prompts are
-kept while their requests run, with a row for every token; two more than run may be under preparation.
+Work is a prefill chunk or a step, which take turns, and at the same time a vision tower and the prompts it makes. A
+tower sees a video in groups of frames, so it is measured with one group of the largest frames. Its features are kept
+until the prompt is built: twice while parts are joined, and once more where some are selected. Prompts are kept while
+their requests run, with a row for every token; two more than run may be in preparation.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import EngineConfig, prefill_rows
 from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
 
-_PROBE_SIDE = 1024  # pixels of the measured video's frames: as large as a server lets them be, unless told otherwise
+_PROBE_SIDE = 1024  # pixels of the measured video's frames: a server's default limit
 _PROBE_FRAMES = 32  # no family's tower takes more at once
-_FEATURES_HELD = 3  # times the context
-_CHOICE_BYTES = 4 * 2048 * 8  # for each number of a row: what chooses works in float64, so many rows at a time
-_MOST_PREPARING = 2  # prompts, as the target's scheduler has it
+_FEATURES_HELD = 3  # copies of a whole context's features
+_CHOICE_BYTES = 4 * 2048 * 8  # per number of a row: selection works in float64, on 2048 rows at a time
+_MOST_PREPARING = 2  # prompts, as in the target's scheduler
 _STEP_ROWS = 16
 _SLACK = 256 * 2**20  # logits and noise of a step, workspaces of libraries, holes between blocks
 
 
 def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
-    """None on a CPU. Raises ModelLoadError where the device has no room for the work itself."""
+    """Returns None on a CPU. Raises ModelLoadError if the device has no room for the work itself."""
     geometry = model.decoder.geometry
     if geometry.device.type != "cuda":
         return None
@@ -63,7 +63,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
         is_first = device == geometry.device
         cache_bytes = geometry.bytes_per_token_on(device)
         row_bytes = _row_bytes(model, encoded) if is_first else 0
-        activations = tower[device] + chunk[device] + cache_bytes * context // 2 + _SLACK  # a cache that moves
+        activations = tower[device] + chunk[device] + cache_bytes * context // 2 + _SLACK  # a cache that is copied
         if is_first:
             activations += _MOST_PREPARING * context * row_bytes + config.max_cached_feature_bytes
         found.append(
@@ -80,14 +80,14 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
 
 
 def _settle(devices: list[torch.device]) -> None:
-    """Nothing under way, nothing kept for later."""
+    """Wait for work in progress, and free the memory that the allocator keeps."""
     for device in devices:
         torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
 
 
 def _peaks(devices: list[torch.device], work: Callable[[], object]) -> dict[torch.device, int]:
-    """What `work` takes at most of each device, over what is held before it."""
+    """The most bytes that `work` takes of each device, in addition to those held before."""
     before = {device: torch.cuda.memory_allocated(device) for device in devices}
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)
@@ -98,7 +98,7 @@ def _peaks(devices: list[torch.device], work: Callable[[], object]) -> dict[torc
 
 
 def _tower(model: VideoLM, devices: list[torch.device], context: int) -> tuple[EncodedVideo, dict[torch.device, int]]:
-    """A short video's features, and what a tower, what it makes and the choice from it take for one of any length."""
+    """A short video's features, and the bytes that tower, features and selection take for a video of any length."""
     encoded: list[EncodedVideo] = []
     peaks = _peaks(devices, lambda: encoded.append(model.encode(_video(_PROBE_FRAMES))))
     first, embedding = model.decoder.geometry.device, model.decoder.embedding
@@ -118,7 +118,7 @@ def _video(num_frames: int) -> Video:
 
 
 def _compute(model: VideoLM, chunk: int) -> None:
-    """The second chunk of a prompt, which attends to the first, and a step after it; their cache counts, too."""
+    """Two chunks of a prompt, of which the second attends to the first, and a step; includes their KV cache."""
     decoder = model.decoder
     num_rows = min(2 * chunk, model.context_length - _STEP_ROWS)
     prompt = Prompt(
@@ -135,7 +135,7 @@ def _compute(model: VideoLM, chunk: int) -> None:
 
 
 def _row_bytes(model: VideoLM, encoded: EncodedVideo) -> int:
-    """Of a prompt's row: embedding, cos and sin, what is added behind the first layers, its cell and its mark."""
+    """Bytes of a prompt's row: embedding, cos and sin, additions after the first layers, its cell, its video mark."""
     embedding, num_additions = model.decoder.embedding, len(encoded.additions)
     numbers = (1 + num_additions) * embedding.shape[1] + 2 * model.decoder.geometry.head_dim
     return numbers * embedding.dtype.itemsize + 3 * 8 + 1

@@ -1,4 +1,4 @@
-"""WorkMeter: how busy a worker was, for the API, in a heartbeat."""
+"""WorkMeter: measures how busy a worker is and tells the API in heartbeats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Heartbeat
 
 HEARTBEAT_S = 1.0
-_MOST_FORWARDS = 1000  # in one message; more make it come early
+_MOST_FORWARDS = 1000  # in one heartbeat, which is sent early when it has so many
 
 
 class WorkMeter:
@@ -31,7 +31,7 @@ class WorkMeter:
         self._num_rows = 0
 
     def rows(self, num_rows: int) -> None:
-        """A forward over so many rows belongs to the present block."""
+        """Count a forward over `num_rows` in the current `with` block."""
         self._num_rows += num_rows
 
     def beat(self, api: Channel, cache_usage: float, *, has_peer: bool) -> None:

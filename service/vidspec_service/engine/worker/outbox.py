@@ -1,8 +1,8 @@
-"""Outbox: a worker's messages to the API, in order, tokens a little later than the others.
+"""Outbox: sends a worker's messages to the API in order, tokens with a small delay.
 
-To send is cheap, but to wake the process that waits for it takes some 90 microseconds on a virtual machine: a twelfth
-of a small model's step, and nobody reads a stream a thousand times a second. vLLM and SGLang count tokens for that
-(`stream_interval`); here it is a time, so that a slower model's tokens are told at once, as ever.
+Sending is cheap, but waking the process that waits takes some 90 microseconds on a virtual machine: a twelfth of a
+small model's step, and nobody reads a stream a thousand times a second. vLLM and SGLang count tokens for this
+(`stream_interval`); here it is a time, so that a slower model's tokens are still sent at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Message, Token
 
 
 class Outbox:
-    """Sends what it is given at once, but for tokens, which wait for a flush: few, and not for long.
+    """Sends messages at once, except tokens, of which at most MOST_HELD_TOKENS wait for a flush.
 
-    They are few because the API must know, of a request that has killed its target, about how far that came.
+    There are so few because the API must know about how far a target came before a request killed it.
     """
 
     def __init__(self, channel: Channel, interval_s: float) -> None:
@@ -27,7 +27,7 @@ class Outbox:
         self._num_held = 0  # tokens
 
     def send(self, message: Message) -> None:
-        """Raises what `Channel.send` does, also for a message that was held back."""
+        """Send or hold back a message. Raises what `Channel.send` raises, also for messages held back before."""
         if isinstance(message, Tokens) and self._num_held + len(message.ids) <= MOST_HELD_TOKENS:
             self._held.append(message)
             self._num_held += len(message.ids)
@@ -36,17 +36,17 @@ class Outbox:
         self._channel.send(message)
 
     def flush(self) -> None:
-        """Send what is held back: before whatever takes time."""
+        """Send what is held back; called before work that takes time."""
         if self._held:
             held, self._held, self._num_held = self._held, [], 0
             for message in held:
                 self._channel.send(message)
 
     def flush_if_due(self) -> None:
-        """The same `interval_s` after the last time, when all of a forward's tokens are here.
+        """Flush if `interval_s` has passed since this last did; called when all of a forward's tokens are here.
 
-        What else was sent meanwhile does not count: where another answer ends, a slow model's tokens would wait for the
-        next forward.
+        Other flushes do not count: if they did, a slow model's tokens would wait for the next forward when another
+        answer ends.
         """
         if self._held and (now := time.monotonic()) - self._flushed_at >= self._interval_s:
             self._flushed_at = now
