@@ -22,7 +22,7 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TokenDetailer:
-    """Details of one request's tokens, in order. Has its own text stream: text held back from the answer counts here."""
+    """Details of one request's tokens, in order. Its own text stream also returns text held back from the answer."""
 
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
         self._stream = TextStream(tokenizer)
