@@ -1,11 +1,11 @@
 """The target's side of the draft: the link to it, which requests it is asked to follow, and what it is told of them.
 
-To follow, the draft runs its own tower over the video, unless the target's is the same, and prefills what it sees of
-it. Where both models compute on the same cores, that work is taken from requests that wait for theirs. So in `auto` it
-is asked for at once only for a request that has the cores to itself, and for others when the gain over the rest of the
-answer exceeds the work, which is put at what the target's own preparation took, whoever runs the tower: eight at once
-whose drafts followed at a lower price decoded a fifth faster, and the last of them waited three times as long for their
-first tokens. The modes that force speculation ask at once.
+To follow a request, the draft runs its own vision tower, unless the target's is the same, and prefills the part of the
+prompt that it sees. Where both models compute on the same cores, this work delays requests that wait for theirs. So in
+`auto` the target asks at once only for a request that has the cores to itself, and for others when the gain over the
+rest of the answer exceeds the work. The work is estimated as the time of the target's own preparation, whoever runs the
+tower: with a lower estimate, eight requests at once decoded a fifth faster, but the last of them waited three times as
+long for their first tokens. The modes that force speculation ask at once.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from vidspec_service.engine.ipc.payload import TowerMemory, write_ids, write_sco
 from vidspec_service.engine.speculation.plan import StepCosts
 from vidspec_service.engine.target.request import TargetRequest
 
-_FIRST_GUESS = 128.0  # tokens of an answer, before there was one
+_FIRST_GUESS = 128.0  # tokens of an answer, before the first one has ended
 _MEMORY = 0.9  # weight of the answers before the last one
-_MOST_TOLD = 4096  # tokens in a message itself
+_MOST_TOLD = 4096  # tokens inside a message; more go into shared memory
 
 
 class DraftLink(PeerLink):
-    """The link to the draft, and what it knows of each request."""
+    """The link to the draft, which also sends the draft its verdicts."""
 
     def __init__(self) -> None:
         super().__init__("draft")
-        self.shares_tower = False  # it takes what ours makes of a video
+        self.shares_tower = False  # the draft uses the output of our vision tower
 
     def tell(self, request: TargetRequest) -> None:
-        """A verdict: every committed token that this draft has not heard of."""
+        """Send a verdict with every committed token that this draft has not been told."""
         speculation, committed = request.speculation, request.committed
         start, ids = speculation.num_told, tuple(committed[speculation.num_told :])
         speculation.num_told = len(committed)
@@ -70,30 +70,30 @@ class DraftGate:
         self._answer_tokens = _FIRST_GUESS
 
     def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
-        """Whether the draft is to follow before anything is known of the answer; `num_sharing` are on the target."""
+        """Whether to ask before anything is known of the answer; `num_sharing` requests are on the target."""
         mode = request.speculation
         if self._draft.channel is None or mode is SpeculationMode.OFF:
             return False
         return mode is not SpeculationMode.AUTO or self._is_free(num_sharing)
 
     def ask(self, request_id: str, tower: TowerMemory | None = None) -> None:
-        """Have the draft follow; `tower` is what ours has made of the videos, None if the draft must run its own."""
+        """Ask the draft to follow; `tower` is our vision tower's output, None if the draft must run its own."""
         self._asked.add(request_id)
         self._draft.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
 
     def is_asked(self, request_id: str) -> bool:
-        """Whether the draft was."""
+        """Whether the connected draft was asked to follow this request."""
         return request_id in self._asked
 
     def replan(self, request: TargetRequest, costs: StepCosts, *, num_sharing: int) -> bool:
         """Plan how far the draft may run ahead of a decoding request, and ask it to follow if that pays by now.
 
-        Returns whether it follows.
+        Returns whether the plan uses the draft and the draft was asked.
         """
         token_s = costs.alone_s
         is_asked = self.is_asked(request.request_id)
         if not is_asked and not self._pays(request, token_s, num_sharing):
-            return False  # not even proposals that take no time would pay: no plan need be searched
+            return False  # even proposals that take no time would not pay: no need to search a plan
         request.speculation.replan(costs)
         plan = request.speculation.plan
         if plan.is_off:
@@ -103,7 +103,7 @@ class DraftGate:
         return self.is_asked(request.request_id)
 
     def end(self, request: TargetRequest) -> None:
-        """An answer is complete."""
+        """Count the length of a complete answer and release its request."""
         self.release(request.request_id)
         self._answer_tokens = _MEMORY * self._answer_tokens + (1 - _MEMORY) * request.num_committed
 
@@ -112,14 +112,14 @@ class DraftGate:
         self._asked.discard(request_id)
 
     def forget(self) -> None:
-        """Another draft, which was asked nothing yet."""
+        """Start again with a new draft, which has not been asked anything yet."""
         self._asked.clear()
 
     def _pays(self, request: TargetRequest, saved_s: float, num_sharing: int) -> bool:
-        """Whether the draft's work is worth `saved_s` for every token to come."""
+        """Whether to save `saved_s` for every token to come is worth the draft's work."""
         if request.speculation.mode is not SpeculationMode.AUTO or self._is_free(num_sharing):
             return True
-        # Up to the usual length there is the rest of that to come, and beyond it as much again as it is over.
+        # Expected rest of the answer: up to the usual length what is missing to it, beyond that what it is over.
         rest = min(abs(self._answer_tokens - request.num_committed), request.num_left)
         return rest * saved_s > request.prepare_s * num_sharing
 
@@ -128,7 +128,7 @@ class DraftGate:
 
 
 class RelevanceSource:
-    """Notes the text's queries while they are prefilled; a draft that follows is told once the first token is out."""
+    """Records the text's queries during prefill; after the first token, measures the attention for a following draft."""
 
     def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:
         self._decoder = model.decoder
@@ -138,12 +138,12 @@ class RelevanceSource:
         self._threads = config.threads
 
     def law_of(self, request: GenerationRequest) -> RelevanceLaw | None:
-        """Which attention the request's draft chooses by, if it does."""
+        """The attention by which the draft chooses this request's video tokens; None if it does not."""
         ratio = self._prune_ratio if request.prune_ratio is None else request.prune_ratio
         return STRATEGIES[request.preservation or self._preservation].relevance if ratio > 0 else None
 
     def observer(self, request: TargetRequest, num_rows: int) -> QueryObserver | None:
-        """For the request's next `num_rows` prompt rows; None where nobody would read the result."""
+        """Records queries of the request's next `num_rows` prompt rows; None if nobody would read the result."""
         law = self.law_of(request.asked)
         is_read = self._draft.channel is not None and request.speculation.mode is not SpeculationMode.OFF
         if law is None or not is_read or request.relevance is not None:
@@ -155,7 +155,7 @@ class RelevanceSource:
         return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:
-        """Of a prompt that has been prefilled, unless that was done: tell the draft, which has been asked to follow."""
+        """Measure a prefilled prompt's attention, once, and send it to the draft, which has been asked to follow."""
         queries, request.text_queries = request.text_queries, None
         cache = request.cache
         if queries is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:
@@ -170,14 +170,14 @@ class RelevanceSource:
         self.tell(request)
 
     def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
-        """What was measured of another answer to the same prompt, or is still to be, holds for this one."""
+        """Use what was recorded or measured for another answer to the same prompt."""
         request.text_queries = lender.text_queries
         if lender.relevance is not None:
             request.relevance = lender.relevance
             self.tell(request)
 
     def tell(self, request: TargetRequest) -> None:
-        """What was measured, if anything: also for a draft that came later."""
+        """Send the measured attention, if there is any; also to a draft that connected later."""
         if request.relevance is None:
             return
         message = Relevance(request_id=request.request_id, grid_checksum=grid_checksum(request.prompt))

@@ -45,27 +45,27 @@ from vidspec_service.engine.types import Accepted, Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 
-_REPLAY_ROWS = REFRESH_TOKENS  # no row of a compressed request's replay lies beyond its selection
-_PATIENCE = 2.0  # wait at most this many times as long as the draft should need, and a little
+_REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed request share one selection
+_PATIENCE = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
 _SLACK_S = 0.005
-_LEAST_AT_ONCE = 2  # tokens
-_LONGEST = 3.0  # times what tokens in one go should take: where no other process has a core, none of 600 took so long
-_HOPE = 0.95  # acceptance of what was never tried, or long ago: too high, since what is not tried is never known
-_LAST_COUNTS = 0.2
-_RELUCTANCE = 12  # forwards from tokens too many or too late: a model may never want what a grammar does
+_LEAST_AT_ONCE = 2  # tokens in one decode call
+_LONGEST = 3.0  # stream intervals that a decode call may take; of 600 calls with the cores to themselves, none took so long
+_HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, since without a try it is never known
+_LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
+_RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model may never want what a grammar does
 
 logger = logging.getLogger(__name__)
 
 
 class TargetLoop(WorkerLoop):
-    """The loop on the target's device; `costs` are what its forwards took at load."""
+    """The loop on the target's device; `costs` were measured at load."""
 
     def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft)
         self._costs = costs
         if costs.stride_s is not None and costs.stride_s * _LEAST_AT_ONCE > self._config.stream_interval_s:
-            costs.stride_s = None  # there will be none: each token is told before the next one is there
+            costs.stride_s = None  # never used: each token is sent before the next one is computed
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._prefill_rows)
         self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
         self._relevance = RelevanceSource(model, config, self._draft)
@@ -73,7 +73,7 @@ class TargetLoop(WorkerLoop):
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._acceptance = _HOPE  # of requests so far
+        self._acceptance = _HOPE  # mean of the answers so far
 
     def _work(self) -> bool:
         with self._meter:
@@ -81,7 +81,7 @@ class TargetLoop(WorkerLoop):
             has_prompts = bool(self._scheduler.prefilling)
             self._prefill()
             if has_prompts:
-                self._receive()  # what a draft has proposed meanwhile, which else would come a forward too late
+                self._receive()  # proposals that came meanwhile, which would else be a forward too late
             self._outbox.flush_if_due()
         self._await_proposals()
         with self._meter:
@@ -103,11 +103,11 @@ class TargetLoop(WorkerLoop):
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
         for proposal in proposals:
             self._costs.draft_s = proposal.step_s or self._costs.draft_s
-            if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would never be taken again
+            if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
                 entered[proposal.request_id].take(proposal)
 
     def _meet(self, draft: Channel) -> None:
-        """A new draft: it is told every decoding request's committed tokens, a preempted one's when it resumes."""
+        """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""
         self._draft.connect(draft)
         self._gate.forget()
         for request in self._scheduler.entered:
@@ -124,7 +124,7 @@ class TargetLoop(WorkerLoop):
             self._ngrams.forget(request_id)
 
     def _admit(self) -> None:
-        """Have waiting requests prepared; those that are enter the scheduler or are refused."""
+        """Start to prepare waiting requests; those that are prepared enter the scheduler or are refused."""
         while (item := self._scheduler.begin_preparing()) is not None:
             is_asked = self._gate.is_asked_at_once(item.request, self._scheduler.num_unfinished)
             if self._draft.shares_tower:
@@ -138,7 +138,7 @@ class TargetLoop(WorkerLoop):
                     self._enter(item)
 
     def _enter(self, item: Input) -> None:
-        """Raises what preparing raised, and ContextOverflow if the answer does not fit."""
+        """Add a prepared request. Raises what preparing raised, and ContextOverflow if the answer does not fit."""
         if not isinstance(prompt := item.prompt, Prompt):
             raise prompt or ValueError("there is no prompt")
         request = item.request
@@ -156,7 +156,7 @@ class TargetLoop(WorkerLoop):
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
-        # A draft that shares our tower has waited for what that makes of the videos.
+        # A draft that shares our vision tower was not asked before, since it needs the tower's output.
         if self._draft.shares_tower and self._gate.is_asked_at_once(request, self._scheduler.num_unfinished):
             self._gate.ask(item.request_id, item.tower)
         self._tell_prepared(item, prompt.num_tokens)
@@ -173,10 +173,10 @@ class TargetLoop(WorkerLoop):
 
     @contextmanager
     def _confined_to(self, request_id: str) -> Iterator[None]:
-        """Whatever the block raises, the API is told and the request forgotten; raises only what is not the request's.
+        """If the block raises, tell the API and forget the request; raises only errors that are not the request's own.
 
-        An error of CUDA's leaves a device that fails whatever it is asked: a worker that went on would refuse everyone.
-        Not for steps that several requests share: nobody could say whose the error is.
+        After a CUDA error the device may fail every operation: a worker that went on would refuse every request.
+        Not for steps that several requests share, where it is unknown which of them causes an error.
         """
         try:
             yield
@@ -193,7 +193,7 @@ class TargetLoop(WorkerLoop):
             self._outbox.send(Rejected(request_id=request_id, is_too_long=is_too_long, message=message))
 
     def _prefill(self) -> None:
-        """One chunk of the prompt whose turn it is; the last chunk yields the first token."""
+        """Prefill one chunk of the prompt whose turn it is; the last chunk yields the first token."""
         request = self._scheduler.next_prefill()
         if request is None:
             return
@@ -215,17 +215,17 @@ class TargetLoop(WorkerLoop):
             self._begin_decoding(request, logits)
 
     def _num_prefill_rows(self) -> int:
-        """Where bits do not hang on it: as many as cost least, or half as many as usual where streams stand still.
+        """Rows of a chunk; where bits do not depend on it, the cheapest number, or half the usual while others decode.
 
-        They stand still for longer than the same rows take alone, since a prompt's tower, or a decoder, may be at work
-        on the same cores: 30 to 65 ms for 128 rows of a small model, 14 to 30 for 64.
+        Streams stop for longer than the same rows take alone, since a vision tower or a video decoder may use the same
+        cores: 30 to 65 ms for 128 rows of a small model, 14 to 30 ms for 64.
         """
         if self._config.prefill_chunk is not None or not self._model.is_chunk_invariant:
             return self._prefill_rows
         return self._prefill_rows // 2 if self._scheduler.decoding else MOST_PREFILL_ROWS
 
     def _borrow_prompt(self, request: TargetRequest, lender: TargetRequest) -> None:
-        """Another answer to the very same prompt has prefilled it: a copy of its rows has the bits of a prefill."""
+        """Copy the prompt's rows from another answer to the same prompt: they have the bits of a prefill."""
         num_rows = request.prompt.num_tokens
         if not self._scheduler.allocate(request, num_rows - request.cache.length) or not lender.can_lend:
             return  # no room for both of them now
@@ -237,7 +237,7 @@ class TargetLoop(WorkerLoop):
             self._relevance.borrow(request, lender)
 
     def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
-        """Its prompt is in the cache, and `logits` [V] come after it: the first token, or those that it had already."""
+        """The prompt is in the cache, `logits` [V] come after it: commit the first token, or replay committed ones."""
         if request.asked.prompt_of is not None:
             request.first_logits = logits
         if request.finish_reason is not None:  # the last target died between the last token and the end
@@ -251,7 +251,7 @@ class TargetLoop(WorkerLoop):
             self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
-        """Bring back the rows of a request that was preempted, or whose target died, as verification made them."""
+        """Compute committed tokens' rows again, as verification did, after a preemption or the death of the last target."""
         known = request.committed[:-1]
         if not self._scheduler.allocate(request, len(known)):
             return
@@ -278,7 +278,7 @@ class TargetLoop(WorkerLoop):
             if has_other_work or all(request.has_enough for request in scheduler.decoding.values()):
                 return
         for request in scheduler.decoding.values():
-            request.speculation.is_followed &= request.has_enough  # late: not waited for until it proposes again
+            request.speculation.is_followed &= request.has_enough  # late: no waiting until the draft proposes again
 
     def _verify(self) -> None:
         """One forward over the last committed token and the draft tokens of every decoding request."""
@@ -289,13 +289,13 @@ class TargetLoop(WorkerLoop):
         if not batch or (len(batch) == 1 and self._decode_alone(*batch[0])):
             return
         started = time.monotonic()
-        early = [  # a mask hangs on tokens alone, and a forward leaves other threads running
+        early = [  # a mask depends on tokens alone, and other threads run during a forward
             self._masks.submit(request.grammar.prepare, request.committed, pending)
             for request, pending in batch
             if request.grammar is not None
         ]
         logits = self._model.step([request.rows(pending) for request, pending in batch])
-        wait(mask for mask in early if not mask.cancel())  # found when asked for, where no core was free for the thread
+        wait(mask for mask in early if not mask.cancel())  # a mask not begun, for want of a core, is made when needed
         chosen = choose_all(
             [
                 (request.sampler, rows, request.committed, pending)
@@ -309,13 +309,13 @@ class TargetLoop(WorkerLoop):
                 request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
                 request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
-        self._costs.observe(num_rows, time.monotonic() - started)  # with the messages, which every forward costs, too
+        self._costs.observe(num_rows, time.monotonic() - started)  # with the messages: every forward costs them
 
     def _decode_alone(self, request: TargetRequest, pending: list[int]) -> bool:
-        """As many tokens in one go as would be told together anyway; False where that cannot be, or not now.
+        """Decode as many tokens in one call as would be sent together anyway; False if that is not possible (now).
 
-        For a request that nobody proposes anything for and beside which nothing is prepared: threads that wait for
-        each other suffer most from others. A small model's step takes hardly longer than all that stands between two.
+        Only for a request without proposals, and while nothing else is prepared: threads that wait for each other
+        suffer most from other threads. It pays since a small model's step takes hardly longer than what lies between.
         """
         if pending or not request.speculation.is_alone or self._scheduler.num_active > 1:
             return False
@@ -324,7 +324,7 @@ class TargetLoop(WorkerLoop):
         if most < _LEAST_AT_ONCE or not request.is_free:
             return False
         if not self._scheduler.allocate(request, most):
-            return True  # preempted: there is nothing left to do for it now
+            return True  # preempted: nothing left to do for the request now
         started, longest_s = time.monotonic(), _LONGEST * self._config.stream_interval_s
         with self._confined_to(request.request_id):
             tokens = self._model.decode(request.rows([]), request.sampler, request.committed, most, longest_s)
@@ -342,9 +342,9 @@ class TargetLoop(WorkerLoop):
         return is_there and self._scheduler.allocate(request, 1 + len(pending))
 
     def _publish(self, request: TargetRequest, tokens: Tokens, logits: Tensor | None = None) -> None:
-        """Tell the draft first, which is waiting, then the API; row i of `logits` [n, V] has chosen token i.
+        """Tell the draft first, since it waits, then the API; token i was chosen from row i of `logits` [n, V].
 
-        They may be missing for requests that do not ask for log probabilities.
+        `logits` may be None for requests that do not ask for log probabilities.
         """
         if request.finish_reason is None:
             self._plan(request)
@@ -371,16 +371,16 @@ class TargetLoop(WorkerLoop):
         self._outbox.send(Ended(request_id=request.request_id, finish_reason=request.finish_reason))
 
     def _remember(self, speculation: Speculation) -> None:
-        """What an answer has shown of the draft, for those to come; where plans rule it out it is hoped for again."""
+        """Learn from an answer how good the draft is; while plans rule it out, old figures count less and less."""
         if speculation.is_measured:
             self._acceptance += _LAST_COUNTS * (speculation.acceptance - self._acceptance)
         elif speculation.mode is not SpeculationMode.OFF:
             self._acceptance += DOUBT * (_HOPE - self._acceptance)
-            if self._ngrams is None:  # whose time is known
+            if self._ngrams is None:  # an n-gram draft's time is known
                 self._costs.doubt_draft()
 
     def _plan(self, request: TargetRequest) -> None:
-        """Choose how far the draft may run from here on, and tell it what is committed."""
+        """Choose how far the draft may run from here on, and tell the draft what is committed."""
         costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.is_free)
         if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
             request.speculation.replan(costs)

@@ -1,10 +1,10 @@
-"""NgramDraft: the draft of a target that has none: it proposes from n-grams and grammar, in the target's own worker.
+"""NgramDraft: proposes tokens from n-grams and the grammar, in the target's worker, where there is no draft model.
 
 A proposal costs microseconds, so there is nothing to overlap: it is made when tokens are committed, and judged like
-any other. One that the plan does not verify is judged as well, against the next token that is committed, so a
-request whose words begin to repeat is noticed.
+any other. A proposal that the plan does not verify is judged as well, against the next committed token, so the target
+notices when a request's words begin to repeat.
 
-Proposed is what followed the same few tokens when they last occurred: prompt lookup
+It proposes what followed the same few tokens at their last occurrence: prompt lookup
 (github.com/apoorvumang/prompt-lookup-decoding; `prompt_lookup_num_tokens` of transformers, `ngram` of vLLM), over the
 prompt's words, the caller's earlier answers and the answer itself.
 """
@@ -21,14 +21,14 @@ from vidspec_service.engine.speculation.plan import MOST_ACCEPTANCE, MOST_DRAFT_
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.target.request import TargetRequest
 
-NGRAM_TOKEN_S = 1e-5  # of a proposed token
-_CALLERS, _ANSWERS, _ANSWER_TOKENS = 256, 8, 1024  # that are remembered; nobody is proposed another caller's words
-_LONGEST, _SHORTEST = 4, 2  # tokens that must be the same; more are more telling
+NGRAM_TOKEN_S = 1e-5  # per proposed token
+_CALLERS, _ANSWERS, _ANSWER_TOKENS = 256, 8, 1024  # that are kept; a caller never gets another caller's words
+_LONGEST, _SHORTEST = 4, 2  # tokens that must be equal; longer matches predict better
 _BREAK = -1  # between two texts
 
 
 class NgramIndex:
-    """Texts, and where each n-gram in them was last followed by something."""
+    """Texts, and for each n-gram in them the position that followed it last."""
 
     def __init__(self, texts: Iterable[Sequence[int]]) -> None:
         self._tokens: list[int] = []
@@ -36,10 +36,10 @@ class NgramIndex:
         for text in texts:
             self._append(text)
             self._tokens.append(_BREAK)
-        self._start = len(self._tokens)  # of the answer
+        self._start = len(self._tokens)  # of the answer in _tokens
 
     def continuation(self, answer: Sequence[int], most: int) -> list[int]:
-        """At most so many tokens that may follow the answer, which has grown since this was last asked."""
+        """At most `most` tokens that may follow the answer; also adds the answer's new tokens to the index."""
         self._append(answer[len(self._tokens) - self._start :])
         for length in range(_LONGEST, _SHORTEST - 1, -1):
             found = self._followed_at.get(tuple(self._tokens[-length:]))
@@ -66,7 +66,7 @@ class NgramDraft:
         self._indices: dict[str, NgramIndex] = {}
 
     def propose(self, request: TargetRequest) -> None:
-        """See that its chain goes on from what is committed, if anything is known to follow that."""
+        """Unless the request has pending proposals, propose what may follow the committed tokens, if anything is known."""
         speculation = request.speculation
         if speculation.chain.pending(request.num_committed):
             return
@@ -74,11 +74,11 @@ class NgramDraft:
         confidence = CERTAIN if ids else min(speculation.acceptance, MOST_ACCEPTANCE)
         ids = ids or self._index(request).continuation(request.committed, MOST_DRAFT_TOKENS)
         if ids:
-            start = request.num_committed  # rises, as epochs must
+            start = request.num_committed  # also the epoch: it rises, as epochs must
             speculation.chain.extend(start, start, ids, [confidence] * len(ids), request.committed)
 
     def end(self, request: TargetRequest) -> None:
-        """An answer is complete."""
+        """Keep a complete answer for its caller's next requests."""
         self.forget(request.request_id)
         said = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
         said.append(tuple(request.committed[:_ANSWER_TOKENS]))

@@ -40,18 +40,18 @@ class TargetRequest:
     speculation: Speculation
     stop_ids: frozenset[int]
     max_tokens: int
-    num_at_once: int = 2  # tokens to decode in one go; doubled as long as all of them can be kept
-    work: list[Activity] = field(default_factory=list)  # to be told with the next tokens, if it asks for that
+    num_at_once: int = 2  # tokens in one decode call; doubled as long as all of them can be kept
+    work: list[Activity] = field(default_factory=list)  # to be sent with the next tokens, if the request asks for it
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    grammar: GrammarMask | None = None  # in the sampler, too
-    pruner: KVPruner | None = None  # of requests that are compressed
-    prepare_s: float = 0.0  # what its prompt took
-    first_logits: Tensor | None = None  # after its prompt, where other answers to that may have its rows: [V]
+    grammar: GrammarMask | None = None  # the sampler has it, too
+    pruner: KVPruner | None = None  # for requests with DyCoke
+    prepare_s: float = 0.0  # seconds that preparing the prompt took
+    first_logits: Tensor | None = None  # [V], after the prompt, if other answers to it may copy its rows
     ticket: int = 0  # order of admission
-    num_rows_waited: float = 0  # of its caller's other prompts, prefilled while it waited; inf: it was preempted
-    text_queries: TextQueries | None = None  # noted while the prompt is prefilled
-    relevance: NDArray[np.float16] | None = None  # [C], what the draft was told, or a later one will be
+    num_rows_waited: float = 0  # rows of its caller's other prompts prefilled while it waited; inf: preempted
+    text_queries: TextQueries | None = None  # recorded while the prompt is prefilled
+    relevance: NDArray[np.float16] | None = None  # [C], as sent to this draft or to a later one
 
     def __post_init__(self) -> None:
         self.request_id = self.asked.request_id
@@ -77,13 +77,13 @@ class TargetRequest:
 
     @property
     def can_lend(self) -> bool:
-        """All rows of the prompt are here, in their places, and the logits after them."""
+        """All rows of the prompt are in the cache, in order, and the logits after them are kept."""
         is_whole = self.cache.hidden is None and self.cache.length >= self.prompt.num_tokens
         return is_whole and self.first_logits is not None
 
     @property
     def is_free(self) -> bool:
-        """Nothing has to be asked or told of each token before the next: several may be decoded in one go."""
+        """No token needs anything else to be computed before the next: several may be decoded in one call."""
         return self.sampler.is_free and self.pruner is None and self.asked.logprobs is None
 
     @property
@@ -96,7 +96,7 @@ class TargetRequest:
         return num_pending >= least or self.speculation.num_worth() < num_pending
 
     def pending(self) -> list[int]:
-        """The tokens that the next forward would verify: the draft's; without any, those that the grammar forces."""
+        """The tokens for the next forward to verify: the draft's, or without any those that the grammar forces."""
         proposed = self.speculation.chain.pending(self.num_committed)
         if not proposed:
             return self._forced()
@@ -104,7 +104,7 @@ class TargetRequest:
         return proposed[:most] if most > 0 else []
 
     def _forced(self) -> list[int]:
-        """After a rejection they save the way to the draft and back, in which one row would stand alone."""
+        """Tokens that the grammar forces. After a rejection they save a one-row forward while the draft answers."""
         most = min(self._most_pending, MOST_DRAFT_TOKENS)
         if self.grammar is None or self.speculation.mode is SpeculationMode.OFF or most <= 0:
             return []
@@ -112,12 +112,12 @@ class TargetRequest:
 
     @property
     def _most_pending(self) -> int:
-        """What one forward may verify: not beyond the answer's limit, nor beyond what one selection of rows is for."""
+        """Most tokens that one forward may verify: within the answer's limit and within one selection of video rows."""
         most = self.num_left - 1
         return most if self.pruner is None else min(most, self.pruner.num_rows_left(self.cache.length) - 1)
 
     def take(self, proposal: Proposal) -> None:
-        """A proposal has arrived."""
+        """Take a proposal that has arrived."""
         self.speculation.is_followed = True
         self.speculation.draft_video_tokens = proposal.video_tokens
         self.work += proposal.work
@@ -152,7 +152,7 @@ class TargetRequest:
         return Tokens(
             request_id=self.request_id,
             ids=committed,
-            # What would come after an end was compared, too, but is no token of the answer.
+            # Tokens after an end were compared, too, but are no tokens of the answer.
             num_judged=min(num_accepted + is_rejected, len(committed)),
             num_accepted=min(num_accepted, len(committed)),
             num_rollbacks=num_rollbacks,
@@ -163,7 +163,7 @@ class TargetRequest:
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Append the target's own tokens up to an end-of-sequence id or the limit; returns what was appended.
 
-        Raises GrammarError if they may not be of the request's grammar.
+        Raises GrammarError if the tokens may not follow the request's grammar.
         """
         if self.grammar is not None:
             self.grammar.check()
@@ -182,13 +182,13 @@ class TargetRequest:
 
 
 def _num_equal(proposed: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many leading tokens came true."""
+    """How many leading tokens are equal."""
     pairs = enumerate(zip(proposed, chosen, strict=False))
     return next((place for place, (token, own) in pairs if token != own), min(len(proposed), len(chosen)))
 
 
 def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int, default: int) -> int:
-    """How long the answer may get; raises ContextOverflow if what the request asks for does not fit."""
+    """Most tokens of the answer; raises ContextOverflow if what the request asks for does not fit."""
     room = context_length - prompt.context_used
     wanted = request.max_tokens if request.max_tokens is not None else 1
     if room < wanted:
@@ -201,14 +201,14 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
 
 
 def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:
-    """What hides rows of a compressed prompt while the request decodes."""
+    """Hides rows of the prompt while a request with DyCoke decodes; None for other requests."""
     return KVPruner.of(prompt, dycoke, num_layers) if request.compression is Compression.DYCOKE else None
 
 
 def with_logprobs(tokens: Tokens, logits: Tensor, num_top: int) -> Tokens:
     """The message with the log probabilities of its ids, each by its row of logits [n, V], n >= len(ids).
 
-    Natural logarithms of the model's own distribution: before temperature, penalties and whatever else, as vLLM's
+    Natural logarithms of the model's own distribution: before temperature, penalties and everything else, as vLLM's
     `raw_logprobs`.
     """
     found = tuple(_row_logprobs(row, token, num_top) for row, token in zip(logits, tokens.ids, strict=False))
@@ -216,16 +216,16 @@ def with_logprobs(tokens: Tokens, logits: Tensor, num_top: int) -> Tokens:
 
 
 def _row_logprobs(row: Tensor, token: int, num_top: int) -> RowLogprobs:
-    """Of a row alone, as it is where nothing was proposed: the same numbers in every mode."""
+    """Computed from one row alone, as without proposals: the same numbers in every mode."""
     logprobs = row.float().log_softmax(-1)
     top = logprobs.topk(min(num_top, len(logprobs)))
     return logprobs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
 
 
 def with_forced(tokens: Tokens, grammar: GrammarMask, committed: Sequence[int]) -> Tokens:
-    """The message with the places of its ids, which end `committed`, that follow from the grammar alone.
+    """The message with the indices of those of its ids that the grammar forced; its ids end `committed`.
 
-    A function of grammar and answer, whatever was proposed: the same in every mode.
+    Depends on grammar and answer, not on what was proposed: the same in every mode.
     """
     first = at = len(committed) - len(tokens.ids)
     forced: list[int] = []

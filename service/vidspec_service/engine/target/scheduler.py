@@ -1,15 +1,16 @@
-"""Scheduler: where every request of the target is, and whose keys and values there is room for.
+"""Scheduler: the state of every request on the target, and which requests have room in the KV cache.
 
-waiting → preparing → prefilling → decoding, and preempted when room runs out: the youngest gives way, keeps its
-committed tokens, and is prefilled again, before its caller's others, once there is room. Nothing is ever dropped.
+waiting → preparing → prefilling → decoding, and preempted when the KV cache is full: the youngest request gives up its
+rows, keeps its committed tokens, and is prefilled again, before its caller's others, once there is room. No request is
+ever dropped.
 
-Callers take turns (ADR 20): the next prompt to prepare is of the caller who has the fewest requests here, the next
-chunk to prefill is of the caller who had none for the longest time. Of one caller's prompts, the one with the fewest
-rows left goes first; waiting counts as having fewer, so none waits for ever.
+Callers take turns (ADR 20): the next prompt to prepare is of the caller with the fewest requests here, the next chunk
+to prefill is of the caller whose last chunk was the longest ago. Of one caller's prompts, the one with the fewest rows
+left goes first; waiting counts as having fewer, so none waits for ever.
 
 The beginnings of ended prompts stay in the prefix cache, so that another question about a video does not prefill them
-again. A prefix is whole prefill chunks, and what follows is prefilled in the chunks it would have had: every row has
-the bits of a fresh prefill, so an answer does not depend on what was asked before. Room is lent: who needs it evicts.
+again. A prefix is whole prefill chunks, and the rest is prefilled in the same chunks as without it: every row has the
+bits of a fresh prefill, so an answer does not depend on earlier requests. A request that needs the room evicts them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import Input
 
 _MOST_PREPARING = 2  # one in the tower, the next one ready for it
-_PATIENCE = 4  # rows that one prompt waits for, of its caller's others, count as one row that it has not
+_PATIENCE = 4  # 4 rows of waiting for the same caller's other prompts count as 1 row less to prefill
 
 
 class Scheduler:
@@ -42,12 +43,12 @@ class Scheduler:
         self.prefilling: deque[TargetRequest] = deque()
         self.decoding: dict[str, TargetRequest] = {}
         self._num_chunks = 0
-        self._last_chunks: dict[str, int] = {}  # of each caller, which of all
-        self._lenders: list[TargetRequest] = []  # ended, before all answers to the same prompt had its rows
+        self._last_chunks: dict[str, int] = {}  # caller → number of its last chunk among all chunks
+        self._lenders: list[TargetRequest] = []  # ended before all answers to the same prompt had copied their rows
 
     @property
     def entered(self) -> list[TargetRequest]:
-        """Everyone who is prepared, wherever they stand."""
+        """All prepared requests: decoding, prefilling and preempted."""
         return [*self.decoding.values(), *self.prefilling, *self.preempted]
 
     @property
@@ -57,7 +58,7 @@ class Scheduler:
 
     @property
     def num_unfinished(self) -> int:
-        """Every request that is here, wherever it stands."""
+        """All requests on the target, waiting ones included."""
         return len(self.waiting) + self.num_active
 
     @property
@@ -67,7 +68,7 @@ class Scheduler:
 
     @property
     def can_admit(self) -> bool:
-        """Somebody waits, there is a place, and nobody has an older claim."""
+        """A request waits, there is a place for it, and no preempted request comes first."""
         is_full = self.num_active >= self._max_running or len(self._preparing) >= _MOST_PREPARING
         return bool(self.waiting) and not self.preempted and not is_full
 
@@ -83,18 +84,18 @@ class Scheduler:
         return item
 
     def end_preparing(self, request_id: str) -> bool:
-        """Its prompt is there; False if it was cancelled meanwhile."""
+        """The prompt is there; False if the request was cancelled meanwhile."""
         return self._preparing.pop(request_id, None) is not None
 
     def add(self, request: TargetRequest) -> int:
-        """Prepared: it wants to be prefilled. Returns how many of its rows an earlier prompt has left here."""
+        """Queue a prepared request for prefill. Returns how many of its rows the prefix cache had."""
         self._num_added += 1
         request.ticket = self._num_added
         self.prefilling.append(request)
         return self._prefixes.begin(request.prompt, request.cache)
 
     def next_prefill(self) -> TargetRequest | None:
-        """Whose next chunk it is; one that was preempted takes part again once there is room for all of it."""
+        """The request to prefill next; a preempted one takes part again once there is room for all of its rows."""
         while self.preempted:
             if self._pool.fits(self.preempted[0].num_rows_to_resume):
                 self.prefilling.append(self.preempted.popleft())
@@ -109,7 +110,7 @@ class Scheduler:
         self._num_chunks += 1
         self._last_chunks[caller] = self._num_chunks
         mine = [each for each in self.prefilling if each.asked.caller == caller]
-        # Tickets decide among equals. A prompt that is begun has fewer left than those it was equal with.
+        # Tickets break ties. Once begun, a prompt has fewer rows left than those it was tied with.
         chosen = min(mine, key=lambda each: (each.num_rows_left - each.num_rows_waited / _PATIENCE, each.ticket))
         for other in mine:
             if other is not chosen:
@@ -125,13 +126,13 @@ class Scheduler:
         return next((other for other in others if other.asked.prompt_of == prompt_of and other.can_lend), None)
 
     def begin_decoding(self, request: TargetRequest) -> None:
-        """Its prompt is in the cache."""
+        """Move a request whose prompt is in the cache on to decoding."""
         self.prefilling.remove(request)
         self.decoding[request.request_id] = request
         self._dismiss_lenders()
 
     def allocate(self, request: TargetRequest, num_rows: int) -> bool:
-        """Room for more rows of a request, at the cost of younger ones; False if it was itself preempted."""
+        """Make room for more rows of a request, preempting younger ones; False if it was itself preempted."""
         while not self._pool.grow(request.cache, request.cache.length + num_rows):
             if self._evict():
                 continue
@@ -142,7 +143,7 @@ class Scheduler:
         return True
 
     def finish(self, request_id: str) -> None:
-        """It has ended: its place is free, and its room, but for what a question about the same video can use."""
+        """Free an ended request's place and rows, except rows that a question about the same video can use."""
         self._lenders.append(self.decoding.pop(request_id))
         self._dismiss_lenders()
 
@@ -163,12 +164,12 @@ class Scheduler:
         if self.decoding.pop(request.request_id, None) is None:
             self.prefilling.remove(request)
         self._pool.release(request.cache)
-        request.text_queries = None  # of rows that are computed anew
+        request.text_queries = None  # recorded from rows that will be computed again
         request.num_rows_waited = math.inf
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
 
     def _dismiss_lenders(self) -> None:
-        """Those that nobody will borrow from any more."""
+        """Pass the rows of lenders that nobody will copy from any more to the prefix cache."""
         if not self._lenders:
             return
         coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
@@ -180,7 +181,7 @@ class Scheduler:
         self._lenders = [lender for lender in self._lenders if lender.asked.prompt_of in coming]
 
     def _evict(self) -> bool:
-        """Make room at nobody's cost who is here; False if there is none to be had."""
+        """Make room without preempting a request: drop a prefix or a lender; False if there is none."""
         if self._prefixes.evict():
             return True
         if self._lenders:
@@ -195,12 +196,12 @@ class _Prefix:
     cache: KVCache
 
     def num_common(self, other: PromptIdentity) -> int:
-        """Rows kept here that both begin with."""
+        """How many of the rows kept here both prompts begin with."""
         return min(self.cache.length, self.identity.num_common(other))
 
 
 class PrefixCache:
-    """The most recently used come last; the first to be dropped is the first."""
+    """Beginnings of ended prompts. The most recently used is last; the first is dropped first."""
 
     def __init__(self, pool: KVPool, prefill_chunk: int) -> None:
         self._pool = pool
@@ -216,7 +217,7 @@ class PrefixCache:
             self._pool.release(cache)
         elif known := next((prefix for prefix in self._kept if prefix.num_common(identity) >= num_rows), None):
             self._pool.release(cache)
-            self._use(known)  # it would add nothing to this one
+            self._use(known)  # the known prefix has all rows that this one would add
         else:
             self._pool.shrink(cache, num_rows)
             self._pool.num_lent += cache.capacity
@@ -237,7 +238,7 @@ class PrefixCache:
         return num_rows
 
     def evict(self) -> bool:
-        """Drop the one that was not used for the longest time; False if there is none."""
+        """Drop the least recently used prefix; False if there is none."""
         if not self._kept:
             return False
         cache = self._kept.pop(0).cache
