@@ -128,7 +128,7 @@ class DraftGate:
 
 
 class RelevanceSource:
-    """Records the text's queries during prefill; after the first token, measures the attention for a following draft."""
+    """Records the text's queries during prefill; after the first token, tells a following draft the attention."""
 
     def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:
         self._decoder = model.decoder

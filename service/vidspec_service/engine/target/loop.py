@@ -49,7 +49,7 @@ _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed re
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
 _SLACK_S = 0.005
 _LEAST_AT_ONCE = 2  # tokens in one decode call
-_LONGEST = 3.0  # stream intervals that a decode call may take; of 600 calls with the cores to themselves, none took so long
+_LONGEST = 3.0  # stream intervals that a decode call may take; where no other process has a core, none of 600 did
 _HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, since without a try it is never known
 _LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
 _RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model may never want what a grammar does
@@ -251,7 +251,7 @@ class TargetLoop(WorkerLoop):
             self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
-        """Compute committed tokens' rows again, as verification did, after a preemption or the death of the last target."""
+        """Compute the rows of committed tokens as verification did, after a preemption or the last target's death."""
         known = request.committed[:-1]
         if not self._scheduler.allocate(request, len(known)):
             return

@@ -66,7 +66,7 @@ class NgramDraft:
         self._indices: dict[str, NgramIndex] = {}
 
     def propose(self, request: TargetRequest) -> None:
-        """Unless the request has pending proposals, propose what may follow the committed tokens, if anything is known."""
+        """Unless proposals are pending, propose what may follow the committed tokens, if anything is known."""
         speculation = request.speculation
         if speculation.chain.pending(request.num_committed):
             return
