@@ -1,1 +1,1 @@
-"""What is proposed, what still holds, and how much to propose."""
+"""Which draft tokens are proposed, which can still be accepted, and how many to propose."""

@@ -1,4 +1,4 @@
-"""How much to speculate: a speed model of the asynchronous loop, the plan that maximises it, and what feeds them.
+"""How much to speculate: a speed model of the asynchronous loop, the fastest plan by it, and the measurements it needs.
 
 One cycle runs from one rejection to the next. After a rejection the draft needs the time of `min_draft_tokens` tokens
 before a verification starts (with 0 the target starts at once, alone). A verification of n proposals takes
@@ -20,30 +20,30 @@ from vidspec_service.engine.speculation.proposals import ProposalChain
 _LEAST = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)
 _MOST = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 MOST_DRAFT_TOKENS = _MOST[-1]  # in one verification, whatever the plan
-MOST_AHEAD = 2 * MOST_DRAFT_TOKENS  # tokens of the draft
-_GRAIN = 1.25  # of rounded measurements
-_CANDIDATES = 3  # what is best for rounded measurements is not always best for the exact ones
+MOST_AHEAD = 2 * MOST_DRAFT_TOKENS  # tokens that the draft may be ahead
+_GRAIN = 1.25  # measurements are rounded to powers of this
+_CANDIDATES = 3  # plans compared exactly: the best for rounded measurements is not always the best for exact ones
 MOST_ACCEPTANCE = 0.99  # nothing that is guessed is certain
 _LEAST_RATIO = 1e-3
 _MEMORY = 0.97  # weight of the past per judged token: about the last 30 count
-LEAST_GAIN_AUTO = 1.05  # of speculation over the target alone, or `auto` leaves it
-_MOST_DEMANDED = 0.9  # of probability
-_FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and moves little from one to the next
-_DECAY = 0.98  # of measured forwards, per forward
-_STRIDE_DECAY = 0.9  # each holds several tokens
-_GUESSED_RATIO = 8  # of a target's step to a draft's token
-DOUBT = 0.05  # of what was measured, with each answer that measures nothing anew
+LEAST_GAIN_AUTO = 1.05  # least predicted speed-up over the target alone for `auto` to speculate
+_MOST_DEMANDED = 0.9  # limit of `least_likely`
+_FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and plans change little in between
+_DECAY = 0.98  # weight of earlier forwards, per forward
+_STRIDE_DECAY = 0.9  # of earlier strides, which have several tokens each
+_GUESSED_RATIO = 8  # time of a target's step over that of a draft token, until measured
+DOUBT = 0.05  # share of a measurement that is forgotten with each answer that measures nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """Measured seconds. `row_s` is per row of all requests that share the forward."""
+    """Measured seconds. `row_s` is the time of one more row for each request that shares the forward."""
 
     base_s: float
     row_s: float
     draft_s: float  # one draft token of this request
     latency_s: float = 0.0002  # verdict out and first proposal back
-    stride_s: float | None = None  # a token of the target alone, where that makes several in one go
+    stride_s: float | None = None  # per token of a stride: several tokens that the target alone decodes in one call
 
     @property
     def alone_s(self) -> float:
@@ -59,8 +59,8 @@ class Plan:
     """How far the draft runs, and how much of that the target waits for and verifies at once."""
 
     min_draft_tokens: int  # to wait for before a verification
-    max_draft_tokens: int  # in one verification, those not counted that are certain
-    max_lead: int  # of the draft over what is committed, counted likewise
+    max_draft_tokens: int  # in one verification, not counting certain tokens
+    max_lead: int  # of the draft over the committed tokens, not counting certain tokens
     speedup: float  # predicted, over the target alone
 
     @property
@@ -85,7 +85,7 @@ def tokens_per_second(acceptance: float, costs: StepCosts, least: int, most: int
         pending = min(most, max(least, int(available)))
         verification = costs.verification_s(pending + 1)
         success = acceptance ** (pending + 1)
-        # A round leaves as much for the next one as an equal round before it did: from there on all are equal.
+        # A round that verifies as many tokens as the one before leaves as many: all rounds after it are equal.
         weight = probability / (1.0 - success) if pending == before else probability
         tokens += weight * (1.0 - success) / (1.0 - acceptance)
         seconds += weight * (waited + verification)
@@ -99,8 +99,8 @@ def tokens_per_second(acceptance: float, costs: StepCosts, least: int, most: int
 def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain: float) -> Plan:
     """The fastest plan; OFF when the predicted speed-up over the target alone stays below `least_gain`.
 
-    The search takes half a millisecond. It is made for rounded measurements (rejection and ratios of times to
-    a quarter), so once per situation and not once per token; what its plan gains is worked out exactly.
+    The search takes half a millisecond. It uses rounded measurements (rejection and ratios of times to a quarter) and
+    its result is cached, so it runs once per situation, not once per token. The plan's gain is computed exactly.
     """
     acceptance = min(max(acceptance, 0.0), MOST_ACCEPTANCE)
     candidates = _search(
@@ -125,10 +125,10 @@ def _rounded(ratio: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _search(acceptance: float, row: float, draft: float, latency: float, overlap: bool) -> list[tuple[int, int]]:
-    """(least, most) draft tokens of the plans of the highest rates; times in units of the base.
+    """(least, most) draft tokens of the fastest plans; times in units of the base.
 
-    Each waits for another number of proposals: plans that wait equally long are often equally good, and where the
-    draft's lead is a whole number at the rounded times, all that count on it fail together at the exact ones.
+    Each plan waits for a different number of proposals. Plans that wait for the same number are often equally good; if
+    the draft's lead is a whole number at the rounded times, all plans that need it fail together at the exact times.
     """
     costs = StepCosts(base_s=1.0, row_s=row, draft_s=draft, latency_s=latency)
 
@@ -143,7 +143,7 @@ def _search(acceptance: float, row: float, draft: float, latency: float, overlap
 
 @dataclass(slots=True)
 class Speculation:
-    """Mode and measurements in, plan out; nothing sticky: every plan is made from current numbers."""
+    """One request's mode, measurements, proposals and plan. Every plan is made from current numbers only."""
 
     mode: SpeculationMode
     acceptance: float
@@ -151,18 +151,18 @@ class Speculation:
     plan: Plan = OFF
     num_told: int = 0  # committed tokens that the draft knows of
     is_measured: bool = False  # something was judged, so that `acceptance` is not a guess any more
-    is_followed: bool = False  # the draft has lately proposed something: worth waiting for
-    draft_video_tokens: int = 0  # that the draft saw when it last proposed
-    least_likely: float = 0.0  # a row is verified if what it stands on holds with this probability
+    is_followed: bool = False  # the draft has lately proposed something, so it is worth waiting for
+    draft_video_tokens: int = 0  # video tokens that the draft saw when it last proposed
+    least_likely: float = 0.0  # a draft token is verified if it and all before it hold with this probability
     _num_served: int = 0  # forwards since the first plan
 
     @property
     def is_alone(self) -> bool:
-        """The target need not reckon with proposals."""
+        """The target need not expect proposals."""
         return self.plan.is_off or not self.is_followed
 
     def replan(self, costs: StepCosts) -> None:
-        """Choose a plan for the next forwards; called before each, mostly the last choice stands."""
+        """Choose a plan for the next forwards. Called before each forward; usually keeps the last plan."""
         if self.mode is SpeculationMode.OFF:
             return
         self._num_served += 1
@@ -171,17 +171,17 @@ class Speculation:
         least = LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
         overlap = self.mode is not SpeculationMode.SERIAL
         self.plan = best_plan(self.acceptance, costs, overlap=overlap, least_gain=least)
-        # A row that comes true saves what a token takes otherwise, by this plan; a row of the forward is its price.
+        # An accepted draft token saves the time of one token under this plan; it costs one row of the forward.
         self.least_likely = min(costs.row_s * self.plan.speedup / costs.alone_s, _MOST_DEMANDED)
 
     def num_worth(self) -> int:
-        """Proposals that are worth a row of the next forward each."""
+        """How many leading proposals are each worth a row of the next forward."""
         if self.plan.is_off:
             return 0
         return min(self.chain.num_worth(self.least_likely, self.plan.max_draft_tokens), MOST_DRAFT_TOKENS)
 
     def observe(self, num_accepted: int, *, is_rejected: bool) -> None:
-        """Fold one verification into the running acceptance rate, which is that of proposals that could be wrong."""
+        """Fold one verification into the running acceptance rate, which counts only proposals that could be wrong."""
         self.is_measured |= num_accepted > 0 or is_rejected
         for _ in range(num_accepted):
             self.acceptance = _MEMORY * self.acceptance + (1 - _MEMORY)
@@ -189,7 +189,7 @@ class Speculation:
             self.acceptance *= _MEMORY
 
     def drop(self) -> None:
-        """The draft is gone: go on alone. What its chain came to is still told at the end."""
+        """The draft is gone: go on alone. Losses of its chain are still told with the next tokens."""
         self.chain.forget()
         self.plan = OFF
         self.num_told = 0
@@ -198,12 +198,12 @@ class Speculation:
 
 
 class CostMeter:
-    """Running estimate of a linear forward time, base + row * rows, of a token alone, and of the draft's pace."""
+    """Running estimates: forward time as base + row * rows, time per token of a stride, and time per draft token."""
 
     def __init__(
         self, *, base_s: float, row_s: float, draft_s: float | None = None, stride_s: float | None = None
     ) -> None:
-        """Without `draft_s`, the time of a draft that may be elsewhere, it is put at an eighth of `base_s`."""
+        """Without `draft_s` (the draft may be on another device) it is estimated as an eighth of `base_s`."""
         self.base_s = base_s
         self.row_s = row_s
         self.draft_s = base_s / _GUESSED_RATIO if draft_s is None else draft_s
@@ -222,19 +222,19 @@ class CostMeter:
         self.base_s = max(time_s / n - self.row_s * rows / n, 1e-6)
 
     def observe_stride(self, seconds: float) -> None:
-        """Of a token of several that were made in one go."""
+        """Count the time per token of a stride."""
         before = seconds if self.stride_s is None else self.stride_s
         self.stride_s = _STRIDE_DECAY * before + (1 - _STRIDE_DECAY) * seconds
 
     def doubt_draft(self) -> None:
-        """Nobody has been proposed anything for a whole answer: what its token took once may not be so any more."""
+        """A whole answer came without a proposal: the measured time of a draft token may be out of date."""
         self.draft_s += DOUBT * (self.base_s / _GUESSED_RATIO - self.draft_s)
 
     def costs(self, num_requests: int, *, in_strides: bool = False) -> StepCosts:
-        """As one of `num_requests` sharing each forward sees them; `in_strides` if it is one that could have those.
+        """Costs for one of `num_requests` that share each forward; with `in_strides`, for a request that can have them.
 
-        A token of a stride is put at no more than a step, which is measured all the time, or one that was slow once
-        would rule out those that could show that they are not.
+        A token of a stride is never put higher than a step, which is measured all the time. Otherwise one slow stride
+        would rule out the later ones that could correct the estimate.
         """
         stride_s = self.stride_s if in_strides and num_requests == 1 else None
         if stride_s is not None:

@@ -23,7 +23,7 @@ def measure_costs(model: VideoLM) -> CostMeter:
             cache.length = _PROBE_CONTEXT
             started = time.perf_counter()
             (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=_PROBE_CONTEXT)])
-            logits[-1, 0].item()  # an accelerator is not done before something is read
+            logits[-1, 0].item()  # an accelerator may not be done before something is read
             best = min(best, time.perf_counter() - started)
         times.append(best)
     row_s = max((times[1] - times[0]) / (_PROBE_ROWS[1] - _PROBE_ROWS[0]), 0.0)
@@ -32,7 +32,7 @@ def measure_costs(model: VideoLM) -> CostMeter:
 
 
 def _stride_s(model: VideoLM, cache: KVCache) -> float | None:
-    """A token of several that are decoded in one go, where the model does that."""
+    """Seconds per token where several are decoded in one call; None if the model cannot do that."""
     rows, greedy = StepRows(cache=cache, ids=[0], position=_PROBE_CONTEXT), CoupledSampler(SamplingParams())
     best = float("inf")
     for _ in range(_PROBE_REPEATS):

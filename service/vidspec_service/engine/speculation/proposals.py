@@ -1,6 +1,6 @@
-"""Both ends of the proposal protocol for one request, as pure state: what is proposed, what still can hold.
+"""Both ends of the proposal protocol for one request, as pure state: what is proposed and can still be accepted.
 
-The draft owns the epoch: it rises whenever the draft's chain is replaced by the target's tokens. A proposal names
+The draft owns the epoch, which rises whenever the draft's chain is replaced by the target's tokens. A proposal names
 the prefix it extends as (epoch, start): the committed tokens the draft knew when the epoch began, then its own
 chain up to output position `start`. The target never needs to ask back: a proposal that contradicts what is
 committed voids its whole epoch, and everything of that epoch still in flight is dropped on arrival.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-CERTAIN = 1.0  # the confidence of what a grammar leaves no choice about
+CERTAIN = 1.0  # the confidence of a token that a grammar forces
 
 
 class ProposalChain:
@@ -19,12 +19,12 @@ class ProposalChain:
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._confidences: list[float] = []
-        self.num_wasted = 0  # proposed tokens that were never judged, since they were last told
-        self.num_rollbacks = 0  # likewise
+        self.num_wasted = 0  # proposed tokens that were never judged, since the last `take_losses`
+        self.num_rollbacks = 0  # chains voided by a contradiction, since then
         self.forget()
 
     def forget(self) -> None:
-        """Whatever was proposed is void, and the next epoch may be any: another draft counts anew."""
+        """Drop all proposals and accept any epoch next: a new draft worker starts counting from 0 again."""
         self._epoch = -1
         self._start = 0  # output position of _ids[0]
         self._drop()
@@ -40,13 +40,13 @@ class ProposalChain:
         if epoch < self._epoch or self._is_void or start != self._start + len(self._ids):
             self.num_wasted += len(ids)
             return
-        self.num_wasted += min(max(len(committed) - start, 0), len(ids))  # late: the target has gone past them
+        self.num_wasted += min(max(len(committed) - start, 0), len(ids))  # late: the target has passed them
         self._ids += ids
         self._confidences += confidences
         self.settle(committed)
 
     def settle(self, committed: Sequence[int]) -> None:
-        """Compare with what is committed by now: the part that was reached leaves, a contradiction voids the rest."""
+        """Compare with the committed tokens: the part that they reach is removed, a contradiction voids the rest."""
         overlap = min(len(committed) - self._start, len(self._ids))
         if overlap <= 0:
             return
@@ -74,7 +74,7 @@ class ProposalChain:
     def num_worth(self, least: float, most: int) -> int:
         """Leading proposals that all come true with a probability of at least `least`, as the draft sees it.
 
-        `most` of them are uncertain; those that are certain cost a row each and no risk.
+        At most `most` of them are uncertain; certain ones are not limited, since they cost a row each but no risk.
         """
         probability, num_uncertain = 1.0, 0
         for number, confidence in enumerate(self._confidences):
@@ -85,18 +85,18 @@ class ProposalChain:
         return len(self._confidences)
 
     def num_uncertain(self, count: int) -> int:
-        """Of so many leading proposals."""
+        """How many of the first `count` proposals are uncertain."""
         return sum(confidence < CERTAIN for confidence in self._confidences[:count])
 
 
 class DraftSequence:
-    """Draft side: the committed tokens it has been told of, then its own chain."""
+    """Draft side: the committed tokens that the draft has been told, then its own chain."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.num_committed = 0
         self.epoch = 0
-        self._certain: set[int] = set()  # places of the chain, beyond the committed tokens
+        self._certain: set[int] = set()  # positions of certain tokens, beyond the committed ones
 
     @property
     def num_ahead(self) -> int:
@@ -105,11 +105,11 @@ class DraftSequence:
 
     @property
     def num_uncertain(self) -> int:
-        """Tokens of it that may be wrong."""
+        """Tokens of the chain that may be wrong."""
         return self.num_ahead - len(self._certain)
 
     def propose(self, tokens: Sequence[int], *, are_certain: bool = False) -> tuple[int, int]:
-        """Append own tokens; returns the (epoch, start) that name their prefix."""
+        """Append the draft's own tokens; returns the (epoch, start) that name their prefix."""
         start = len(self.tokens)
         self.tokens += tokens
         if are_certain:
