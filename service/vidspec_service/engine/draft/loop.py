@@ -1,7 +1,7 @@
 """The draft worker's loop: prefill the prompt, run ahead of the committed tokens, roll back on a verdict.
 
-It never decides anything: whatever it proposes, the text is the target's. So an error on a request here drops the
-request here and nowhere else.
+The draft never decides anything: whatever it proposes, the text is the target's. So after an error on a request, only
+the draft drops the request.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 
-_PACE_MEMORY = 0.95
-_UNHEARD_S = 0.002  # that tokens made in one go may take: what comes after a wrong one is for nothing
+_PACE_MEMORY = 0.95  # weight of earlier calls in the time per token
+_UNHEARD_S = 0.002  # that tokens made in one call may take, since verdicts wait: tokens after a wrong one are wasted
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class DraftLoop(WorkerLoop):
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
         self._target = PeerLink("target")
         super().__init__(model, api, config, self._target)
-        self._offered: dict[str, Input] = {}  # what the target has not asked to follow (yet)
-        self._early: dict[str, list[Verdict | CellScores]] = {}  # of requests not prepared yet: what the target said
+        self._offered: dict[str, Input] = {}  # requests that the target has not asked to follow (yet)
+        self._early: dict[str, list[Verdict | CellScores]] = {}  # the target's messages about requests not prepared yet
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._proposer = Proposer(model)
 
@@ -60,7 +60,7 @@ class DraftLoop(WorkerLoop):
             return self._propose() or worked
 
     def _receive(self) -> None:
-        """What the target has said comes after what the API has: it speaks of requests that the API gave us before."""
+        """Handle the target's messages after the API's: they are about requests that the API has sent before."""
         target, said = self._target.channel, self._target.receive()
         while (received := self._api.receive()) is not None:
             message, fds = received
@@ -71,7 +71,7 @@ class DraftLoop(WorkerLoop):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(Channel.from_fd(fds[0]))
-        is_another = self._target.channel not in (None, target)  # which tells everything anew
+        is_another = self._target.channel not in (None, target)  # a new target tells everything again
         for message, fds in said:
             if is_another:
                 close(fds)
@@ -83,14 +83,14 @@ class DraftLoop(WorkerLoop):
                 self._hear(read_scores(message, fds[0]))
 
     def _meet(self, target: Channel) -> None:
-        """A (new) target: it will tell every request's committed tokens from the start."""
+        """Connect a (new) target, which will tell every request's committed tokens from the start."""
         self._target.connect(target)
         self._early = {request_id: [] for request_id in self._early}
         for request in self._active.values():
             request.restart()
 
     def _follow(self, request_id: str, tower: TowerMemory | None) -> None:
-        """Prepare a request; `tower` is what the target's has made of its videos, if that serves."""
+        """Prepare a request; `tower` is the target's vision tower's output, if the draft can use it."""
         if (offered := self._offered.pop(request_id, None)) is not None:
             offered.tower = tower
             self._inputs.submit(offered)
@@ -104,7 +104,7 @@ class DraftLoop(WorkerLoop):
 
     @contextmanager
     def _sparing_others(self, request_id: str) -> Iterator[None]:
-        """Whatever goes wrong about one request, choosing what it sees above all, costs that request its draft only."""
+        """An error in the block, above all in choosing what the draft sees, costs only this request its draft."""
         try:
             yield
         except Exception:
@@ -120,7 +120,7 @@ class DraftLoop(WorkerLoop):
             self._pool.release(request.cache)
 
     def _allocate(self, request: DraftRequest, num_rows: int) -> bool:
-        """Room for more rows; where there is none the youngest request is given up, which costs its speed only."""
+        """Make room for more rows; if there is none, give up the youngest request, which costs only its speed."""
         while not self._pool.grow(request.cache, request.cache.length + num_rows):
             youngest = next(reversed(self._active))
             self._forget(youngest)
@@ -180,7 +180,11 @@ class DraftLoop(WorkerLoop):
         return True
 
     def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
-        """A lender that is younger, and would be given up first, was read when this one had all of its room."""
+        """Copy the prompt's rows from another answer to the same prompt.
+
+        Making room cannot give the lender up: a younger one was prefilled after this request had room for its prompt,
+        which the request keeps when its view is chosen again.
+        """
         num_rows = request.prompt.num_tokens
         if self._allocate(request, num_rows - request.cache.length):
             request.cache.truncate(0)
@@ -188,7 +192,7 @@ class DraftLoop(WorkerLoop):
             request.cache.copy_rows(lender.cache, num_rows)
 
     def _tell_view(self, request: DraftRequest) -> None:
-        """A view is read from its first row on once it is chosen, and whenever it is chosen anew."""
+        """Report the view when its first row is prefilled: after each choice of the view."""
         if request.cache.length == 0 and Include.DRAFT_VIEW in request.asked.include:
             self._api.send(request.view.told(request.request_id))
 
@@ -216,7 +220,7 @@ class DraftLoop(WorkerLoop):
         return True
 
     def _look_again(self) -> bool:
-        """The target has enough to verify while a request's view is chosen anew and read."""
+        """Choose a request's view again: while it is prefilled, the target has enough draft tokens to verify."""
         for request in [item for item in self._active.values() if item.is_prefilled]:
             with self._sparing_others(request.request_id):
                 if request.look_again():
@@ -225,20 +229,20 @@ class DraftLoop(WorkerLoop):
 
 
 class Proposer:
-    """Draft tokens for every request with room, and how long one takes."""
+    """Makes draft tokens for every request with room, and measures the time per token."""
 
     def __init__(self, model: VideoLM) -> None:
         self._model = model
-        self._token_s = 0.0  # seconds a token takes, as of late
+        self._token_s = 0.0  # recent seconds per token
 
     def propose(self, batch: Sequence[tuple[DraftRequest, Sequence[int]]]) -> list[Proposal]:
-        """One forward for all that may guess. Each says the tokens that its grammar forces first, which need none, and
-        then what it guesses: one message is read sooner than two.
+        """One proposal for each request, with one forward for all that may guess.
 
-        A request that is alone may get several tokens. Their caches have room for that.
+        A proposal has first the tokens that the grammar forces, which need no forward, then the guessed ones: one
+        message is read sooner than two. A request that is alone may get several tokens. The caches have room for them.
         """
         places = [request.sequence.propose(forced, are_certain=True) for request, forced in batch]
-        for request, forced in batch:  # where a grammar decides so much, what it will say next takes a forward here
+        for request, forced in batch:  # after one guess a grammar that decides so much may force more
             request.num_at_once = 1 if forced else request.num_at_once
         asked = [request for request, _ in batch if request.num_left > 0]
         guesses = dict(zip([request.request_id for request in asked], self._guess(asked), strict=True))
@@ -255,7 +259,7 @@ class Proposer:
         num_timely = max(int(_UNHEARD_S / self._token_s), 1) if self._token_s else MOST_AT_ONCE
         most = min(batch[0].num_at_once, batch[0].num_left, num_timely)
         found = self._model.guess(asked, most)
-        if len(batch) == 1:  # a model may want other tokens than a grammar all along
+        if len(batch) == 1:  # a model may never want what its grammar does
             batch[0].num_at_once = MOST_AT_ONCE if len(found[0]) == most else 1
         took = (time.monotonic() - started) / max(map(len, found))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
@@ -264,7 +268,7 @@ class Proposer:
     def _proposal(
         self, request: DraftRequest, place: tuple[int, int], forced: Sequence[int], guesses: Sequence[Guess]
     ) -> Proposal:
-        """Of a request that has said what is forced to itself already."""
+        """The proposal of a request whose sequence already has the forced tokens."""
         request.sequence.propose([guess.token for guess in guesses])
         epoch, start = place
         return Proposal(

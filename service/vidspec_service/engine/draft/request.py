@@ -23,13 +23,14 @@ from vidspec_service.engine.speculation.plan import MOST_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView, SeenCells
 
-MOST_AT_ONCE = 8  # tokens before the draft looks whether the target has said something; 5 were 4 % slower
-MOST_TOLD = 512 * 1024  # places: half of what a message may have; longer contexts than a million tokens are untold
+MOST_AT_ONCE = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
+MOST_TOLD = 512 * 1024  # cells, a bit each: half of a message; no view is sent for contexts over a million tokens
 
 
 class PrunedView:
-    """The part of a prompt that the draft sees: chosen from its own features at once, again when the target's
-    attention is known and there is time.
+    """The part of a prompt that the draft sees.
+
+    Chosen at once from the draft's own features, and again when the target's attention is known and there is time.
     """
 
     def __init__(self, prompt: Prompt, strategy: Strategy, ratio: float, seed: int) -> None:
@@ -45,7 +46,7 @@ class PrunedView:
         return len(self._kept)
 
     def told(self, request_id: str) -> DraftView:
-        """For whoever wants to know."""
+        """The view as an event for requests that ask for it."""
         return DraftView(
             request_id=request_id,
             preservation=Preservation(self._strategy.name),
@@ -58,9 +59,9 @@ class PrunedView:
         return self._whole is other._whole and torch.equal(self._kept, other._kept)
 
     def refine(self, scores: CellScores) -> bool:
-        """Choose again, knowing the target's attention; True if the choice is another.
+        """Choose again by the target's attention; True if the choice has changed.
 
-        Scores of other cells than the draft's own (a model with another grid) say nothing here.
+        Scores for other cells than the draft's own (from a model with another grid) are ignored.
         """
         cells = cell_rows(self._whole)
         if scores.grid_checksum != grid_checksum(self._whole) or len(scores.values) != len(cells):
@@ -77,7 +78,7 @@ class PrunedView:
 def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[SeenCells, ...]:
     """One for each video of a prompt, in order; none if they have more than MOST_TOLD places.
 
-    `kept`, int64 [K, 3], are rows of a prompt's `grid`, `shapes` its `video_shapes`. What is no cell is left out.
+    `kept`, int64 [K, 3], are rows of a prompt's `grid`, `shapes` its `video_shapes`. Other rows than cells are left out.
     """
     if sum(map(prod, shapes)) > MOST_TOLD:
         return ()
@@ -93,7 +94,7 @@ def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[Se
 
 @dataclass(slots=True)
 class DraftRequest:
-    """The cache holds the seen prompt, or a part of it while that is prefilled, and then tokens of the sequence."""
+    """The cache holds the part of the prompt that the draft sees (less during prefill), then tokens of the sequence."""
 
     asked: GenerationRequest  # without its frames, which have been read
     request_id: str = field(init=False)
@@ -101,11 +102,11 @@ class DraftRequest:
     cache: KVCache
     sampler: CoupledSampler
     max_tokens: int
-    grammar: GrammarMask | None = None  # in the sampler, too
+    grammar: GrammarMask | None = None  # the sampler has it, too
     sequence: DraftSequence = field(default_factory=DraftSequence)
-    scores: CellScores | None = None  # the target's attention, not looked at yet
+    scores: CellScores | None = None  # the target's attention, not used yet
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
-    num_at_once: int = MOST_AT_ONCE  # to guess where nobody else wants any; one where a grammar forbade some of them
+    num_at_once: int = MOST_AT_ONCE  # tokens to guess in one call if alone; 1 after a grammar forbade some
 
     def __post_init__(self) -> None:
         self.request_id = self.asked.request_id
@@ -139,7 +140,7 @@ class DraftRequest:
         return min(MOST_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
 
     def forced(self) -> list[int]:
-        """Tokens that the grammar leaves no choice about: they need no forward, and go into the cache with the next."""
+        """Tokens that the grammar forces: they need no forward of their own and go into the cache with the next one."""
         return [] if self.grammar is None else self.grammar.forced(self.sequence.tokens)[: self._num_places]
 
     def rows(self) -> StepRows:
@@ -151,7 +152,7 @@ class DraftRequest:
         )
 
     def hear(self, said: Verdict | CellScores) -> None:
-        """Tokens were committed, or the target's attention is known; proposals come before looking at that."""
+        """Take committed tokens or the target's attention. A prefilled request uses the latter when it has time."""
         if isinstance(said, Verdict):
             standing = self.sequence.learn(said.start, said.ids)
             self.max_lead = said.max_lead
@@ -162,10 +163,10 @@ class DraftRequest:
                 self.look_again()
 
     def look_again(self) -> bool:
-        """See what the target's attention, if it has come, says is worth seeing; False if that is no news.
+        """Choose the view again by the target's attention, if it has come; False if the view stays the same.
 
-        Another view means another prefill: rows of the cache saw what is gone. Pruned, it is a short one, and what
-        has been proposed stands.
+        A new view needs a new prefill, since the cached rows have attended to the old one. The prefill of a pruned
+        prompt is short, and earlier proposals stay valid.
         """
         scores, self.scores = self.scores, None
         if scores is None or not self.view.refine(scores):
@@ -174,7 +175,7 @@ class DraftRequest:
         return True
 
     def restart(self) -> None:
-        """A new target: it tells everything committed from the start."""
+        """Start again for a new target, which tells everything committed from the start."""
         self.sequence = DraftSequence()
         self._cut(self.prompt.num_tokens)
 
