@@ -78,7 +78,7 @@ class PrunedView:
 def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[SeenCells, ...]:
     """One for each video of a prompt, in order; none if they have more than MOST_TOLD places.
 
-    `kept`, int64 [K, 3], are rows of a prompt's `grid`, `shapes` its `video_shapes`. Other rows than cells are left out.
+    `kept`, int64 [K, 3], are rows of a prompt's `grid`, `shapes` its `video_shapes`. Rows of no cell are left out.
     """
     if sum(map(prod, shapes)) > MOST_TOLD:
         return ()
