@@ -1,4 +1,4 @@
-"""What an engine is built from; `settings` makes it, and workers are sent it as it is."""
+"""An engine's configuration. `settings` makes it, and it is sent to the workers unchanged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vidspec_models.compression import DyCoke as DyCoke
 from vidspec_models.request import Preservation as Preservation
 from vidspec_models.request import SpeculationMode
 
-CPU_KV_CACHE_TOKENS = 65536  # of a worker whose device does not say how much it has left
+CPU_KV_CACHE_TOKENS = 65536  # for a worker whose device does not tell its free memory
 MOST_PREFILL_ROWS, _LEAST_PREFILL_ROWS = 512, 128
-_ROWS_PER_THREAD = 64  # of which a thread of a CPU makes a block
+_ROWS_PER_THREAD = 64  # the block of prompt rows that one CPU thread computes
 _BUNDLED_NAME = "vidspec-bundled"
-NGRAM = "ngram"  # a draft that is no model and has no worker
+NGRAM = "ngram"  # a draft without a model and without a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,34 +28,34 @@ class WorkerConfig:
 
     @property
     def name(self) -> str:
-        """What the model is called where the operator names nothing else."""
+        """The model's name if the operator sets no other."""
         return _BUNDLED_NAME if self.model == "bundled" else Path(self.model).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Both workers' models and devices, and the limits of the whole."""
+    """Both workers' models and devices, and the engine's limits."""
 
     target: WorkerConfig
-    draft: WorkerConfig | None = None  # None: the target alone; of `NGRAM` only the model's name counts
+    draft: WorkerConfig | None = None  # None: the target alone; for `NGRAM` only `model` counts
     speculation: SpeculationMode = SpeculationMode.AUTO  # for requests that leave the choice to the server
-    generation_config: str = "auto"  # how the checkpoint wants to be sampled counts; "none": it does not
+    generation_config: str = "auto"  # "auto": the checkpoint's sampling defaults apply; "none": they do not
     served_model_name: tuple[str, ...] | None = None  # None: the target's own name
     max_running_requests: int = 16
     max_context: int | None = None
-    # Keys and values of so many tokens at most, prompts and answers of all requests together; None: what fits on CUDA.
+    # Most tokens in the KV cache, prompts and answers of all requests together; None: what fits on CUDA.
     kv_cache_tokens: int | None = None
     gpu_memory_utilization: float = 0.9  # share of a CUDA device's memory that all workers on it may fill
-    default_max_tokens: int = 256  # of requests that name no limit
-    max_cached_feature_bytes: int = 256 * 2**20  # features of videos seen lately, in each worker
+    default_max_tokens: int = 256  # for requests that set no limit
+    max_cached_feature_bytes: int = 256 * 2**20  # for features of recent videos, in each worker
     prefill_chunk: int | None = None  # prompt rows per forward between two decoding steps; None: `prefill_rows`
     stream_interval_s: float = 0.004  # how long the target may keep tokens back, to wake the API less often
-    preservation: Preservation = Preservation.HIPPO  # both workers must know: the target measures for it
-    dycoke: DyCoke = field(default_factory=DyCoke)  # of requests that ask for it
+    preservation: Preservation = Preservation.HIPPO  # both workers must know it: the target measures attention for it
+    dycoke: DyCoke = field(default_factory=DyCoke)  # for requests that ask for it
     prune_ratio: float = 0.9  # share of the video's tokens that the draft does not see, in [0, 0.99]
     start_timeout_s: float = 300.0
     log_level: str = "info"  # of the workers, which write to the same stderr
-    log_format: str = "text"  # "json": one object a line, as the API's
+    log_format: str = "text"  # "json": one object a line, like the API's log
     silence_s: float = 30.0  # a ready worker without a heartbeat for this long has hung, unless it computes
 
     @property
@@ -75,10 +75,10 @@ class EngineConfig:
 
 
 def prefill_rows(config: EngineConfig, device: str, threads: int) -> int:
-    """Prompt rows per forward between two decoding steps, in which other requests' streams stand still.
+    """Prompt rows per forward between two decoding steps; other requests' streams stop during this forward.
 
-    On a CPU no more than keep its threads at work, since every row costs the same: 512 rows of a small model held the
-    streams up for 60 ms on two cores, 128 for 15, and the first token came as soon.
+    On a CPU no more than keep its threads busy, since every row costs the same: 512 rows of a small model stopped the
+    streams for 60 ms on two cores, 128 rows for 15 ms, and the first token came as soon.
     """
     if config.prefill_chunk is not None:
         return config.prefill_chunk

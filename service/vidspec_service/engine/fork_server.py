@@ -4,9 +4,9 @@ Started as `python -m vidspec_service.engine.fork_server FD PARENT_PID`. Importi
 of a core; here that is paid once for all workers, and a worker that died is back as soon as its model is loaded (ADR
 17).
 
-Forking is safe while there is one thread and no CUDA driver: the threads of torch and numba start with their first
-work, in the worker, those of numpy never (`forking.py`), and where an import has touched the driver the worker becomes
-a fresh interpreter instead.
+Forking is safe while there is one thread and no CUDA driver. The threads of torch and numba start with their first
+work, in the worker; those of numpy never start (`forking.py`). If an import has loaded the CUDA driver, the worker
+becomes a fresh interpreter instead.
 """
 
 from __future__ import annotations

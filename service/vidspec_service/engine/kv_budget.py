@@ -1,4 +1,4 @@
-"""How many tokens the KV caches on CUDA devices may hold: what is left of them once all else has its room. Pure.
+"""How many tokens the KV caches on CUDA devices may hold: as many as fit into what everything else leaves. Pure.
 
 Of a device with T bytes, of which F are free when all workers on it have loaded, `gpu_memory_utilization` u leaves
 
@@ -6,7 +6,7 @@ Of a device with T bytes, of which F are free when all workers on it have loaded
 
 to keys and values, as vLLM counts it (`--gpu-memory-utilization`): what other programs hold counts as used. Workers
 that share a device share the room by tokens, so that the draft can follow whatever the target has room for. A model
-over several devices has as many tokens as the device that has room for the fewest.
+over several devices gets the tokens of the device that has room for the fewest.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class DeviceMemory:
 
     device: str
     total: int
-    free: int  # to anybody, when this was measured
-    weights: int  # that this worker holds at rest: weights, tables, captured graphs
-    activations: int  # that it takes besides at most: a tower, a prompt's rows, a chunk of prefill
-    token_bytes: int  # of a token's keys, values and prompt row here
+    free: int  # for any program, when this was measured
+    weights: int  # held by this worker at rest: weights, tables, captured graphs
+    activations: int  # the most that its work adds: a tower, a prompt's rows, a chunk of prefill
+    token_bytes: int  # of a token's keys, values and prompt row on this device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
     """A loaded worker on all its devices."""
 
-    context: int  # tokens of one request at most
+    context: int  # most tokens of one request
     measured_at: float  # on the monotonic clock of all processes
     devices: tuple[DeviceMemory, ...]
 
@@ -43,7 +43,7 @@ class WorkerMemory:
 def kv_budgets(workers: Mapping[str, WorkerMemory], utilization: float, most: int | None = None) -> dict[str, int]:
     """Tokens for each worker's KV cache, `most` at most. Raises ConfigError if one of them has no room for a context.
 
-    `utilization` is the share of every device that all of them together may fill, above 0 and at most 1.
+    `utilization` is the share of every device that all workers together may fill, above 0 and at most 1.
     """
     budgets = {}
     for role, worker in workers.items():
@@ -56,13 +56,13 @@ def kv_budgets(workers: Mapping[str, WorkerMemory], utilization: float, most: in
 
 
 class _Room:
-    """What keys and values may fill of one device."""
+    """The memory of one device that keys and values may fill."""
 
     def __init__(self, device: str, workers: Mapping[str, WorkerMemory], utilization: float) -> None:
         ordered = sorted(workers, key=lambda role: workers[role].measured_at)
         self.device = device
         self.sharers = {role: each for role in ordered for each in workers[role].devices if each.device == device}
-        self.last = list(self.sharers.values())[-1]  # to have measured: it knows best what is free
+        self.last = list(self.sharers.values())[-1]  # the last to measure, so it knows best what is free
         rest = self.last.total - self.last.free + sum(each.activations for each in self.sharers.values())
         self.num_bytes = max(int(utilization * self.last.total) - rest, 0)
         self.token_bytes = sum(each.token_bytes for each in self.sharers.values())

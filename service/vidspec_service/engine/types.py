@@ -1,4 +1,4 @@
-"""What a caller gets back from an engine. What is asked is declared in `vidspec_models.request`."""
+"""What a caller gets back from an engine. Requests are declared in `vidspec_models.request`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class FinishReason(StrEnum):
 
 
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""Of one row of the target's logits: the committed token's log probability; ids and those of the likeliest tokens."""
+"""From one row of logits: the committed token's log probability; (id, log probability) of the likeliest tokens."""
 
 
-# Of these a request may have a million at a time, through which no garbage collector shall go again and again.
+# No `gc`: a request may have a million of these at a time, which the collector would scan again and again.
 class Logprob(msgspec.Struct, frozen=True, gc=False):
-    """A token's bytes, and its natural logarithm of a probability by the model, before temperature and penalties."""
+    """A token's bytes, and the natural logarithm of its probability by the model, before temperature and penalties."""
 
     text: bytes
     logprob: float
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A committed token, and the likeliest in its place, best first."""
+    """A committed token, and the likeliest tokens in its place, best first."""
 
     token: Logprob
     top: tuple[Logprob, ...]
@@ -65,7 +65,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """Work on a request, maybe on others as well, from `start` to `end` on the monotonic clock of all processes."""
+    """Work on a request, maybe together with others, from `start` to `end` on the monotonic clock of all processes."""
 
     request_id: str
     worker: str  # "target" | "draft"
@@ -80,7 +80,7 @@ class SeenCells:
     """Which cells of one video the draft sees."""
 
     shape: tuple[int, int, int]  # frames, rows, columns; a model may make one frame of two
-    bits: bytes  # one for each place, in reading order, lowest first
+    bits: bytes  # one for each cell, in reading order, lowest bit first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +95,14 @@ class DraftView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The prompt fits its context; always the first event of an answer. `queue_s` ran until the target took it up."""
+    """The prompt fits the context; always an answer's first event. `queue_s` ends when the target takes it up."""
 
     request_id: str
     prompt_tokens: int
     video_tokens: int
-    cached_tokens: int = 0  # of the prompt, whose keys and values were there already
+    cached_tokens: int = 0  # prompt tokens whose keys and values were cached already
     queue_s: float = 0.0
-    prepare_s: float = 0.0  # from there until now
+    prepare_s: float = 0.0  # from there until the prompt was prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +113,11 @@ class TextDelta:
     num_tokens: int
     choice: int = 0  # which of the request's answers
     ids: tuple[int, ...] = ()  # the tokens themselves
-    logprobs: tuple[TokenLogprob, ...] = ()  # theirs, if they were asked for
-    details: tuple[TokenDetail, ...] = ()  # likewise
+    logprobs: tuple[TokenLogprob, ...] = ()  # of these tokens, if asked for
+    details: tuple[TokenDetail, ...] = ()  # of these tokens, if asked for
 
     def and_then(self, *later: TextDelta) -> TextDelta:
-        """This and those of the same answer that follow it, in one: for a slow reader thousands may wait."""
+        """Join this delta and the next ones of the same answer: thousands may wait for a slow reader."""
         if not later:
             return self
         deltas = (self, *later)
@@ -136,7 +136,7 @@ class SpeculationStats:
     """What speculation did for one request.
 
     Acceptance is defined here, for answers and metrics alike: a draft token is *judged* when the target has compared
-    it with its own choice. Those are the accepted ones and the first that is rejected; what follows a rejection was
+    it with its own choice. Judged are the accepted ones and the first one rejected; tokens after a rejection are
     never judged. The acceptance rate is accepted over judged tokens, 0 when nothing was judged.
     """
 
@@ -149,7 +149,7 @@ class SpeculationStats:
 
     @classmethod
     def of_all(cls, answers: Sequence[SpeculationStats]) -> SpeculationStats:
-        """Of all answers to one prompt together; there is at least one."""
+        """The statistics of all answers to one prompt together; there must be at least one."""
         return cls(
             mode=next((each.mode for each in answers if each.mode is not SpeculationMode.OFF), SpeculationMode.OFF),
             num_drafts=sum(each.num_drafts for each in answers),
@@ -183,6 +183,6 @@ class Finished:
 
 
 Telling = Activity | DraftView
-"""Events of requests that ask for them, between Accepted and Finished."""
+"""Events for requests that ask for them, between Accepted and Finished."""
 
 GenerationEvent = Accepted | TextDelta | Telling | Finished

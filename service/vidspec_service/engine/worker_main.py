@@ -1,7 +1,7 @@
-"""A worker process's shell: take the channel, become what Configure says, load, report, loop until the API is gone.
+"""A worker process: take the channel, wait for Configure, load the model, report, loop until the API is gone.
 
-Forked by `fork_server`, which it dies with, and may then have been started anew as
-`python -m vidspec_service.engine.worker_main FD`; torch is imported only here and below.
+Forked by `fork_server`, with which it dies; with a CUDA driver, it then executes
+`python -m vidspec_service.engine.worker_main FD`. Torch is imported only here and in what this module imports.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
 _PR_SET_NAME = 15
-_OOM_SCORE = 500  # thousandths of the machine's memory, that count as used besides
+_OOM_SCORE = 500  # thousandths of the machine's memory, which the kernel counts as used by the worker in addition
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
-# Of a thread of torch's that waits for work: tens of microseconds. For the milliseconds that are usual it would take a
-# core from whatever computes there meanwhile; without any, waking it takes longer than most of torch's work here.
+# How long a torch thread spins when it waits for work: tens of microseconds. The usual milliseconds would take a core
+# from other work; without spinning, waking the thread takes longer than most of torch's work here.
 _SPINS = "GOMP_SPINCOUNT", "10000"
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def import_libraries() -> None:
 
 
 def go_before_the_api() -> None:
-    """Where memory runs out the kernel ends a worker, which comes back, and not the API, with which all ends."""
+    """When memory runs out, have the kernel kill a worker, which is restarted, and not the API, with which all ends."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
@@ -130,7 +130,7 @@ def _serve(channel: Channel, config: Configure) -> int:
 
 
 def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
-    """Ask how many tokens there is room for; raises ChannelClosed if no answer comes."""
+    """Ask how many tokens the KV cache may hold; raises ChannelClosed if no answer comes."""
     channel.send(Loaded(memory=memory))
     wait_readable([channel], config.engine.start_timeout_s)
     received = channel.receive()
@@ -141,13 +141,13 @@ def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) ->
 
 
 def _tell(channel: Channel, what: str, fraction: float | None) -> None:
-    """Who waits may miss a step, and may have gone: loading goes on, and what comes after finds out."""
+    """Report progress. The API may miss a message or be gone: loading goes on, and the next other message finds out."""
     with suppress(ChannelFull, ChannelClosed):
         channel.send(Loading(what=what, fraction=fraction))
 
 
 def end_with(code: int) -> NoReturn:
-    """Unloading torch takes seconds and frees nothing that the kernel does not: sockets and memory are anonymous."""
+    """Exit at once: to unload torch takes seconds, and the kernel frees all: sockets and memory are anonymous."""
     logging.shutdown()
     os._exit(code)
 
