@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """Base of all. `code` is the stable string clients match on; `param` names the offending field."""
+    """Base of all errors. `code` is the stable string clients match on; `param` names the offending field."""
 
     code = "internal_error"
 
@@ -49,7 +49,7 @@ class VideoUnsupported(VideoError):
 
 
 class VideoUnreadable(VideoError):
-    """A video, but no frame can be had from it: corrupt, or without a video stream."""
+    """A video, but no frame can be read from it: corrupt, or without a video stream."""
 
     code = "video_unreadable"
 
@@ -107,6 +107,6 @@ class EngineDead(EngineError):
 
 
 class ConfigError(ServiceError):
-    """A setting, model folder or device does not work; raised before serving starts, which ends with code 2."""
+    """A setting, model folder or device does not work; raised before serving starts; the process exits with code 2."""
 
     code = "config_error"

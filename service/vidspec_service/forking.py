@@ -1,6 +1,6 @@
-"""Fork servers: processes that have imported what others need, and fork one of these for every request.
+"""Fork servers: processes that have imported what other processes need, and fork one of these for every request.
 
-`ForkServer` is an owner's end of one; `obey` and `serve_forks` are what runs in it.
+`ForkServer` is the owner's side; `obey` and `serve_forks` run in the fork server itself.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """It starts with the first fork and again if it has died; what it has forked dies with it.
+    """A fork server, started with the first fork and again if it has died. The processes it forked die with it.
 
-    The kernel ends it when the thread that started it ends. Any thread may call.
+    The kernel kills the server when the thread that started it ends. Any thread may call.
     """
 
     def __init__(self, module: str, *, is_bare: bool = False) -> None:
-        """`module` is run with the descriptor that requests come through, and our process id.
+        """`module` is run with two arguments: the descriptor through which requests come, and our process id.
 
-        A bare one gets nothing of ours: no environment, no working folder, no output.
+        A bare server gets nothing of ours: no environment, no working folder, no output.
         """
         self._module = module
         self._is_bare = is_bare
@@ -43,27 +43,27 @@ class ForkServer:
         self._requests: socket.socket | None = None
 
     def launch(self, *fds: int) -> None:
-        """Fork a process that gets the first of these descriptors; what becomes of it is seen at its other end.
+        """Fork a process that gets the first of these descriptors; the other end of it shows whether the process lives.
 
-        The second, if any, is a socket for its life. To close the other end, or shut down its sending side, is to kill
-        the process. When it has ended, its exit code comes out there, negative for a signal's; nothing if it was not
-        forked, or its server has died.
+        The second descriptor, if any, is a socket that stands for the process's life. Closing its other end, or
+        shutting down the sending side of that end, kills the process. When the process has ended, its exit code can be
+        read there, negative for a signal; nothing comes if it was not forked, or the server has died.
         """
         with self._lock:
             self.start()
             try:
                 self._send(fds)
-            except ConnectionError:  # it is dying, but not dead yet
+            except ConnectionError:  # the server is dying, but not dead yet
                 self.restart()
                 self._send(fds)
 
     def _send(self, fds: tuple[int, ...]) -> None:
         assert self._requests is not None
-        with suppress(BlockingIOError):  # it hangs
+        with suppress(BlockingIOError):  # the server hangs
             socket.send_fds(self._requests, [b"f"], fds)
 
     def start(self) -> None:
-        """Start it unless it runs; `launch` does this by itself."""
+        """Start the server unless it runs; `launch` does this by itself."""
         with self._lock:
             if self._server is not None and self._server.poll() is None:
                 return
@@ -80,7 +80,7 @@ class ForkServer:
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL if self._is_bare else None,
                         stderr=subprocess.DEVNULL if self._is_bare else None,
-                        # Forking is safe with one thread. What numpy brings starts one a core when it is imported.
+                        # Forking is safe with one thread. numpy's OpenBLAS starts one a core when it is imported.
                         env={**environment, "OPENBLAS_NUM_THREADS": "1"},
                         cwd="/" if self._is_bare else None,
                     )
@@ -90,17 +90,17 @@ class ForkServer:
             self._requests = requests
 
     def restart(self) -> None:
-        """Start it, in the place of any earlier one."""
+        """Start a new server in the place of any earlier one."""
         with self._lock:
             self.close()
             self.start()
 
     def close(self) -> None:
-        """End it, and with it everything that it has forked."""
+        """End the server, and with it every process that it has forked."""
         with self._lock:
             if self._requests is not None and self._server is not None:
                 self._requests.close()
-                self._server.kill()  # it keeps nothing; importing, it would not hear a milder word
+                self._server.kill()  # it has nothing to save; while it imports, it would not see the closed socket
                 self._server.wait()
             self._requests = self._server = None
 
@@ -113,18 +113,18 @@ class _Forked:
 
 
 def serve_forks(requests_fd: int, become: Callable[[int], NoReturn]) -> None:
-    """Have a process `become` something with its channel for every request, until the owner closes the socket.
+    """For every request, fork a process that calls `become` with its channel, until the owner closes the socket.
 
-    Forking is safe while there is one thread.
+    Forking is safe while there is only one thread.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as it may be inherited, it would leave nobody to bury
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it stayed ignored, as inherited, no child could be waited for
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, pages that all children share
-    server, forked = os.getpid(), dict[int, _Forked]()  # by each of their descriptors
+    server, forked = os.getpid(), dict[int, _Forked]()  # by each of a process's descriptors
     with socket.socket(fileno=requests_fd) as requests, select.epoll() as events:
         events.register(requests, select.EPOLLIN)
         while True:
-            [(ready, _)] = events.poll(maxevents=1)  # another might be of a descriptor that the first one closes
+            [(ready, _)] = events.poll(maxevents=1)  # the first may close the descriptor of a second
             if ready != requests_fd:
                 child = forked[ready]
                 if ready == child.pidfd:
@@ -132,8 +132,8 @@ def serve_forks(requests_fd: int, become: Callable[[int], NoReturn]) -> None:
                         events.unregister(fd)
                         del forked[fd]
                     _bury(child)
-                else:  # nobody wants it any more
-                    os.kill(child.pid, signal.SIGKILL)  # the pid is its own until it is buried
+                else:  # the owner does not want the process any more
+                    os.kill(child.pid, signal.SIGKILL)  # the pid is not reused before `_bury`
                 continue
             fds = socket.recv_fds(requests, 1, 2)[1]
             if not fds:
@@ -147,7 +147,7 @@ def serve_forks(requests_fd: int, become: Callable[[int], NoReturn]) -> None:
                 dies_with(server)
                 become(channel)
             _close(channel)
-            if pid < 0:  # who asked sees every end closed
+            if pid < 0:  # the owner sees every end closed
                 _close(*life)
                 continue
             child = _Forked(pid, os.pidfd_open(pid), life)
@@ -165,12 +165,12 @@ def _fork() -> int:
 
 
 def _bury(child: _Forked) -> None:
-    """Tell how it has ended. Nothing of its group outlives it."""
-    with suppress(ProcessLookupError):  # it has made no group
+    """Report how a process has ended, and kill the rest of its process group."""
+    with suppress(ProcessLookupError):  # the process has made no group
         os.killpg(child.pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
     for life in child.life:
-        with suppress(OSError):  # nobody may ask any more
+        with suppress(OSError):  # the other end may be closed
             os.write(life, str(code).encode())
     _close(child.pidfd, *child.life)
 
@@ -181,13 +181,13 @@ def _close(*fds: int) -> None:
 
 
 def obey(parent_pid: int) -> None:
-    """End when the parent ends, and not at Ctrl-C: the parent decides."""
+    """Make this process end when its parent ends, and not at Ctrl-C: the parent decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     dies_with(parent_pid)
 
 
 def dies_with(parent_pid: int) -> None:
-    """Ends this process when its parent ends, however that ends; not for what it forks."""
+    """Have the kernel kill this process when its parent ends, in any way; forked processes do not inherit this."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it has ended before that
+    if os.getppid() != parent_pid:  # the parent ended before the call
         os._exit(0)

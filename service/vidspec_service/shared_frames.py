@@ -1,7 +1,7 @@
-"""SharedFrames: a clip's frames in memory that other processes are given as a descriptor, so that nobody copies them.
+"""SharedFrames: a clip's frames in memory that is passed to other processes as a descriptor, without a copy.
 
-The memory is anonymous (memfd): it vanishes with its last holder, however that process ends. It is sealed: nobody can
-change what anybody else sees.
+The memory is anonymous (memfd): it vanishes with its last holder, however that process ends. It is sealed: no process
+can change what another one sees.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class SharedFrames(np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]):
-    """Frames [T, H, W, 3]. What is made of them, a part for instance, is an ordinary array."""
+    """Frames [T, H, W, 3]. Arrays made from them, for example a slice, have no descriptor."""
 
-    descriptor: int | None  # open for as long as the array is there
+    descriptor: int | None  # open as long as the array lives
 
     def __array_finalize__(self, made_of: object) -> None:
         self.descriptor = None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """As an ordinary array, which a pickler need not copy; of another kind it would."""
+        """Pickle as an ordinary array, which a pickler need not copy; it would copy a subclass."""
         return np.asarray(self).__reduce_ex__(protocol)
 
     @classmethod
     def sealed(cls, memory: int, shape: tuple[int, int, int, int]) -> SharedFrames:
-        """What lies in the memory of this descriptor, which stays the caller's; read-only.
+        """Seal the memory of this descriptor, which stays the caller's, and map it as read-only frames.
 
-        Raises ValueError if the memory is not of that size, OSError if it cannot be mapped or sealed.
+        Raises ValueError if the memory's size does not fit `shape`, OSError if it cannot be mapped or sealed.
         """
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
         if os.fstat(memory).st_size != np.prod(shape):
@@ -47,7 +47,7 @@ class SharedFrames(np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]):
 
 
 def mapped(memory: int, shape: tuple[int, ...], protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Frames:
-    """Sealed memory as an array, freed with it; what is written stays here. Raises OSError or ValueError.
+    """Sealed memory as an array, unmapped with it; writes are private to it. Raises OSError or ValueError.
 
     A private mapping, since kernels before 6.7 refuse shared ones of sealed memory; nothing is copied.
     """
