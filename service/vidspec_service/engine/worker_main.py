@@ -141,7 +141,7 @@ def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) ->
 
 
 def _tell(channel: Channel, what: str, fraction: float | None) -> None:
-    """Report progress. The API may miss a message or be gone: loading goes on, and the next other message finds out."""
+    """Report progress. The API may miss it or be gone: loading goes on, and the next message finds out."""
     with suppress(ChannelFull, ChannelClosed):
         channel.send(Loading(what=what, fraction=fraction))
 

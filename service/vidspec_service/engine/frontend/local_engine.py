@@ -191,7 +191,7 @@ class LocalEngine:
             self._hand_over()
 
     def worker_said(self, worker: Worker, message: Message) -> None:
-        """Route an event to its request. Connect the workers anew if one has lost the other, which did not read."""
+        """Route an event to its request. If one worker has lost the other, which did not read, connect them again."""
         match message:
             case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
                 if self._table.route(message):

@@ -5,7 +5,7 @@ target and would kill the next one too. So these requests are tried one at a tim
 when the one before it has ended, or has passed every position where the dead target may have been. Text depends on the
 request alone, so a request that killed a target kills the next one at the same position, when every other request there
 is already cleared: only the request on trial is refused. A cause that comes and goes (memory, a race) can slip through
-a trial. So a request that was there at several deaths stays on trial to its end, which means that it runs alone.
+a trial. So a request present at three deaths stays on trial to its end, which means that it runs alone.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class RequestTable:
             state.num_lost_drafts += state.wants_draft
 
     def route(self, message: AboutRequest) -> bool:
-        """Put a message into its request's queue; False if the request has ended, or has been Accepted before."""
+        """Put a message into its request's queue; False if the request has ended, and for a second Accepted."""
         state = self._given.get(message.request_id) or self._held.get(message.request_id)
         if state is None:
             return False

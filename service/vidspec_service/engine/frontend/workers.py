@@ -1,4 +1,4 @@
-"""Which workers an engine consists of, what each is told first, and what they say once they are ready."""
+"""Which workers an engine consists of, the first message to each, and the facts from their Ready messages."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How far the draft runs, and how much of that the target waits for and verifies at once."""
+    """How far the draft runs ahead, and how many draft tokens the target waits for and verifies at once."""
 
     min_draft_tokens: int  # to wait for before a verification
     max_draft_tokens: int  # in one verification, not counting certain tokens

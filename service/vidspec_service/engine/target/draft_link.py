@@ -1,4 +1,4 @@
-"""The target's side of the draft: the link to it, which requests it is asked to follow, and what it is told of them.
+"""The target's side of the draft: the link, which requests the draft is asked to follow, and what it is told of them.
 
 To follow a request, the draft runs its own vision tower, unless the target's is the same, and prefills the part of the
 prompt that it sees. Where both models compute on the same cores, this work delays requests that wait for theirs. So in
@@ -119,7 +119,7 @@ class DraftGate:
         """Whether to save `saved_s` for every token to come is worth the draft's work."""
         if request.speculation.mode is not SpeculationMode.AUTO or self._is_free(num_sharing):
             return True
-        # Expected rest of the answer: up to the usual length what is missing to it, beyond that what it is over.
+        # Expected rest of the answer: what is missing to the usual length; beyond that length, the excess once more.
         rest = min(abs(self._answer_tokens - request.num_committed), request.num_left)
         return rest * saved_s > request.prepare_s * num_sharing
 

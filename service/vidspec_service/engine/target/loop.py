@@ -49,8 +49,8 @@ _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed re
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
 _SLACK_S = 0.005
 _LEAST_AT_ONCE = 2  # tokens in one decode call
-_LONGEST = 3.0  # stream intervals that a decode call may take; where no other process has a core, none of 600 did
-_HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, since without a try it is never known
+_LONGEST = 3.0  # stream intervals per decode call, at most; where no other process has a core, none of 600 took so long
+_HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
 _LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
 _RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model may never want what a grammar does
 
@@ -315,7 +315,7 @@ class TargetLoop(WorkerLoop):
         """Decode as many tokens in one call as would be sent together anyway; False if that is not possible (now).
 
         Only for a request without proposals, and while nothing else is prepared: threads that wait for each other
-        suffer most from other threads. It pays since a small model's step takes hardly longer than what lies between.
+        suffer most from other threads. It pays: the work between two steps of a small model takes about as long as one.
         """
         if pending or not request.speculation.is_alone or self._scheduler.num_active > 1:
             return False

@@ -96,7 +96,7 @@ class TargetRequest:
         return num_pending >= least or self.speculation.num_worth() < num_pending
 
     def pending(self) -> list[int]:
-        """The tokens for the next forward to verify: the draft's, or without any those that the grammar forces."""
+        """The tokens for the next forward to verify: the draft's; if there are none, those that the grammar forces."""
         proposed = self.speculation.chain.pending(self.num_committed)
         if not proposed:
             return self._forced()
