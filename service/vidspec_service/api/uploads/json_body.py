@@ -2,7 +2,7 @@
 
 A valid body is a few long strings. As many bytes of small values make pydantic collect millions of objects and errors,
 which took 9 s for 31 MB, with no other thread of the process running. A string that is longer than any text can only be
-a video's data: it is set aside without a copy, and the parser sees a short placeholder, its mark.
+a video's data: it is set aside, uncopied unless it has escapes, and the parser sees a short placeholder, its mark.
 """
 
 from __future__ import annotations

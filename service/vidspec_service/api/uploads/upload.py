@@ -31,7 +31,7 @@ from vidspec_service.settings import Settings
 _FORM = "multipart/form-data"
 _JSON = "application/json"
 FILE_PREFIX = "upload-"
-_WRITE_BYTES = 1024 * 1024  # per call of a thread
+_WRITE_BYTES = 1024 * 1024  # per call in a thread
 GRACE_S = 10.0  # by which a body may be behind LEAST_RATE
 LEAST_RATE = 4096  # bytes a second: far less than any connection, far more than a client that only holds a place
 _NO_ROOM = "The server cannot store the video at the moment; try again."
