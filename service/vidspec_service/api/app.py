@@ -29,36 +29,37 @@ from vidspec_service.errors import InvalidRequest, ServiceError
 
 _log = logging.getLogger(__name__)
 
-_CLIENT_GONE = 499  # nginx's; nobody receives it, the log and the metrics do
+_CLIENT_GONE = 499  # nginx's status; no client receives it, but the log and the metrics show it
 _DESCRIPTION = """Ask a video language model about a video. Parallel speculative decoding makes it fast and
 leaves its text as it is. Errors have OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, with
 string codes; every response carries `X-Request-Id`, and an answer the `X-Seed` that gives the same text again."""
 _CORS: dict[str, Any] = {
     "allow_methods": ["GET", "POST", "DELETE"],
-    "allow_headers": ["*"],  # clients have their own (x-stainless-...); there are no cookies that one could abuse
+    "allow_headers": ["*"],  # clients send their own (x-stainless-...); this is safe, as there are no cookies
     "expose_headers": ["x-request-id", "x-seed", "retry-after", "x-should-retry"],
 }
 
 
 def create_app(services: Services) -> FastAPI:
-    """Wire the application. What is in `services` is started and closed by whoever made it."""
+    """Wire the application. Whoever made `services` starts and closes what is in it."""
     settings, keys = services.settings, services.keys
     app = FastAPI(
         title="vidspec",
         version=__version__,
         description=_DESCRIPTION,
-        openapi_url=None,  # FastAPI would build the document anew for each call, for 0.2 s
+        openapi_url=None,  # FastAPI's own route would build the document for each call, which takes 0.2 s
         docs_url=None,
         redoc_url=None,
         servers=[{"url": settings.root_path}] if settings.root_path else None,
-        redirect_slashes=False,  # to an address made of the client's Host, and of http behind a TLS proxy
+        redirect_slashes=False,  # a redirect would use the client's Host header, and http behind a TLS proxy
     )
     for make in (chat_router, videos_router, models_router, tokens_router, health_router):
         app.include_router(make(services))
     app.include_router(docs_router(lambda: app.openapi()))
     page = page_files()
     app.include_router(page_router(services, page))
-    # From the inside out. A refused client is still sending: BodyLimit lets it read why, so it is around the keys.
+    # Innermost first. BodyLimit wraps Authentication: a client without a key may still be sending its body, and
+    # BodyLimit reads on for a moment, so that the client sees the 401.
     if keys:
         open_paths = OPEN_PATHS | page.keys() | ({"/metrics"} if settings.metrics_open else set())
         app.add_middleware(Authentication, keys=keys, open_paths=open_paths)
@@ -76,7 +77,7 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ServiceError)
     async def refused(_: Request, error: ServiceError) -> Response:
         facts = {"code": error.code, "param": error.param}
-        if status_of(error) == 500:  # the client is told nothing, so the log has to
+        if status_of(error) == 500:  # the client is not told the reason, so the log must have it
             _log.error("request failed", extra={**facts, "reason": error.message}, exc_info=error)
         else:
             _log.info("request refused", extra=facts)

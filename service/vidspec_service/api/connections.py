@@ -1,7 +1,7 @@
-"""How many connections there may be at a time: descriptors are left for what the server itself has to open.
+"""Bounds the number of connections, so that file descriptors are left for what the server itself has to open.
 
-Without a bound a flood of connections takes every descriptor. Then sound videos seem damaged, and asyncio, which goes
-on accepting as often as its backlog is long, writes a hundred thousand lines a minute.
+Without a bound a flood of connections takes every descriptor. Then valid videos seem damaged, and asyncio, which
+tries to accept as often as its backlog is long, logs a hundred thousand lines a minute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vidspec_service.settings import Settings
 
 BACKLOG = 128  # connections that are accepted in one go, before any of them can be closed
 _PER_REQUEST = 4  # a video's file, a payload, a decode child's socket and its frames
-_PER_CLIP = 2  # its frames' memory as it is mapped here, and to be given to the workers
+_PER_CLIP = 2  # both for its frames' memory: one to map it here, one to pass to the workers
 _OWN = 128  # channels, logs, libraries
 _LOG_PAUSE_S = 60.0
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -28,36 +28,36 @@ _log = logging.getLogger(__name__)
 
 
 def connections_allowed(settings: Settings) -> int:
-    """As many as descriptors are left for, once this process has as many of them as it may have."""
+    """How many connections there are descriptors for; first raises this process's soft limit to the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     num_requests = settings.max_running_requests + settings.max_queued_requests
     num_clips = settings.max_cached_frame_bytes // LEAST_BYTES
-    # A payload has the memory of its clips once more.
+    # A payload has one more descriptor for the memory of each of its clips.
     per_request = _PER_REQUEST + settings.max_videos_per_request * (_PER_CLIP + 1)
     reserved = _OWN + BACKLOG + num_requests * per_request + num_clips * _PER_CLIP
     return max(most - reserved, most // 4)
 
 
 class Seldom:
-    """A line of the log that is written once a minute, however often there is reason to."""
+    """A log line that is written at most once a minute."""
 
     def __init__(self, event: str) -> None:
         self._event = event
         self._next_s = 0.0
 
     def warn(self, **facts: object) -> None:
-        """Write it, if it was not written lately."""
+        """Write the line, unless it was written within the last minute."""
         if (now := time.monotonic()) >= self._next_s:
             self._next_s = now + _LOG_PAUSE_S
             _log.warning(self._event, extra=facts)
 
 
 def protocol_for(most: int) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which answers a connection beyond `most` with a 503 before it has asked for anything."""
+    """uvicorn's protocol; a connection beyond `most` gets a 503 before it has sent a request."""
     line = Seldom("too many connections")
 
-    class Bounded(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which class it is uvicorn finds out at import
+    class Bounded(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # uvicorn chooses the class at import
         def connection_made(self, transport: asyncio.Transport) -> None:
             if len(self.connections) < most:
                 super().connection_made(transport)
@@ -82,7 +82,7 @@ def protocol_for(most: int) -> type[asyncio.Protocol]:
 
 
 def quiet_when_out_of_descriptors() -> Callable[[asyncio.AbstractEventLoop, dict[str, object]], None]:
-    """For a loop's exceptions: asyncio's own line about each connection that it cannot accept becomes one a minute."""
+    """A loop's exception handler that logs once a minute that connections cannot be accepted, not for each of them."""
     line = Seldom("no descriptors are left to accept connections with")
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

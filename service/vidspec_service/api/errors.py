@@ -1,4 +1,4 @@
-"""One table, error class to HTTP status, and the OpenAI-shaped body of every error answer."""
+"""The table from error class to HTTP status, and the OpenAI-shaped body of every error answer."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class TooManyRequests(CapacityError):
 
 
 class ModelNotFound(NotFound):
-    """Another model than the one that is served."""
+    """The request names another model than the one that is served."""
 
     code = "model_not_found"
 
 
 def check_served(model: str | None, served: Sequence[str]) -> None:
-    """Raises ModelNotFound for a name that is none of the served model's; None names none."""
+    """Raises ModelNotFound unless `model` is None or one of the served model's names."""
     if model not in (None, *served):
         raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
 
@@ -79,14 +79,14 @@ STATUS: Mapping[type[ServiceError], int] = {
 _VIDEO_FIELDS = ("video", "video_id", "video_url", "timestamps_s")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
-# The same would happen again, at full price. OpenAI's clients heed it; without it they ask twice more.
+# A retry would fail again, at full cost. OpenAI's clients obey this header; without it they retry twice.
 _NO_RETRY = {"X-Should-Retry": "false"}
 _RETRY_AFTER_DEAD_S = 10.0  # about what an orchestrator needs to replace the process
 
 
 @contextmanager
 def about_video(index: int, num_videos: int) -> Iterator[None]:
-    """An error about one of a request's several videos says which, counted from 0; one alone needs no number."""
+    """Makes errors name the video they are about, counted from 0; with a single video they stay as they are."""
     try:
         yield
     except RequestError as error:
@@ -98,12 +98,12 @@ def about_video(index: int, num_videos: int) -> Iterator[None]:
 
 
 def status_of(error: ServiceError) -> int:
-    """The nearest class of the error that the table knows."""
+    """The status of the error's nearest class that is in the table."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
 def body_of(error: ServiceError) -> dict[str, Any]:
-    """What a client may read. Our own failures say no more than the id under which the log has them."""
+    """What a client may read. For failures of ours that is only the request id, under which the log has the reason."""
     message = error.message
     if isinstance(error, EngineDead):
         message = f"The model is not available now (request id {request_id_var.get()})."

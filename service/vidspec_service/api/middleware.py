@@ -1,7 +1,7 @@
-"""Pure ASGI, around every route: request id, access log, security headers, last resort for our bugs; body limit.
+"""Pure ASGI around every route: request id, access log, security headers, answers to our bugs; body limit.
 
-Deliberate: after an answer that was given early, the rest of the body is read and thrown away for a moment.
-A server that closes at once makes the kernel reset the connection: the client never sees the 413 or 503.
+After an early answer the rest of the body is read and thrown away for a moment, on purpose: if a server closes
+at once, the kernel resets the connection and the client never sees the 413 or 503.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _LOGGED_METHOD = 16  # characters
-_LOGGED_PATH = 256  # characters; a stranger may send tens of thousands
+_LOGGED_PATH = 256  # characters; a client may send tens of thousands
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -40,9 +40,9 @@ LINGER_BYTES = 64 * 1024 * 1024
 
 
 class RequestContext:
-    """Outermost: names the request, logs and counts its answer, and answers what nobody else caught.
+    """The outermost layer: sets the request id, logs and counts the answer, and answers uncaught exceptions.
 
-    Says under which path a proxy serves us, if one does; the router takes it off if the proxy has left it there.
+    Sets `root_path`, under which a proxy serves us, if any; the router strips it from paths where the proxy has not.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, settings: Settings) -> None:
@@ -52,7 +52,7 @@ class RequestContext:
         self._root_path = settings.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event; only HTTP is ours."""
+        """Serve one ASGI connection; only HTTP is handled here."""
         if self._root_path is not None:
             scope["root_path"] = self._root_path
         if scope["type"] != "http":
@@ -75,7 +75,7 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_named)
-        except Exception:  # the last resort: whatever is raised here is our bug, and nobody else's to read
+        except Exception:  # whatever gets here is a bug of ours, whose message clients must not see
             _log.exception("unhandled error")
             if status == 0:
                 await answer(ServiceError("unhandled"))(scope, receive, send_named)
@@ -103,13 +103,13 @@ class BodyLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event; only HTTP has a body."""
+        """Serve one ASGI connection; only HTTP has a body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        waits_for_consent = headers.get("expect", "").lower() == "100-continue"  # given by the first receive
+        waits_for_consent = headers.get("expect", "").lower() == "100-continue"  # sent by the first `receive`
         is_read = not has_body or waits_for_consent
         num_bytes = 0
 
@@ -128,14 +128,14 @@ class BodyLimit:
 
         async def send_then_linger(message: Message) -> None:
             if message["type"] == "http.response.start" and not is_read:
-                MutableHeaders(scope=message)["connection"] = "close"  # or the server would read on, for ever
+                MutableHeaders(scope=message)["connection"] = "close"  # else the server would read on without end
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if not is_last or is_read:
                 await send(message)
                 return
             await send({**message, "more_body": True})
             most = num_bytes + max(self._max_bytes, LINGER_BYTES)
-            with suppress(TimeoutError, asyncio.CancelledError):  # the answer is given: a server that ends now stops
+            with suppress(TimeoutError, asyncio.CancelledError):  # the answer is sent: a server that ends need not wait
                 async with asyncio.timeout(LINGER_S):
                     while not is_read and num_bytes < most:
                         await receive_counted()

@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
 
 class Shutdown:
-    """The order of things after a signal."""
+    """What happens after a signal, in order."""
 
     def __init__(self, server: uvicorn.Server, admission: Admission, drain_timeout_s: float) -> None:
         self._server = server
@@ -93,7 +93,7 @@ async def serve(
     listener: socket.socket,
     remotes: Remotes,
 ) -> None:
-    """Serve on a bound socket until a signal has been obeyed."""
+    """Serve on a bound socket until a signal has ended the server."""
     async with running_app(settings, engine, decode, metrics, remotes) as (app, services):
         _freeze_heap()
         config = uvicorn.Config(
@@ -112,14 +112,14 @@ async def serve(
             _log.warning("no API keys are set: anybody who reaches this address may ask")
         asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
         with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
-            await asyncio.create_task(server.serve(sockets=[listener]))  # its ticks wake nobody else
+            await asyncio.create_task(server.serve(sockets=[listener]))  # its ticks resume only this task
 
 
 @asynccontextmanager
 async def running_app(
     settings: Settings, engine: Engine, decode: Decode, metrics: Metrics, remotes: Remotes
 ) -> AsyncIterator[tuple[FastAPI, Services]]:
-    """The application for whichever server, with what has to run and to be tidied up beside it."""
+    """The application, for any server, with its background tasks; cleans up at the end."""
     with upload_folder(settings.upload_dir) as upload_dir:
         services = build_services(settings, engine, decode, metrics, upload_dir, remotes)
         with closing(services.videos), closing(services.grammars):
@@ -129,19 +129,19 @@ async def running_app(
 
 
 def _freeze_heap() -> None:
-    """As vLLM: the collector went through all that is imported and built, and stopped every stream for 40 to 60 ms."""
+    """As vLLM does: without this, the collector visits all imported objects and stops every stream for 40 to 60 ms."""
     gc.collect()
     gc.freeze()
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Take the address, without listening yet; raises ConfigError."""
+    """Bind the address without listening yet; raises ConfigError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it. asyncio sets it only on sockets that name their protocol; without it every small
-        # write after the first waits some 40 ms for the client's delayed acknowledgement.
+        # Accepted connections inherit this option; asyncio sets it only on sockets whose `proto` is TCP. Without it
+        # every small write after the first waits some 40 ms for the client's delayed acknowledgement.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((settings.host, settings.port))
     except OSError as error:
@@ -168,7 +168,7 @@ def _signals_to(shutdown: Shutdown) -> Iterator[None]:
 
 
 async def _expire(services: Services) -> None:
-    """Old videos and frames go, also while nobody asks for anything."""
+    """Deletes expired videos and frames, also while no request arrives."""
     while True:
         await asyncio.sleep(min(_EXPIRY_CHECK_S, services.settings.video_ttl_s))
         services.videos.expire()
@@ -176,7 +176,7 @@ async def _expire(services: Services) -> None:
 
 
 async def _sweep(services: Services) -> None:
-    """The same where videos are shared, which may answer late and never: rarely, for it reads the whole list."""
+    """Deletes expired videos from the shared store, which may answer late or never. Rarely: it lists all videos."""
     while True:
         await asyncio.sleep(max(_EXPIRY_CHECK_S, services.settings.video_ttl_s / 10))
         await services.videos.sweep()

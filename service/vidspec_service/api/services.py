@@ -1,4 +1,4 @@
-"""What the routes are given; the engine and the decoder are seams behind which tests put fakes."""
+"""The collaborators that routes get. Tests replace the engine and the decoder by fakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vidspec_service.telemetry import Metrics, Traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remotes:
-    """What an operator runs beside us, if anything; built before models are loaded."""
+    """Optional services that an operator runs beside ours; built before models are loaded."""
 
     traces: Traces | None = None
     videos: SharedStore | None = None
@@ -34,7 +34,7 @@ class Remotes:
 
 @asynccontextmanager
 async def open_remotes(settings: Settings) -> AsyncIterator[Remotes]:
-    """What the settings name; raises ConfigError for what is missing. What is left of traces is sent at the end."""
+    """Opens what the settings name; raises ConfigError for what is missing. At the end the last traces are sent."""
     store = None if settings.video_store is None else SharedStore(settings.video_store, settings.video_ttl_s)
     if store is not None:
         await store.check()
@@ -62,7 +62,7 @@ class Services:
     traces: Traces | None
 
     def deadline(self, permit: Permit, receive: Receive) -> Deadline:
-        """That of a request whose body has come."""
+        """The deadline of a request whose body has arrived."""
         return Deadline(self.settings.request_timeout_s, permit.closing, receive, lambda: self.engine.status().outage_s)
 
 
@@ -74,7 +74,7 @@ def build_services(
     upload_dir: Path,
     remotes: Remotes,
 ) -> Services:
-    """Nothing is started, and only the file of keys is read; whoever ends a server closes its `videos`.
+    """Starts nothing and reads only the file of keys. Whoever ends a server closes its `videos`.
 
     Raises ConfigError for bad keys.
     """
@@ -92,8 +92,8 @@ def build_services(
         ),
         grammars=GrammarCheck(),
         metrics=metrics,
-        admission=Admission(settings, metrics, are_several=len(keys) != 1),  # without keys, addresses
-        # As many as are generated, and those that are decoded meanwhile.
+        admission=Admission(settings, metrics, are_several=len(keys) != 1),  # with no keys: addresses
+        # Slots for requests that generate, and for those whose videos are decoded meanwhile.
         queue=FairQueue(settings.max_running_requests + settings.decode_workers, are_shared=len(keys) > 1),
         upload_dir=upload_dir,
         keys=keys,

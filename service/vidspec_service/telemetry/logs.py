@@ -23,8 +23,8 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("huggingface_hub").handlers.clear()  # its own one would tell of every retry a second time
-    for name in _QUIET_LIBRARIES:  # they tell of every chunk, and warn of what is a client's fault
+    logging.getLogger("huggingface_hub").handlers.clear()  # its own handler would log every retry a second time
+    for name in _QUIET_LIBRARIES:  # they log every chunk, and warn about faults of clients
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -50,7 +50,7 @@ class TextFormatter(logging.Formatter):
     """One line for a person; a traceback follows on its own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The same facts as JSON; strings are quoted, so that no field can forge a line."""
+        """The same fields as in JSON; strings are quoted, so that no field can forge a line."""
         fields = {"request_id": request_id_var.get(), **_fields(record)}
         tail = " ".join(f"{name}={json.dumps(value, default=str)}" for name, value in fields.items())
         line = f"{_time(record)} {record.levelname:<7} {record.getMessage()}  {tail}"
@@ -62,6 +62,6 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Those of the event; what has a leading underscore are notes that libraries leave for themselves, as Ray does."""
+    """The event's own fields. Names with a leading underscore are left out: libraries such as Ray use them."""
     found = vars(record).items()
     return {name: value for name, value in found if name not in _PLAIN_FIELDS and not name.startswith("_")}

@@ -1,7 +1,7 @@
 """Every metric, declared once on an injected registry; names and meanings are vLLM's, prefix `vidspec:`.
 
-The api records what a client sees, the engine what its workers do; no number has two writers. Nothing but declarations:
-an attribute is named as its metric is on the page, and whoever knows a number records it there.
+The api records what a client sees, the engine what its workers do; no number has two writers. Only declarations are
+here: an attribute has the name of its metric, and the code that knows a number records it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BYTES = tuple(float(2**power) for power in range(14, 31, 2))
 
 
 class _Labelled:
-    """A registry whose metrics with our prefix have further labels. With one model a process, no writer knows of it."""
+    """A registry that adds labels to metrics with our prefix; with one model a process, writers need not know them."""
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         self._registry = registry
@@ -76,7 +76,7 @@ class EngineMetrics:
         self.spec_decode_num_drafts = self._counter(
             "spec_decode_num_drafts", "Verifications of at least one draft token"
         )
-        # As in the answers: `SpeculationStats` says what judged and accepted mean.
+        # Counted as in the answers: `SpeculationStats` defines judged and accepted.
         self.spec_decode_num_draft_tokens = self._counter(
             "spec_decode_num_draft_tokens", "Draft tokens that the target judged: accepted, or the first refused"
         )
@@ -90,7 +90,7 @@ class EngineMetrics:
         )
 
     def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:
-        """With the `known` values of its label at 0: in what begins at 1 Prometheus sees no increase."""
+        """Starts the `known` values of the label at 0: Prometheus sees no increase in a series that begins at 1."""
         counter = Counter(f"vidspec:{name}", text, labels, registry=self._registry)
         for value in known:
             counter.labels(value)
@@ -123,14 +123,14 @@ class Metrics(EngineMetrics):
     def exposition(self, model_name: str) -> bytes:
         """The page at /metrics, always as text: OpenMetrics would turn the colons into underscores.
 
-        Every metric of ours is labelled `model_name`, as vLLM's are: dashboards choose by it.
+        Every metric of ours has the label `model_name`, as vLLM's have: dashboards filter by it.
         """
         return generate_latest(_Labelled(self._registry, {"model_name": model_name}))
 
     def _declare_requests(self) -> None:
         self.http_requests = self._counter("http_requests", "HTTP answers", "method", "route", "status")
         self.admission_rejections = self._counter("admission_rejections", "Requests refused at the door", "reason")
-        # Once for every request the engine took.
+        # Counted once for each request that the engine accepted.
         self.request_success = self._counter(
             "request_success", "Requests ended, by why", "finished_reason", known=_ENDS
         )

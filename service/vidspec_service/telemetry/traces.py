@@ -1,7 +1,7 @@
 """Traces: a span for each request and for each of its eight steps, sent to an OpenTelemetry collector over HTTP.
 
-Only built with an endpoint. Everything is recorded in the API's process: workers and decoding children tell when they
-worked, on the clock that all processes share, so that none of them needs the library.
+Only made if an endpoint is set. Everything is recorded in the API process: workers report when they worked, on the
+monotonic clock that all processes share, so only the API process needs the library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Attribute = str | int | float | bool
 
 @dataclass(slots=True)
 class Step:
-    """One step of a request, from its first to its last moment; some are made of many short works."""
+    """One step of a request, from its first to its last moment; some steps have many short pieces of work."""
 
     began: float  # on the monotonic clock
     ended: float
@@ -31,7 +31,7 @@ class Step:
     counts: dict[str, int] = field(default_factory=dict)
 
     def extend(self, began: float, ended: float, **counts: int) -> None:
-        """It worked again; counts are added up."""
+        """Add a piece of work; counts are added up."""
         self.began, self.ended = min(self.began, began), max(self.ended, ended)
         self.busy_s += ended - began
         for name, count in counts.items():
@@ -39,7 +39,7 @@ class Step:
 
 
 class RequestTrace:
-    """One request's spans, named as in docs/architecture.md; a context, which sends them when it ends."""
+    """One request's spans, named as in docs/architecture.md; a context manager that sends them when it exits."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -59,7 +59,7 @@ class RequestTrace:
         return self._began
 
     def tell(self, facts: Mapping[str, Attribute | None]) -> None:
-        """Facts of the whole request; what is None is not known."""
+        """Add facts of the whole request; None means unknown."""
         self._span.set_attributes({name: value for name, value in facts.items() if value is not None})
 
     def fail(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class RequestTrace:
         self._span.set_status(StatusCode.ERROR, reason)
 
     def step(self, name: str, began: float, ended: float, *, worker: str = "api", **counts: int) -> None:
-        """A worker was at a step of the request in this time, perhaps again."""
+        """A worker worked on a step of the request in this time; may be called again for the same step."""
         step = self._steps.setdefault((name, worker), Step(began, ended))
         step.extend(began, ended, **counts)
 
@@ -79,7 +79,7 @@ class RequestTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Send: the steps, then the request; an error is told of, and goes on."""
+        """Send the steps, then the request; an exception is recorded and propagates."""
         from opentelemetry.trace import set_span_in_context
 
         inside = set_span_in_context(self._span)
@@ -98,7 +98,7 @@ class RequestTrace:
 
 
 class Traces:
-    """Where requests are traced to; what is slow or away there costs spans, never requests."""
+    """Sends traces to a collector; if that is slow or away, spans are lost, never requests."""
 
     def __init__(self, endpoint: str, version: str) -> None:
         """`endpoint` takes OTLP over HTTP, as in http://collector:4318/v1/traces.
@@ -113,14 +113,14 @@ class Traces:
         except ImportError as error:
             raise ConfigError("traces need more packages: pip install 'vidspec[otel]'") from error
         resource = Resource.create({"service.version": version})  # and what OTEL_RESOURCE_ATTRIBUTES says
-        if str(resource.attributes["service.name"]).startswith("unknown_service"):  # nor does OTEL_SERVICE_NAME
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):  # nor is OTEL_SERVICE_NAME set
             resource = resource.merge(Resource({"service.name": "vidspec"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)))
         self._tracer = self._provider.get_tracer("vidspec", version)
 
     def begin(self, headers: Mapping[str, str], name: str) -> RequestTrace | None:
-        """The trace of a request with these headers, W3C's `traceparent` among them; None for one not to be sampled."""
+        """The trace of a request, which continues W3C's `traceparent` in `headers`; None if it is not sampled."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -1,4 +1,4 @@
-"""One request from its slot to its last token: its frames, its engine stream, its clock and what becomes of it."""
+"""One request from its slot to its last token: its frames, engine stream, timings and outcome."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ T = TypeVar("T")
 
 
 def default_num_frames(services: Services) -> int:
-    """Frames of requests that do not say; raises EngineDead while only the model could tell."""
+    """The number of frames if a request does not say; raises EngineDead while only the model could tell."""
     return services.settings.default_num_frames or services.engine.info.default_num_frames
 
 
 def as_made_for(services: Services, frames: FrameRequest) -> FrameRequest:
-    """At most as many frames as the model knows; raises EngineDead."""
+    """`frames`, limited to the number of frames that the model was made for; raises EngineDead."""
     most = services.engine.info.max_frames
     return frames if most is None else replace(frames, max_frames=min(frames.max_frames or most, most))
 
 
 class Generation:
-    """Run its `start`, then its pieces to their end; then ask for the facts. Closing it cancels what still runs.
+    """Run `start`, then read `pieces` to the end, then ask for `facts`. `close` cancels what still runs.
 
     Its clock starts when it is built: after the last byte of the request's body.
     """
@@ -68,12 +68,12 @@ class Generation:
 
     @property
     def n(self) -> int:
-        """Answers that were asked for."""
+        """How many answers were asked for."""
         return self._request.n
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the response: with the seed a client that has lost it gets the same text again, from any server."""
+        """Headers of the response: with the seed, a client that lost an answer gets the text again, from any server."""
         return {"x-seed": str(self._request.sampling.seed)}
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -87,7 +87,7 @@ class Generation:
             raise
 
     async def start(self, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest) -> None:
-        """Decode and submit; returns when the engine has accepted: a refusal comes before the answer."""
+        """Decode and submit; returns once the engine has accepted, so that a refusal comes before the response."""
         services, caller = self._services, upload.permit.caller
         await services.queue.acquire(caller, self.n)
         self._held.callback(services.queue.release, caller, self.n)
@@ -108,7 +108,7 @@ class Generation:
         if self._trace is not None:
             self._trace.decoded(self._queue_s, self._decode_s, sum(video["num_frames"] for video in self._videos))
             request = replace(request, include=request.include | {Include.TIMELINE})
-        upload.close()  # an answer takes longer than its frames
+        upload.close()  # frees the body and its files now, as generating takes longer than decoding
         videos = tuple(clip.video for clip in clips)
         self._events = services.engine.generate(replace(request, caller=caller, videos=videos))
         del clips
@@ -127,7 +127,7 @@ class Generation:
         metrics.video_tokens.observe(first.video_tokens)
 
     def about(self, pieces: Sequence[TextDelta]) -> dict[str, Any]:
-        """What was asked for about the tokens of an answer, or of a piece."""
+        """What the request asks for about the tokens of these pieces: `logprobs`, `token_details`."""
         found: dict[str, Any] = {}
         if self._request.logprobs is not None:
             found["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
@@ -136,11 +136,11 @@ class Generation:
         return found
 
     def news(self) -> dict[str, Any]:
-        """What else was asked for and has not been told yet; a Told is made of it."""
+        """What `include` asks for and has not been sent yet, as the fields of a `Told`."""
         return self._tellings.take([video["timestamps_s"] for video in self._videos]) if self._tellings else {}
 
     async def pieces(self) -> AsyncGenerator[TextDelta | Finished, None]:
-        """Each answer's text, and what is asked for of its tokens, as it is committed, and its end; no empty piece."""
+        """Each answer's text and what is asked for about its tokens, as committed, then its end; no empty pieces."""
         if self._events is None:
             raise RuntimeError("start() comes first")
         async for event in self._events:
@@ -161,7 +161,7 @@ class Generation:
             raise GenerationFailed("the engine's stream ended without Finished")
 
     async def spoken(self) -> list[SpokenChoice]:
-        """All that is said, for an answer that is not streamed."""
+        """The complete answers, for a response that is not streamed."""
         said: list[list[TextDelta]] = [[] for _ in range(self.n)]
         reasons: dict[int, str] = {}
         async with aclosing(self.pieces()) as pieces:
@@ -212,7 +212,7 @@ class Generation:
         }
 
     async def close(self) -> None:
-        """Cancel the request on every worker, unless it has ended, and let the next one in."""
+        """Cancel the request on every worker, unless it has ended, and release its slots."""
         await self._held.aclose()
         facts = self.facts() if self._is_complete else {}
         if self._trace is not None:

@@ -1,4 +1,4 @@
-"""What is seen of a generation as it goes: times for the metrics, what `include` asks for, steps for a trace."""
+"""Observes a generation while it runs: times for the metrics, what `include` asks for, steps for a trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vidspec_service.engine.types import (
 )
 from vidspec_service.telemetry import Metrics, RequestTrace
 
-_MOST_SPANS = 10_000  # told at once
+_MOST_SPANS = 10_000  # sent at once
 _STEPS = {Phase.PREPARE: "prefill", Phase.PREFILL: "prefill", Phase.PROPOSE: "propose", Phase.VERIFY: "verify"}
 
 
@@ -28,7 +28,7 @@ class AnswerClock:
     """When the tokens of one answer came, and where its time went; recorded in the metrics as it goes."""
 
     def __init__(self, metrics: Metrics, began: float) -> None:
-        """`began` is when the request's body was here."""
+        """`began` is when the request's body had arrived."""
         self._metrics = metrics
         self._began = began
         self.first = self._last = began  # when its first and latest tokens came
@@ -37,7 +37,7 @@ class AnswerClock:
 
     @property
     def per_token_s(self) -> float:
-        """Mean over the tokens after the first; 0 if there are none."""
+        """Mean seconds for each token after the first; 0 if there are none."""
         return (self._last - self.first) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     def count(self, count: int) -> None:
@@ -55,7 +55,7 @@ class AnswerClock:
         self._metrics.generation_tokens.inc(count)
 
     def end(self, finished: Finished, queue_s: float) -> None:
-        """It is complete; `queue_s` passed before it was submitted. One of a single token has no time per token."""
+        """The answer is complete; it was in our queue for `queue_s`. With a single token it has no time per token."""
         self.finished = finished
         metrics = self._metrics
         metrics.request_queue_time.observe(queue_s + finished.queue_s)
@@ -68,24 +68,24 @@ class AnswerClock:
 
 
 class Tellings:
-    """What is known of how an answer came about and has not been told yet."""
+    """What is known about how an answer is generated, and has not been sent yet."""
 
     def __init__(self, include: frozenset[Include], began: float) -> None:
-        """`began` is the request's zero, on the monotonic clock."""
+        """`began` is time 0 of the request, on the monotonic clock."""
         self._include = include
         self._began = began
         self._view: DraftView | None = None
         self._work: list[Activity] = []
 
     def add(self, telling: Telling) -> None:
-        """The engine has said this."""
+        """Take an event from the engine."""
         if isinstance(telling, DraftView):
             self._view = telling
         elif len(self._work) < _MOST_SPANS:
             self._work.append(telling)
 
     def take(self, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
-        """What a `Told` is made of: all that came since the last call. `timestamps_s` are of each video's frames."""
+        """The fields of a `Told`: all that came since the last call. `timestamps_s`: of each video's frames."""
         told: dict[str, Any] = {}
         if self._view is not None:
             told["draft_view"] = view_of(self._view, timestamps_s)
@@ -105,28 +105,28 @@ class Tellings:
 
 
 class TracedGeneration:
-    """What a trace says of a generation, in the words of vLLM's; told of what happens, in its order."""
+    """Records a generation in a trace, with vLLM's names. Its methods are called in the order of the events."""
 
     def __init__(self, trace: RequestTrace, began: float) -> None:
-        """`began` is when the request's body was here, on the monotonic clock."""
+        """`began` is when the request's body had arrived, on the monotonic clock."""
         self._trace = trace
         self._began = self._submitted = began
         self._first = self._last = 0.0  # when tokens came
         trace.step("admit", trace.began, began)
 
     def decoded(self, queue_s: float, decode_s: float, num_frames: int) -> None:
-        """It waited for so long, then its videos were decoded; now it is submitted."""
+        """The request waited for `queue_s`, then its videos were decoded in `decode_s`; now it is submitted."""
         from_queue = self._began + queue_s
         self._submitted = from_queue + decode_s
         self._trace.step("admit", self._began, from_queue)
         self._trace.step("decode", from_queue, self._submitted, num_frames=num_frames)
 
     def accepted(self, event: Accepted) -> None:
-        """The target has taken it up."""
+        """The target has taken the request up."""
         self._trace.step("submit", self._submitted, self._submitted + event.queue_s)
 
     def add(self, event: GenerationEvent) -> None:
-        """The engine has said this."""
+        """Take an event from the engine."""
         if isinstance(event, Activity):
             step = _STEPS[event.phase]
             self._trace.step(step, event.start, event.end, worker=event.worker, num_tokens=event.num_tokens)
@@ -136,7 +136,7 @@ class TracedGeneration:
             self._trace.step("commit", self._last, self._last, worker="target", num_tokens=event.num_tokens)
 
     def close(self, request: GenerationRequest, model: str, outcome: str, facts: dict[str, Any]) -> None:
-        """It has ended; `facts` are those of a complete answer."""
+        """The request has ended; `facts` are empty unless its answer is complete."""
         now = time.monotonic()
         if self._first:
             self._trace.step("stream", self._first, now)

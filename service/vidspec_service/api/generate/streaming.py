@@ -22,18 +22,17 @@ LAST_WORDS_S = 2.0  # a client that does not read must not hold its permit beyon
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # or nginx collects the tokens
+    (b"x-accel-buffering", b"no"),  # else nginx buffers the tokens
 ]
 
 _log = logging.getLogger(__name__)
 
 
 class EventStream(Response):
-    """Writes a started generation as events, with a comment whenever nothing was written for `keep_alive_s`; owns
-    everything the request still holds.
+    """Writes a started generation as events; owns everything that the request still holds.
 
-    Not a StreamingResponse: that one hears of a disconnect only when it next sends, and cannot turn an error
-    into an event.
+    Writes a comment whenever nothing was written for `keep_alive_s`. This is not a StreamingResponse, which notices a
+    disconnect only when it next sends, and cannot turn an error into an event.
     """
 
     def __init__(self, generation: Generation, dialect: Dialect, held: AsyncExitStack, keep_alive_s: float) -> None:
@@ -45,7 +44,7 @@ class EventStream(Response):
         self._written_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream to the end, to an error event, or until nobody listens; then let go of everything."""
+        """Stream to the end, to an error event, or until the client leaves; then release everything."""
         self._send = send
         async with self._held:
             try:
@@ -58,7 +57,7 @@ class EventStream(Response):
                 return
 
     async def _stream(self) -> ServiceError | None:
-        """Everything but the last words; gives back what went wrong, since the status is sent already."""
+        """Write all but the last event; returns an error instead of raising it, since the status is sent already."""
         try:
             told = [(name.encode(), value.encode()) for name, value in self._generation.headers.items()]
             await self._pass({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *told]})

@@ -1,1 +1,1 @@
-"""Whether what an answer must look like can be followed, known before its request costs anything."""
+"""Checks the grammars that answers must follow, before their requests cost anything."""

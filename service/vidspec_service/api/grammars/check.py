@@ -1,7 +1,7 @@
 """GrammarCheck: tries a grammar in a process of its own.
 
-Compilers have inputs on which they take minutes, or end their process, and so has what reads GBNF. What clients send is
-tried in a child first, and only what is read and compiled there in little time and memory reaches a worker.
+On some inputs the grammar compiler and the reader of GBNF take minutes, or end their process. So each grammar of a
+client is tried in a child first; only what is read and compiled there in little time and memory reaches a worker.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from vidspec_service.forking import ForkServer
 
 _MOST_AT_ONCE = 2
 _MOST_REMEMBERED = 1024
-_MOST_CHARACTERS = 16 * MAX_GRAMMAR  # of all that is remembered
-_PATIENCE_S = 20.0  # many times the processor's time that a child may take: only a machine under load needs it
+_MOST_CHARACTERS = 16 * MAX_GRAMMAR  # of all remembered grammars together
+_PATIENCE_S = 20.0  # many times the CPU time that a child may take: only a machine under load needs it
 _TOO_COMPLEX = "it takes too much time or memory to compile"
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of a grammar."""
+    """The result of trying a grammar."""
 
     fault: str = ""  # what is wrong with it
-    text: str | None = None  # how workers read it, if that is another text
+    text: str | None = None  # the grammar as workers read it, if that is another text
 
 
 class GrammarCheck:
-    """One child for each grammar, callers in rotation; what was checked lately is known. For one event loop."""
+    """Tries each grammar in a child, callers in rotation; remembers recent results. For one event loop."""
 
     def __init__(self, compiler: ForkedCompiler | None = None) -> None:
-        """With a compiler of its own, unless one is given to be shared."""
-        # Whoever sends many that take their time delays nobody else by more than those that are being tried.
+        """Makes a compiler of its own, unless one is given to be shared."""
+        # A caller with many slow grammars delays others only by the grammars that are being tried.
         self._queue = FairQueue(_MOST_AT_ONCE)
-        # A thread waits for a child; and these keep the fork server alive, which dies with the thread that started it.
+        # Each thread waits for one child. The threads stay: the fork server dies with the thread that started it.
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="grammar")
         self._compiler = compiler or ForkedCompiler()
         self._found: LRUCache[bytes, Tried] = LRUCache(_MOST_CHARACTERS, getsizeof=_size)  # by digest
 
     def start(self) -> None:
-        """Have the compiler prepare, beside what else starts."""
+        """Start the compiler in a thread, while the rest of the service starts."""
         self._threads.submit(self._compiler.start)
 
     def close(self) -> None:
-        """End the process beside; nothing can be checked any more."""
+        """End the compiler's process; nothing can be checked any more."""
         self._compiler.close()
         self._threads.shutdown(wait=False)
 
     async def check(self, grammar: Grammar, caller: str) -> Grammar:
-        """As workers read it.
+        """The grammar as workers read it.
 
         Raises InvalidRequest, which says what is wrong and where, or CapacityError if the machine is too busy.
         """
@@ -74,21 +74,21 @@ class GrammarCheck:
         await self._queue.acquire(caller)
         trying = asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.tried, grammar)
         trying.add_done_callback(lambda _: self._queue.release(caller))
-        return await asyncio.shield(trying)  # whoever leaves, the child has its place until it ends, within its limits
+        return await asyncio.shield(trying)  # if the client leaves, the child keeps its slot until it ends
 
 
 class ForkedCompiler:
-    """A child for each grammar, forked from a process that starts with the first of them at the latest."""
+    """Tries each grammar in a child, forked from a process that starts with the first grammar at the latest."""
 
     def __init__(self) -> None:
         self._forks = ForkServer(fork_server.__name__, is_bare=True)
 
     def start(self) -> None:
-        """Prepare, so that the first grammar takes no longer than others; in a thread that stays."""
+        """Start that process, so that the first grammar takes no longer than others. Call it in a thread that stays."""
         self._forks.start()
 
     def tried(self, grammar: Grammar) -> Tried:
-        """What becomes of it; raises CapacityError if the machine is too busy. Blocks: call it in a thread."""
+        """Try a grammar; raises CapacityError if the machine is too busy. Blocks: call it in a thread."""
         for _ in range(2):
             try:
                 said = self._said(_sent(grammar))
@@ -98,7 +98,7 @@ class ForkedCompiler:
                 said = b""
             if said:
                 return _found(said, grammar)
-            self._forks.restart()  # it has died, which only who asks finds out
+            self._forks.restart()  # the fork server has died, of which there is no other sign
         raise CapacityError("The server had no time to compile the grammar; try again.")
 
     def _said(self, sent: bytes) -> bytes:
@@ -113,7 +113,7 @@ class ForkedCompiler:
                 return answer.read()
 
     def close(self) -> None:
-        """End what was started."""
+        """End that process."""
         self._forks.close()
 
 
@@ -122,7 +122,7 @@ def _sent(grammar: Grammar) -> bytes:
 
 
 def _found(said: bytes, grammar: Grammar) -> Tried:
-    """What a child says that has begun."""
+    """The result in the output of a child that has begun."""
     if not said.endswith(fork_server.DONE):
         return Tried(_TOO_COMPLEX)
     text, fault = json.loads(said.removeprefix(fork_server.BEGUN))
@@ -133,5 +133,5 @@ def _found(said: bytes, grammar: Grammar) -> Tried:
 
 
 def _size(found: Tried) -> int:
-    """Of what is remembered: however short, there are not more than so many."""
+    """Characters that a result counts for: a minimum bounds the number of results to _MOST_REMEMBERED."""
     return _MOST_CHARACTERS // _MOST_REMEMBERED + len(found.text or "")

@@ -1,10 +1,10 @@
 """The process that grammars are tried in: a child forked for each, with llguidance imported.
 
 Started as `python -m vidspec_service.api.grammars.fork_server FD PARENT_PID`. Starting an interpreter and importing
-llguidance takes 0.1 s of a core, which streams of small models would miss; here that is paid once. Compilers have
-inputs on which they take minutes, or end their process: a child has a second and its own memory. From its channel it
-reads the form of a grammar, a line break and the grammar; there it says that it has begun, and in the end how workers
-read it and what is wrong with it.
+llguidance takes 0.1 s of a core, which would slow the streams of small models; here it is done once. On some inputs
+the compiler takes minutes or ends its process, so a child has one second and its own memory. A child reads from its
+channel the form of a grammar, a line break and the grammar. It writes there that it has begun and, in the end, the
+grammar as workers read it and what is wrong with it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, gr
 
 from vidspec_service.forking import obey, serve_forks
 
-BEGUN, DONE = b".", b"\n"  # before and after what was found: without them nothing was tried, or not to the end
-MOST_CPU_S = 1  # what compiles in less takes a worker as little
-_NO_WAY = "NoExtension"  # llguidance's word for it
+BEGUN, DONE = b".", b"\n"  # around the result: without BEGUN nothing was tried, without DONE not to the end
+MOST_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
+_NO_WAY = "NoExtension"  # llguidance's stop reason if it allows no token
 _MOST_BYTES = 2 * 1024**3
 _NICENESS = 5  # as the workers': HTTP and health checks go first
 
@@ -32,13 +32,13 @@ def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one GrammarCheck."""
     obey(parent_pid)
     os.nice(_NICENESS)
-    tokenizer = LLTokenizer("byte")  # a token for each byte: what a grammar allows hangs on no model
-    fault('start: "a"', tokenizer)  # what the first grammar would pay for
+    tokenizer = LLTokenizer("byte")  # a token for each byte: what a grammar allows does not depend on the model
+    fault('start: "a"', tokenizer)  # pays the cost of a first compilation, which the first grammar would pay
     serve_forks(requests_fd, partial(_try, tokenizer))
 
 
 def _try(tokenizer: LLTokenizer, channel_fd: int) -> NoReturn:
-    """Ends by a signal if the grammar needs more time or memory than any should."""
+    """Try one grammar. The process ends by a signal if that takes more time or memory than it may."""
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
@@ -54,7 +54,7 @@ def _try(tokenizer: LLTokenizer, channel_fd: int) -> NoReturn:
 
 
 def tried(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -> tuple[str, str]:
-    """How workers read it, and what is wrong with it; empty if nothing is."""
+    """The grammar as workers read it, and what is wrong with it; empty if nothing is."""
     try:
         text = grammar_from(form, grammar)
     except ValueError as error:
@@ -63,7 +63,7 @@ def tried(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -> tuple[st
 
 
 def fault(grammar: str, tokenizer: LLTokenizer) -> str:
-    """What is wrong with one in llguidance's own form; empty if nothing is."""
+    """What is wrong with a grammar in llguidance's own form; empty if nothing is."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     can_begin = not matcher.is_error() and any(matcher.compute_bitmask())
     message = matcher.get_error()

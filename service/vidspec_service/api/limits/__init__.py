@@ -1,1 +1,1 @@
-"""Who may ask, how much at once, who is next and how long it may take."""
+"""Limits on callers: who may ask, how much at once, who is served next and how long a request may take."""

@@ -1,6 +1,6 @@
 """Admission: a request needs a permit before any work is done for it; then FairQueue says when it is decoded.
 
-Life: open -> draining (nothing new, running requests go on) -> closing (running requests get an error).
+States: open -> draining (nothing new, running requests go on) -> closing (running requests get an error).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 _SHARE = 3
-ANYONE = ""  # the caller where no keys are asked for
+ANYONE = ""  # the caller of every request when no API keys are set
 
 
 def caller_of(request: Request) -> str:
-    """Who asks: the name of a key, or ANYONE."""
+    """Who asks: the name of an API key, or ANYONE."""
     caller: str = getattr(request.state, "caller", ANYONE)
     return caller
 
 
 def sharer_of(request: Request) -> str:
-    """Whose share of the places a request takes: its key's, or where no keys are asked for its address's."""
+    """Whose share of the places a request counts against: its API key's, or without keys its client address's."""
     return caller_of(request) or (request.client.host if request.client is not None else ANYONE)
 
 
 class Admission:
-    """Counts the answers that requests inside ask for, one for most, and the bytes that their bodies hold.
+    """Counts the answers that admitted requests ask for, mostly one each, and the bytes that their bodies hold.
 
-    The settings bound both: what uploads, decodes and waits together, and what one caller has of it. With `are_several`
-    callers none takes everything: one may have as many permits, and bytes beyond its first body's, as `_SHARE` times
-    those that are free: alone three quarters, with another like it three sevenths each.
+    The settings bound both: for all that uploads, decodes and waits, and for each caller. With `are_several` callers
+    none can take everything: one may have at most `_SHARE` times as many places as are free, and likewise bytes beyond
+    those of its first body. So one busy caller gets three quarters, and two get three sevenths each.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, *, are_several: bool) -> None:
@@ -58,19 +58,19 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        """Answers that the requests inside ask for."""
+        """Answers that all admitted requests ask for."""
         return sum(permit.num_places for permit in self._inside)
 
     @property
     def num_bytes(self) -> int:
-        """Of all their bodies."""
+        """Bytes that the bodies of all admitted requests hold."""
         return sum(permit.num_bytes for permit in self._inside)
 
     @contextmanager
     def permit(self, caller: str, sharer: str | None = None) -> Iterator[Permit]:
         """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one.
 
-        It is of the share of `sharer`; None: of the caller's.
+        It counts against the share of `sharer`, by default of `caller`.
         """
         if self.is_draining:
             raise self._counted(Draining("The server is shutting down; ask another one."))
@@ -98,12 +98,12 @@ class Admission:
         self.closing.set()
 
     def check_places(self, permit: Permit, wanted: int) -> None:
-        """For `Permit`: raises QueueFull or TooManyRequests unless its sharer may have so many more."""
+        """For `Permit`: raises QueueFull or TooManyRequests unless its sharer may have `wanted` more places."""
         num_free = self._capacity - self.num_admitted
         if num_free < wanted:
             taken = f"{self.num_admitted} of " if num_free else "All "
             raise self._counted(QueueFull(f"{taken}{self._capacity} places are taken; try again."))
-        # The last of those wanted is judged, with the others taken already.
+        # From here on, check the last wanted place as if the others were taken already.
         mine = sum(each.num_places for each in self._inside if each.sharer == permit.sharer) + wanted - 1
         num_free -= wanted - 1
         if self._max_requests is not None and mine >= self._max_requests:
@@ -114,7 +114,10 @@ class Admission:
             raise self._counted(TooManyRequests(f"You have {mine} requests under way; {left}."))
 
     def check_bytes(self, permit: Permit, wanted: int) -> None:
-        """For `Permit`: likewise. Whoever is alone may have what the limits of a single body allow."""
+        """For `Permit`: raises QueueFull or TooManyRequests unless its body may hold `wanted` bytes in all.
+
+        A request that is alone in the server may have what the limits of a single body allow.
+        """
         others = self.num_bytes - permit.num_bytes
         mine = sum(each.num_bytes for each in self._inside if each.sharer == permit.sharer) - permit.num_bytes
         num_free = self._max_bytes - others - wanted
@@ -131,7 +134,7 @@ class Admission:
 
 
 class Permit:
-    """One request's right to be inside, with so many answers, and the bytes of its body."""
+    """One admitted request: the places that its answers take, and the bytes that its body holds."""
 
     def __init__(self, admission: Admission, caller: str, sharer: str) -> None:
         self.caller = caller
@@ -142,15 +145,15 @@ class Permit:
         self.num_places = 1
 
     def hold_places(self, total: int) -> None:
-        """From now on it asks for `total` answers, if that is more than before; raises QueueFull or TooManyRequests."""
+        """Take places for `total` answers, if that is more than before; raises QueueFull or TooManyRequests."""
         if total > self.num_places:
             self._admission.check_places(self, total - self.num_places)
             self.num_places = total
 
     def hold_bytes(self, total: int) -> None:
-        """From now on the body holds `total` bytes, if that is more than before; raises QueueFull or TooManyRequests.
+        """Hold `total` bytes, if that is more than before; raises QueueFull or TooManyRequests.
 
-        Who is refused holds nothing from then on: else all that grow side by side would be, one after the other.
+        A refused request holds no bytes any more: otherwise all bodies that grow at the same time would be refused.
         """
         if total > self.num_bytes:
             try:
@@ -162,23 +165,23 @@ class Permit:
 
 
 class FairQueue:
-    """At most `limit` slots are taken. Of those who wait, each caller's first is served before anyone's second. Who
-    wants several, of which there are never so many, waits until they are all there, and nobody passes.
+    """Hands out at most `limit` slots; each waiting caller's first request is served before any caller's second.
 
-    With `are_shared`, none takes all of them: as of the permits, one may have thrice as many as are free, so that who
-    comes alone finds a slot, and waits for nobody's answer. Waiting has no bound of its own: whoever waits has a
-    permit, which `Admission` counts, and a deadline.
+    A request that wants several slots (never more than `limit`) waits until all are free; no other overtakes it.
+    With `are_shared`, no caller takes all slots: as with places, one may have three times as many as are free, so that
+    a new caller finds a slot without waiting for another's answer. The number of waiting requests is not bounded here:
+    each has a permit, which `Admission` counts, and a deadline.
     """
 
     def __init__(self, limit: int, *, are_shared: bool = False) -> None:
         self._num_free = limit
         self._are_shared = are_shared
         self._taken: Counter[str] = Counter()
-        # In the order they are served; each with the slots that it wants.
+        # Callers in the order they are served; each request with the number of slots that it wants.
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
     async def acquire(self, caller: str, num: int = 1) -> None:
-        """Wait for `num` slots; every `acquire` that returns is followed by one `release` of as many."""
+        """Wait for `num` slots. Call `release` once, with the same `num`, after every `acquire` that returns."""
         mine = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append((mine, num))
         self._serve()
@@ -186,19 +189,19 @@ class FairQueue:
             await mine
         except asyncio.CancelledError:
             if mine.cancelled():
-                self._serve()  # those behind may want fewer
+                self._serve()  # the requests behind it may want fewer
             else:
-                self.release(caller, num)  # they came, and nobody is left to use them
+                self.release(caller, num)  # the slots were granted, but nobody is left to use them
             raise
 
     def release(self, caller: str, num: int = 1) -> None:
-        """Hand the slots to the next in rotation; they are free if nobody waits who may have them."""
+        """Hand the slots to the next in rotation; they stay free if no waiting caller may have them."""
         self._num_free += num
         self._taken -= Counter({caller: num})
         self._serve()
 
     def _serve(self) -> None:
-        """Give out slots in rotation: past those who have left, and callers who have their share."""
+        """Grant slots in rotation, skipping cancelled requests and callers that have their share."""
         turns = deque(self._waiting)
         while turns:
             caller = turns.popleft()

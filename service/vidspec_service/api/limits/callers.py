@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vidspec_service.api.errors import Unauthorized, answer
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-_NAME_DIGITS = 16  # of the digest; enough never to meet, and nothing of the key
+_NAME_DIGITS = 16  # of a key's digest: enough to be unique, and they reveal nothing of the key
 
 
 class ApiKeys:
-    """The keys that are accepted, kept as digests. An empty set asks nobody for one."""
+    """The accepted API keys, kept as digests. With an empty set, no key is asked for."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
@@ -29,14 +29,14 @@ class ApiKeys:
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode()).digest()
         found = None
-        for known in self._digests:  # all of them, always: the time says nothing about which one, or how nearly
+        for known in self._digests:  # always all: the time must not reveal which one matched, or how nearly
             if hmac.compare_digest(known, digest):
                 found = known
         return found.hex()[:_NAME_DIGITS] if found is not None and scheme.lower() == "bearer" else None
 
 
 class Authentication:
-    """Pure ASGI: refuses whoever has no key, and puts the caller's name where `admission.caller_of` reads it."""
+    """Pure ASGI: refuses requests without a valid key, and puts the caller's name where `admission.caller_of` reads."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str]) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class Authentication:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event; paths that nobody serves are refused too."""
+        """Serve one ASGI connection; unknown paths need a key, too."""
         if scope["type"] != "http" or _route_path(scope) in self._open_paths:
             await self._app(scope, receive, send)
             return
@@ -57,13 +57,13 @@ class Authentication:
 
 
 def _route_path(scope: Scope) -> str:
-    """As the router reads it: without the path of the proxy, if that has left it there."""
+    """The path as the router reads it: without the proxy's prefix, if the proxy has not stripped that."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
 class RateLimit:
-    """So many requests a minute for each caller, and as many at once after a quiet minute. Pure, on an injected clock.
+    """`per_minute` requests a minute for each caller, and as many at once after a quiet minute. The clock is injected.
 
     Callers are names of API keys, so there are never more of them than the operator has handed out.
     """
@@ -74,7 +74,7 @@ class RateLimit:
         self._buckets: dict[str, tuple[float, float]] = {}  # tokens left, and when that was
 
     def take(self, caller: str) -> float:
-        """0 if the caller may go on, which costs a token; else the seconds until there is one."""
+        """Takes a token and returns 0 if the caller has one; else returns the seconds until it has."""
         now = self._now()
         tokens, then = self._buckets.get(caller, (float(self.per_minute), now))
         tokens = min(float(self.per_minute), tokens + (now - then) * self.per_minute / 60)

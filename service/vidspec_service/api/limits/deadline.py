@@ -14,7 +14,7 @@ from vidspec_service.errors import DeadlineExceeded, Draining
 
 T = TypeVar("T")
 _LEAST_WAIT_S = 0.02
-MOST_EXTENDED_S = 60.0  # by what a request waited for a target that had to be started again
+MOST_EXTENDED_S = 60.0  # for the time that a request waited while the target was restarted
 
 
 @asynccontextmanager
@@ -31,12 +31,12 @@ async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[
 class Deadline:
     """The time that one request has from now on, and the other reasons to stop it.
 
-    Starlette leaves disconnects to a failing `send` under some servers and to a watcher under others. Here
+    Starlette notices a disconnect by a failing `send` under some servers and by a watcher under others. Here
     `receive` is always watched, so that a client that leaves during a decode is noticed too. While the body
-    is being read, the reader owns `receive` (pass None) and hears of a disconnect itself.
+    is being read, the reader owns `receive` (pass None) and notices a disconnect itself.
 
-    What we lose is not the client's: the time that the engine was without a target, of which `outage_s` tells the sum,
-    is added, MOST_EXTENDED_S at most.
+    The client does not pay for our outages: the time that the engine had no target is added, MOST_EXTENDED_S at most.
+    `outage_s` returns the sum of all such times.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Deadline:
             tasks: tuple[asyncio.Task[Any], ...] = (task, closing, gone)
             done: set[asyncio.Task[Any]] = set()
             while not done and (time_left := self._time_left()) > 0:
-                # Without a target the end moves on as time does: it is looked at anew now and then.
+                # While there is no target, the end moves on with the clock, so it is computed again now and then.
                 timeout = max(time_left, _LEAST_WAIT_S)
                 done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task in done:

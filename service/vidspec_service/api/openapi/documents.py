@@ -37,12 +37,12 @@ _ERRORS = {
     503: "Every place is taken, the server is shutting down or the model is not loaded. See Retry-After.",
     504: "The request took longer than its time limit.",
 }
-# By its name: FastAPI would make a validator of the model for each status of each route.
+# A reference by name: for the model itself FastAPI would make a validator for each status of each route.
 _PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
-# Tests hold them to the published schemas.
+# Tests validate these examples against the published schemas.
 _SHOWN: dict[str, Any] = yaml.safe_load(
     (files("vidspec_service.api.openapi") / "examples.yaml").read_text(encoding="utf-8")
 )
@@ -63,7 +63,7 @@ _EVENTS = "".join(
 def _asked(
     description: str, responses: Responses, **contents: tuple[type[BaseModel], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Of a route that reads its body itself: `form` and `json`, each the model and examples."""
+    """Documents a route that reads its body itself; `form` and `json` each give the model and examples of the body."""
     kinds = {"form": "multipart/form-data", "json": "application/json"}
     body = {
         "required": True,
@@ -154,12 +154,12 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
 
 
 def _as_form_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A form knows no null, and a conversation travels in it as JSON text."""
+    """The schema of a field in a form, which has no null, and in which a conversation is JSON text."""
     if name == "messages":
         return {"type": "string", "title": schema["title"], "description": schema["description"]}
     variants = [variant for variant in schema.get("anyOf", []) if variant.get("type") != "null"]
     if not variants:
         return schema
-    # Of "one or a list" a form has the list: the part is repeated.
+    # For "one or a list" a form takes the list: the part may be repeated.
     rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     return {**variants[-1], **rest}

@@ -1,6 +1,6 @@
-"""SampleClips: the clips that `vidspec render-clip` writes, for who has none at hand. Rendered in a child process.
+"""SampleClips: the clips that `vidspec render-clip` writes, for users without a video. Rendered in a child process.
 
-PyAV stays out of the API process, and a clip takes a core for a third of a second.
+So PyAV stays out of the API process, which is also not held up: a clip takes a core for a third of a second.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PATIENCE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SampleClip:
-    """An MP4 file, and what it truly shows."""
+    """An MP4 file, and the true caption of what it shows."""
 
     content: bytes
     caption: str
 
 
 class SampleClips:
-    """One child at a time; what was rendered lately is kept. For one event loop."""
+    """Renders in one child at a time and keeps the latest clips. For one event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sample")

@@ -1,6 +1,6 @@
-"""The routes that answer: POST /v1/video-chat; and, in OpenAI's words, completions and responses.
+"""The routes that generate: POST /v1/video-chat, and OpenAI's chat completions, completions and responses.
 
-All go one way: admit, read, decode, submit; then stream the answer, or send it whole.
+All do the same: admit, read, decode, submit; then stream the answer, or send it whole.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _answer(
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
-        body = await asyncio.to_thread(body.for_engine, info)  # the grammar of a hundred tools takes its time
+        body = await asyncio.to_thread(body.for_engine, info)  # the grammar of a hundred tools takes long
         _check_n(body.n or 1, settings)
         if (reason := info.why_not(body.compression or settings.compression)) is not None:
             raise InvalidRequest(reason, param="compression")
@@ -80,7 +80,7 @@ async def _answer(
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         asked = body.generation_request(f"{dialect.id_prefix}{secrets.token_hex(12)}", settings)
-        del body  # its base64 may be large, and an answer takes its time
+        del body  # its base64 may be large, and generating takes long
         generation = Generation(services, asked, deadline, trace)
         held.push_async_callback(generation.close)
         await generation.run(generation.start(upload, files, frames))
@@ -94,7 +94,7 @@ async def _answer(
 
 
 def _check_n(n: int, settings: Settings) -> None:
-    """Raises InvalidRequest for more answers than the operator lets be generated at a time."""
+    """Raises InvalidRequest for more answers than the operator allows to be generated at a time."""
     limits = {"VIDSPEC_MAX_RUNNING_REQUESTS": settings.max_running_requests}
     if settings.max_requests_per_key is not None:
         limits["VIDSPEC_MAX_REQUESTS_PER_KEY"] = settings.max_requests_per_key

@@ -1,4 +1,4 @@
-"""GET /docs, /openapi.json: Swagger UI on the OpenAPI document, all served from here, also behind a firewall."""
+"""GET /docs, /openapi.json: Swagger UI with the OpenAPI document. All files are local: it works behind a firewall."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 )
 
-_FIRST = ("video", "prompt")  # of dozens
+_FIRST = ("video", "prompt")  # shown before dozens of other fields
 _FILLED_IN = {"prompt": "Describe the video."}
-_A_FILE = {"type": "string", "format": "binary"}  # a list of them has no control of its own
+_A_FILE = {"type": "string", "format": "binary"}  # Swagger UI has no control for a list of files
 
-# Swagger UI sends the empty fields of a form, too; to the API an empty field is one that is given.
+# Swagger UI sends the empty fields of a form, too, but for the API an empty field is a given one.
 _START = "SwaggerUIBundle({"
 _WITHOUT_EMPTY_FIELDS = """
         requestInterceptor: (request) => {
@@ -41,8 +41,7 @@ _WITHOUT_EMPTY_FIELDS = """
 
 
 def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The document that `describe` makes, which takes a while and is done once; the page, its two files, and the
-    document that it shows."""
+    """The routes of the page, its two files, the document that it shows, and the one that `describe` makes, once."""
     router = APIRouter(include_in_schema=False)
     folder = Path(str(resources.files("fastapi_swagger.resources")))
 
@@ -87,8 +86,8 @@ def docs_router(describe: Callable[[], dict[str, Any]]) -> APIRouter:
 def _to_try_out(document: dict[str, Any]) -> dict[str, Any]:
     """A copy of the document in which what "Try it out" fills in can be sent as it is.
 
-    Swagger UI puts a sample into every field of a form, so each is given an empty one, which is then not sent; and
-    examples that are cut short for the reader's sake are made whole.
+    Swagger UI puts a sample into every field of a form, so fields get an empty sample, which is then not sent.
+    Examples that are cut short for the reader are made complete.
     """
     frame = base64.b64encode((resources.files("vidspec_service.api.openapi") / "frame.jpg").read_bytes()).decode()
     whole = {

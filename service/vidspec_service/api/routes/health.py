@@ -13,7 +13,7 @@ from vidspec_service.api.services import Services
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.settings import engine_config
 
-_PAGE_S = 1.0  # writing it takes 10 ms, in which nothing else runs
+_PAGE_S = 1.0  # how long a page is reused: writing one takes 10 ms, in which nothing else runs
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -49,7 +49,7 @@ def health_router(services: Services) -> APIRouter:
     async def ready(response: Response) -> Health:
         """200 when a request would be served; 503 while loading, after a death, while shutting down.
 
-        `warnings` says what makes it several times slower than it should be, as kernels that could not be compiled.
+        `warnings` says what makes it several times slower than it should be, such as kernels that did not compile.
         """
         reasons, warnings = reasons_against(), services.engine.status().warnings
         response.status_code = 503 if reasons else 200
@@ -78,7 +78,7 @@ def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
     async def metrics() -> Response:
-        """The text format, whatever the scraper prefers; at most a second old. All callers' together."""
+        """The text format, whatever the scraper prefers; at most a second old. Counts all callers together."""
         if (content := page.get("")) is None:
             page[""] = content = written()
         return Response(content, media_type=_EXPOSITION)

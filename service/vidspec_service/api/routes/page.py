@@ -15,7 +15,7 @@ from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.page.samples import MOST_SEED, SampleClips
 from vidspec_service.api.services import Services
 
-# Nothing comes from elsewhere or from inside the page; clips and pictures are made in it, as blobs.
+# No resource is external or inline; the page makes clips and pictures itself, as blobs.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -24,7 +24,7 @@ _POLICY = (
 _HEADERS = {
     "content-security-policy": _POLICY,
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
-    "cache-control": "no-cache",  # a file of an older version must not meet newer ones
+    "cache-control": "no-cache",  # a file of an older version must not be used with newer ones
 }
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -36,7 +36,7 @@ _MEDIA_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """Read once; served without a key, since nothing in it is anybody's."""
+    """A file of the page, read once; served without a key, since there is nothing private in it."""
 
     content: bytes
     media_type: str
@@ -44,7 +44,7 @@ class PageFile:
 
 
 def page_files() -> dict[str, PageFile]:
-    """By the path under which each is served, with a leading slash: the page itself at `/`."""
+    """The files by the path under which each is served, with a leading slash: the page itself at `/`."""
     found = {}
     for file in (resources.files("vidspec_service.api.page") / "static").iterdir():
         content = file.read_bytes()

@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize: what a text is for the model, as vLLM tells it. Off the loop, under a permit."""
+"""POST /tokenize, /detokenize: the model's tokenizer, as in vLLM. Runs off the event loop, under a permit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokens_router(services: Services) -> APIRouter:
 
     @asynccontextmanager
     async def permitted(request: Request, model: type[T]) -> AsyncIterator[tuple[T, str, Deadline]]:
-        """The body, whose it is, and the deadline of what is done with it."""
+        """The body, its caller, and the deadline for the work on it."""
         caller = caller_of(request)
         with services.admission.permit(caller, sharer_of(request)) as permit:
             info = engine.info  # raises EngineDead before a byte is read
@@ -44,7 +44,7 @@ def tokens_router(services: Services) -> APIRouter:
 
     @router.post("/tokenize", summary="The tokens of a text", response_model=Tokenized, **documents.TOKENIZE)
     async def tokenize(request: Request) -> Response:
-        """Of a text as it is; of a conversation in text how many the chat template makes of it."""
+        """The tokens of a text as it is; of a conversation in text, how many the chat template makes of it."""
         async with permitted(request, Tokenize) as (body, caller, deadline):
             length = engine.info.context_length
             if body.prompt is None:
@@ -56,7 +56,7 @@ def tokens_router(services: Services) -> APIRouter:
 
     @router.post("/detokenize", summary="The text of tokens", **documents.DETOKENIZE)
     async def detokenize(request: Request) -> Detokenized:
-        """What ids say, special tokens included."""
+        """The text of token ids, special tokens included."""
         async with permitted(request, Detokenize) as (body, _, _):
             text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
             return Detokenized(prompt=text)
@@ -65,7 +65,7 @@ def tokens_router(services: Services) -> APIRouter:
 
 
 def _tokenized(tokenizer: Tokenizer, prompt: str, body: Tokenize, max_model_len: int) -> str:
-    """The answer as it is sent, which may have hundreds of thousands of tokens."""
+    """The answer as JSON, which may have hundreds of thousands of tokens."""
     with_special = body.add_special_tokens is not False
     (found,) = tokenizer.encode_batch_fast([prompt], add_special_tokens=with_special)  # `encode` keeps the GIL
     ids = found.ids
@@ -74,7 +74,7 @@ def _tokenized(tokenizer: Tokenizer, prompt: str, body: Tokenize, max_model_len:
 
 
 async def _count(engine: Engine, body: Tokenize, caller: str) -> int:
-    """What the target says before it computes an answer, which nobody then waits for."""
+    """The number of prompt tokens, which the target tells before it generates; the generation is then cancelled."""
     asked = GenerationRequest(
         request_id=f"tokenize-{secrets.token_hex(12)}",
         caller=caller,

@@ -1,4 +1,4 @@
-"""/v1/videos: upload once, ask many times; list, look at and delete what is kept. Everybody sees their own only."""
+"""/v1/videos: upload once, ask many times; list, look at and delete what is kept. Callers see only their own."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def _decoded(services: Services, caller: str, file: VideoFile, num_frames:
 
 
 async def _kept(services: Services, caller: str, upload: Upload, file: VideoFile, facts: Video) -> Video:
-    """In one piece: a request that ends meanwhile must not delete a file that has been taken over."""
+    """Keep and hand over, with no await in between: a request that ends must not delete a file that is taken over."""
     video = await services.videos.keep(caller, file, facts)
     upload.hand_over()
     return video
@@ -93,7 +93,7 @@ def _facts(file: VideoFile, clip: Clip) -> Video:
         id=file.content_id,
         bytes=file.num_bytes,
         created_at=now,
-        expires_at=now,  # whoever keeps it knows better
+        expires_at=now,  # replaced by whoever keeps the video
         duration_s=clip.video.duration_s,
         width=clip.width,
         height=clip.height,

@@ -1,4 +1,4 @@
-"""Clips: chosen frames of videos, from memory where the same were chosen before, else from the decoder."""
+"""Clips: the chosen frames of videos, from memory if the same frames were chosen before, else from the decoder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vidspec_service.errors import CapacityError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
-# What a small clip counts for: its memory came from a decoder and holds file descriptors as long as it is here.
+# The least that a clip counts for in the budget: however small, its memory holds file descriptors while it is kept.
 LEAST_BYTES = 1024 * 1024
 
-_STILL = FrameRequest(is_still=True, num_frames=1)  # what is asked of videos is not asked of an image
+_STILL = FrameRequest(is_still=True, num_frames=1)  # the options for videos do not apply to an image
 
 Decode = Callable[[Path, FrameRequest, int], Awaitable[Clip]]
-"""`DecodePool.decode`: the frames of the file at a path, so many where the request leaves that open."""
+"""`DecodePool.decode`: the frames of the file at a path. The int is their number if the request leaves that open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,14 @@ class VideoFile:
     num_bytes: int
     content_id: str  # names the bytes: equal content, equal id
     is_still: bool = False  # an image
-    sequence: FrameSequence | None = None  # images one after the other
+    sequence: FrameSequence | None = None  # a client's own frames, one image after the other
 
 
 class Clips:
-    """Frames in memory, under a budget of bytes and for as long as videos are kept. Callers never share them: time
-    would tell one what another has sent."""
+    """Frames in memory, within a budget of bytes and for as long as videos are kept.
+
+    Callers never share them: the response time would tell one caller what another has sent.
+    """
 
     def __init__(self, settings: Settings, decode: Decode, metrics: Metrics) -> None:
         self._decode = decode
@@ -56,10 +58,10 @@ class Clips:
     async def of_all(
         self, caller: str, files: Sequence[VideoFile], frames: FrameRequest, default_num_frames: int
     ) -> list[Clip]:
-        """The clip of each of a request's files, in order; raises what `clip` does, saying of which.
+        """The clip of each of a request's files, in order; raises what `clip` does, naming the video.
 
-        They are decoded beside each other; cancelling stops all. `frames` holds for every video. Those that are no
-        images share the limits on frames and their bytes, and the default number, equally.
+        The files are decoded in parallel; cancelling stops all. `frames` applies to every video. Those that are not
+        images share the limits on frames and their bytes, and the default number of frames, equally.
         """
         asked = replace(frames, num_sharing=max(1, sum(not file.is_still for file in files)))
 
@@ -72,7 +74,7 @@ class Clips:
         return clips
 
     def _check_total(self, clips: Sequence[Clip]) -> None:
-        """Clips that were decoded for other requests may be larger than their share."""
+        """Raises VideoTooLarge: clips that were decoded for other requests may be larger than their share here."""
         num_frames = sum(len(clip.timestamps_s) for clip in clips)
         if num_frames > self._max_frames:
             fact = f"All videos together have {num_frames} frames"
@@ -83,9 +85,9 @@ class Clips:
             raise over_limit(fact, limit, "VIDSPEC_MAX_DECODED_BYTES", param="videos")
 
     async def clip(self, caller: str, file: VideoFile, frames: FrameRequest, default_num_frames: int) -> Clip:
-        """The frames of `file`, under a `video.key` that says which; raises VideoError. Cancelling stops the decode."""
+        """The frames of `file`; `video.key` identifies them. Raises VideoError. Cancelling stops the decode."""
         asked = _STILL if file.is_still else replace(frames, sequence=file.sequence)
-        is_alone = asked.num_frames is not None  # other videos do not change what is chosen
+        is_alone = asked.num_frames is not None  # the number of other videos does not change which frames are chosen
         key = (caller, file.content_id, replace(asked, num_sharing=1) if is_alone else asked)
         clip = self._kept.get(key)
         self._metrics.mm_cache_queries.inc()
@@ -103,11 +105,11 @@ class Clips:
             digest = hashlib.sha256(repr((caller, file.content_id, astuple(key[2]))).encode()).hexdigest()
             clip = replace(clip, video=replace(clip.video, key=digest))
         if _num_bytes(clip) <= self._kept.maxsize:
-            self._kept[key] = clip  # its time begins anew
+            self._kept[key] = clip  # its lifetime starts again
         return clip
 
     async def _decode_or_shed(self, path: Path, asked: FrameRequest, default_num_frames: int) -> Clip:
-        """What is kept goes first where the machine has no more memory or descriptors."""
+        """Decode; if the machine has no memory or descriptors left, drop all kept clips and try once more."""
         try:
             return await self._decode(path, asked, default_num_frames)
         except CapacityError:
@@ -117,12 +119,12 @@ class Clips:
             return await self._decode(path, asked, default_num_frames)
 
     def forget(self, caller: str, content_id: str) -> None:
-        """Let go of every frame of a video."""
+        """Drop every clip of a video."""
         for key in [key for key in self._kept if key[:2] == (caller, content_id)]:
             self._kept.pop(key, None)
 
     def expire(self) -> None:
-        """Let go of what is too old."""
+        """Drop clips that are too old."""
         self._kept.expire()
 
 

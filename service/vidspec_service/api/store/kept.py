@@ -1,4 +1,4 @@
-"""KeptVideos: uploads that are kept for more questions, on this server's disk and where several servers share them."""
+"""KeptVideos: uploads kept for more questions, on this server's disk and in a shared store, if there is one."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ from vidspec_service.errors import CapacityError, NotFound, RequestError
 
 T = TypeVar("T")
 Bring = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
-"""Writes bytes to a file here, of a still or not; whoever keeps it deletes it."""
+"""Writes bytes to a file on this server; the bool tells whether they are images. Whoever keeps the file deletes it."""
 
 
 class KeptVideos:
-    """With a shared store, that is the truth, and what lies here is a copy: asked for, or brought for a question."""
+    """With a shared store, the store decides what is kept; files here are copies, of uploads or for a question."""
 
     def __init__(self, here: Videos, shared: SharedStore | None) -> None:
         self._here = here
         self._shared = shared
 
     async def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
-        """Take over `file`, once that is sure. Raises VideoTooLarge for one that never fits, CapacityError."""
+        """Take over `file`; with a shared store, returns once the store has it.
+
+        Raises VideoTooLarge for a file that can never fit, CapacityError if the store does not answer.
+        """
         kept = self._here.keep(caller, file, facts)
         if self._shared is None:
             return kept
         try:
             with self._here.reading(caller, kept.id) as copy:
                 await self._shared.put(caller, copy, kept)
-            # When it expires the store's clock says, to everybody.
+            # The store's clock decides for all servers when the video expires.
             return self._of(caller, kept.id, await self._find(caller, kept.id))
         except BaseException:
             self._let_go(caller, kept.id)
             raise
 
     async def facts(self, caller: str, video_id: str) -> Video:
-        """What is known of a kept video; asking is no use of it. Raises NotFound, CapacityError."""
+        """What is known of a kept video; this does not count as a use. Raises NotFound, CapacityError."""
         return self._of(caller, video_id, await self._find(caller, video_id))
 
     async def page(self, caller: str, after: str | None, limit: int) -> tuple[list[Video], bool]:
         """At most `limit` of the caller's videos, most recently used first, and whether there are more.
 
-        They begin after the one with the id `after`; raises NotFound if that is not kept, CapacityError.
+        The page begins after the video with the id `after`; raises NotFound if that is not kept, CapacityError.
         """
         ids = self._here.ids(caller) if self._shared is None else await self._shared.ids(caller)
         if after is not None and after not in ids:
@@ -57,7 +60,7 @@ class KeptVideos:
         return [facts for facts in found if facts is not None], start + limit < len(ids)
 
     async def reading(self, caller: str, video_id: str, bring: Bring) -> AbstractContextManager[VideoFile]:
-        """A use of a video, in which its file stays here. Raises NotFound, CapacityError."""
+        """Use a video: its file stays on this server for the length of the context. Raises NotFound, CapacityError."""
         if self._shared is not None:
             entry = self._of(caller, video_id, await self._shared.use(caller, video_id))
             if self._here.find(caller, video_id) is None:
@@ -80,22 +83,22 @@ class KeptVideos:
         self._let_go(caller, video_id)
 
     def expire(self) -> None:
-        """Delete what is too old here."""
+        """Delete videos here that are too old."""
         self._here.expire()
 
     async def sweep(self) -> None:
-        """Delete what is too old where it is shared, if anything is."""
+        """Delete videos in the shared store, if there is one, that are too old."""
         if self._shared is not None:
-            with suppress(CapacityError):  # it is in the log; another time
+            with suppress(CapacityError):  # it is logged already; the next sweep tries again
                 await self._shared.sweep()
 
     def close(self) -> None:
-        """Delete what lies here."""
+        """Delete all files here."""
         self._here.close()
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many videos lie here, and what they count for in bytes."""
+        """How many videos are kept here, and how many bytes they count for."""
         return self._here.load
 
     async def _find(self, caller: str, video_id: str) -> Video | None:
@@ -105,7 +108,7 @@ class KeptVideos:
         return None if entry is None else entry.facts
 
     def _of(self, caller: str, video_id: str, found: T | None) -> T:
-        """What is gone where it is shared goes here as well."""
+        """`found`; if None, raises NotFound, and deletes the copy here of a video that the shared store has lost."""
         if found is not None:
             return found
         if self._shared is not None:
@@ -113,6 +116,6 @@ class KeptVideos:
         raise no_such_video()
 
     def _let_go(self, caller: str, video_id: str) -> None:
-        """Of the copy here, which may have had to make room meanwhile, and of its frames."""
+        """Delete the copy here, which may have been evicted already, and its frames."""
         with suppress(NotFound):
             self._here.drop(caller, video_id)

@@ -20,14 +20,14 @@ from vidspec_service.api.store.videos import no_such_video
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.errors import CapacityError, ConfigError
 
-_SILENCE_S = 15.0  # of the store, in the middle of an answer
-# All of a large video comes in one answer. Plain http is for who names such an endpoint.
+_SILENCE_S = 15.0  # until the store answers, or sends the next part of an answer
+# A large video comes in one answer, hence the long timeout. Plain http is used only if the operator's endpoint has it.
 _CLIENT: Any = {"connect_timeout": "5s", "timeout": "300s", "allow_http": True}
 _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 _CHUNK_BYTES = 1024 * 1024
-_RENEWED_AFTER = 0.1  # of its time: to write anew for every question would cost more than it tells
-_MOST_RENEWED_PAST = 1.1  # of its time: nobody deletes what another has just found
-_VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # and no path
+_RENEWED_AFTER = 0.1  # of `ttl_s`: a write for every question would cost more than it is worth
+_MOST_RENEWED_PAST = 1.1  # of `ttl_s`: so no server deletes a video that another has just found
+_VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # cannot be a path
 _OBJECT = re.compile(rf"([^/]+/{_VIDEO_ID.pattern})\.(json|video)")
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ _ENTRY = TypeAdapter(Entry)
 class SharedStore:
     """A video is two objects: `<caller>/<id>.video`, and `<caller>/<id>.json`, which is written last and deleted first.
 
-    It expires `ttl_s` after its `.json` was written, by the store's clock; a use writes that anew.
+    It expires `ttl_s` after its `.json` was written, by the store's clock; a use writes the `.json` again.
     Every method raises CapacityError where the store does not answer.
     """
 
@@ -79,7 +79,7 @@ class SharedStore:
         self._ttl = timedelta(seconds=ttl_s)
 
     async def check(self) -> None:
-        """Raises ConfigError if it cannot be listed, written and read, before anybody relies on it."""
+        """Raises ConfigError unless the store can be listed, written and read. Called before anybody relies on it."""
         try:
             async with asyncio.timeout(_SILENCE_S):
                 name = f"check-{secrets.token_hex(8)}"  # others may start at the same time
@@ -91,17 +91,17 @@ class SharedStore:
             raise ConfigError(f"the store of videos does not work: {_first_line(error)}") from error
 
     async def put(self, caller: str, file: VideoFile, facts: Video) -> None:
-        """Copy a video there; one that is there begins its time anew."""
+        """Copy a video to the store; if the store has it already, its lifetime starts again."""
         name = _name(caller, facts.id, "video")
         is_known = await self.use(caller, facts.id) is not None
         if is_known and await self._found(self._api.head_async(self._store, name)) is not None:
             return
         with self._told():
-            await self._api.put_async(self._store, name, file.path)  # however long that takes
+            await self._api.put_async(self._store, name, file.path)  # may take longer than _SILENCE_S
         await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
 
     async def use(self, caller: str, video_id: str) -> Entry | None:
-        """What is known of a video, whose time begins anew; None for none, or one that has expired."""
+        """What is known of a video, whose lifetime starts again; None if there is none or it has expired."""
         entry = await self.find(caller, video_id)
         if entry is None:
             return None
@@ -111,7 +111,7 @@ class SharedStore:
         return entry
 
     async def find(self, caller: str, video_id: str) -> Entry | None:
-        """The same; to look is no use."""
+        """What is known of a video, as in `use`, but this does not count as a use."""
         if _VIDEO_ID.fullmatch(video_id) is None:
             return None
         found = await self._found(self._api.get_async(self._store, _name(caller, video_id, "json")))
@@ -120,7 +120,7 @@ class SharedStore:
         text = bytes(await self._said(found.bytes_async()))
         try:
             entry = _ENTRY.validate_json(text)
-        except ValidationError:  # of another version
+        except ValidationError:  # written by another version
             _log.warning("a kept video's facts cannot be read", extra={"video_id": video_id})
             return None
         expires_at = found.meta["last_modified"] + self._ttl
@@ -130,7 +130,7 @@ class SharedStore:
         return replace(entry, facts=facts)
 
     async def chunks(self, caller: str, video_id: str) -> AsyncIterator[bytes]:
-        """The video's bytes; raises NotFound if somebody has deleted them without their facts."""
+        """The video's bytes; raises NotFound if somebody has deleted them but not the `.json`."""
         found = await self._found(self._api.get_async(self._store, _name(caller, video_id, "video")))
         if found is None:
             raise no_such_video()
@@ -149,9 +149,9 @@ class SharedStore:
         await self._delete(_name(caller, video_id, "json"), _name(caller, video_id, "video"))
 
     async def sweep(self) -> None:
-        """Delete what has expired, whoever put it there, and bytes whose server was killed before it wrote their facts.
+        """Delete expired videos of all servers, and bytes whose server was killed before it wrote the `.json`.
 
-        Several servers may do so at once. What is not named like a video of ours stays.
+        Several servers may do so at once. Objects that are not named like a video of ours stay.
         """
         newest: dict[str, datetime] = {}
         async for name, _, written in self._objects(None):
@@ -166,11 +166,11 @@ class SharedStore:
 
     async def _delete(self, *names: str) -> None:
         for name in names:
-            # Another server may be faster; object stores do not even tell.
+            # Another server may have deleted it already; object stores do not even report that.
             await self._found(self._api.delete_async(self._store, name))
 
     async def _objects(self, folder: str | None) -> AsyncIterator[tuple[str, str, datetime]]:
-        """Both of every video below: their common name, which of them it is, and when it was written."""
+        """Both objects of every video in `folder`: their common name, which of the two, and when it was written."""
         async for batch in self._each(self._api.list(self._store, folder)):
             for each in batch:
                 if (found := _OBJECT.fullmatch(each["path"])) is not None:
@@ -182,7 +182,7 @@ class SharedStore:
             yield piece
 
     async def _found(self, asked: Awaitable[T]) -> T | None:
-        """What the store says, None if there is no such object."""
+        """The store's answer; None if there is no such object."""
 
         async def said() -> T | None:
             try:
@@ -193,7 +193,7 @@ class SharedStore:
         return await self._said(said())
 
     async def _said(self, asked: Awaitable[T]) -> T:
-        """What the store says, if it does in time."""
+        """The store's answer; raises CapacityError if there is none within _SILENCE_S."""
         with self._told():
             async with asyncio.timeout(_SILENCE_S):
                 return await asked

@@ -14,13 +14,13 @@ from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import NotFound
 
-LEAST_BYTES = 64 * 1024  # what a small video counts for, so that a budget bounds their number too
+LEAST_BYTES = 64 * 1024  # the least that a video counts for, so that a budget bounds the number of videos, too
 Key = tuple[str, str]  # caller, content id
 
 
 @dataclass(slots=True)
 class KeptVideo:
-    """A file of ours. It is deleted when it is dropped and nobody reads it any more."""
+    """A file of ours. It is deleted once it is dropped and nobody reads it."""
 
     file: VideoFile
     facts: Video
@@ -30,7 +30,7 @@ class KeptVideo:
 
     @property
     def num_bytes(self) -> int:
-        """What it counts for."""
+        """How many bytes of the budget it counts for."""
         return max(LEAST_BYTES, self.file.num_bytes)
 
     def delete_if_done(self) -> None:
@@ -42,7 +42,7 @@ class KeptVideo:
 class Videos:
     """Files under a budget of bytes, each for `ttl_s` after its last use; the least recently used go first.
 
-    The clock `now` is the wall's: clients are told when a video expires.
+    `now` is a wall clock, as clients are told when a video expires.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Videos:
         self._forget_clips = forget_clips
 
     def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
-        """Take over `file`; a video that is here already begins its time anew, and `file` is deleted.
+        """Take over `file`. If the video is kept already, its lifetime starts again and `file` is deleted.
 
-        Raises VideoTooLarge for one that never fits; the file is then still the caller's.
+        Raises VideoTooLarge for a file that can never fit; it then still belongs to the caller.
         """
         key, new = (caller, file.content_id), KeptVideo(file, facts)
         if (kept := self._kept.use(key)) is not None:
@@ -71,7 +71,7 @@ class Videos:
         return _told(new)
 
     def find(self, caller: str, video_id: str) -> Video | None:
-        """What is known of a kept video; None for none. To look is no use."""
+        """What is known of a kept video; None if there is none. This does not count as a use."""
         kept = self._kept.peek((caller, video_id))
         return None if kept is None else _told(kept)
 
@@ -92,7 +92,7 @@ class Videos:
             kept.num_readers -= 1
             kept.delete_if_done()
             if kept.is_dropped:
-                self._forget_clips(caller, video_id)  # which may have been decoded since
+                self._forget_clips(caller, video_id)  # its frames may have been decoded since the drop
 
     def drop(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound."""
@@ -101,7 +101,7 @@ class Videos:
             raise no_such_video()
 
     def expire(self) -> None:
-        """Delete what is too old."""
+        """Delete videos that are too old."""
         self._kept.expire()
 
     def close(self) -> None:
@@ -112,12 +112,12 @@ class Videos:
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many videos are kept, and what they count for in bytes."""
+        """How many videos are kept, and how many bytes they count for."""
         return len(self._kept), int(self._kept.currsize)
 
 
 def no_such_video(param: str = "video_id") -> NotFound:
-    """What a caller is told."""
+    """The error for a video that is not kept for this caller."""
     return NotFound("No such video is kept for you; it may have expired. Upload it again.", param=param)
 
 
@@ -125,14 +125,14 @@ class _Cache(TTLCache[Key, KeptVideo]):
     """Deletes the file of whatever leaves it."""
 
     def use(self, key: Key) -> KeptVideo | None:
-        """What is kept, whose time begins anew."""
+        """The kept video, whose lifetime starts again."""
         kept = self.get(key)
         if kept is not None:
             self[key] = kept
         return kept
 
     def peek(self, key: Key) -> KeptVideo | None:
-        """What is kept. Looking is no use of it: `self[key]` would make it the last to go."""
+        """The kept video, without counting as a use: `self[key]` would make it the last to be evicted."""
         return Cache.__getitem__(self, key) if key in self else None
 
     def __setitem__(self, key: Key, kept: KeptVideo) -> None:

@@ -1,1 +1,1 @@
-"""What a client sends: its body's fields, and the one video in it, wherever it is."""
+"""What a client sends: the fields of its body, and the videos that the body has or names."""

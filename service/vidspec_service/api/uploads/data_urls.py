@@ -1,4 +1,4 @@
-"""Data URLs: a video's or an image's bytes in the text of a body."""
+"""Data URLs: a video or an image as base64 in the text of a body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import InvalidRequest
 
 _HEAD = re.compile(rb"data:(video|image)/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
-_HEAD_BYTES = 256  # in which the comma must come
+_HEAD_BYTES = 256  # the comma must be among the first so many
 _SLICE = 1024 * 1024  # characters of base64, a multiple of 4
 
 
@@ -26,18 +26,18 @@ class DataUrl:
 
     @classmethod
     def of(cls, url: str) -> DataUrl:
-        """One that stands alone."""
+        """A data URL that is the whole of `url`."""
         text = url.encode("ascii", "replace")
         return cls(text, 0, len(text))
 
     def starts_with(self, head: bytes) -> bool:
-        """Whether it begins with `head`, in whatever case."""
+        """Whether the URL begins with `head`, which is lower case; the URL's own case does not matter."""
         return bytes(self.text[self.begin : min(self.end, self.begin + len(head))]).lower() == head
 
     async def decoded(self, max_bytes: int, *, is_still: bool = False) -> AsyncIterator[bytes]:
         """The bytes of a `data:video/...;base64,` (or `image/`) URL, piece by piece.
 
-        InvalidRequest for anything else; VideoTooLarge over `max_bytes`, before anything is decoded.
+        Raises InvalidRequest for anything else; VideoTooLarge over `max_bytes`, before anything is decoded.
         """
         kind = "image" if is_still else "video"
         head = _HEAD.match(self.text, self.begin, min(self.end, self.begin + _HEAD_BYTES))
@@ -50,20 +50,20 @@ class DataUrl:
         try:
             for start in range(head.end(), self.end, _SLICE):
                 yield await asyncio.to_thread(_piece, self.text, start, self.end)
-        except ValueError:  # not of its alphabet, or badly padded
+        except ValueError:  # characters outside the alphabet, or bad padding
             raise InvalidRequest(f"The {kind}'s base64 is malformed.", param="video") from None
 
 
 def from_base64(text: bytes | bytearray, begin: int, end: int) -> bytes:
-    """What a part of a text stands for; raises ValueError. Blocks: call it in a thread.
+    """The bytes that a part of a text encodes; raises ValueError. Blocks: call it in a thread.
 
-    Slice by slice: each holds up every other thread, and 30 MB at once do so for 0.1 s.
+    Decodes slice by slice: all other threads wait while one is decoded, and 30 MB at once would take 0.1 s.
     """
     return b"".join(_piece(text, start, end) for start in range(begin, end, _SLICE))
 
 
 def _piece(text: bytes | bytearray, start: int, end: int) -> bytes:
-    """What a slice that begins at `start` stands for; raises ValueError."""
+    """The bytes that the slice from `start` encodes; raises ValueError."""
     stop = min(start + _SLICE, end)
     piece = base64.b64decode(text[start:stop], validate=True)
     if stop < end and len(piece) < _SLICE * 3 // 4:

@@ -1,6 +1,6 @@
-"""Fetcher: a video from an address, for operators who allow hosts. What was checked is what is dialled.
+"""Fetcher: downloads a video from a URL whose host the operator allows. Connects only to addresses it has checked.
 
-Addresses are parsed by one parser, looked up once, and are never anything but the public internet.
+URLs are parsed by one parser, hosts are looked up once for each hop, and only public addresses are allowed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _HEADERS = {"accept": "video/*, application/octet-stream;q=0.5", "accept-encodin
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 IsPublic = Callable[[str], bool]
 
-_NOT_PUBLIC = tuple(  # though Python says so
+_NOT_PUBLIC = tuple(  # whatever Python's `is_global` says
     ipaddress.ip_network(network)
     for network in (
-        "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32",  # carry another address, maybe a private one
-        "fec0::/10",  # of a site: once what fc00::/7 is now (RFC 3879)
+        "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32",  # contain another address, maybe a private one
+        "fec0::/10",  # site-local: replaced by fc00::/7 (RFC 3879)
         "192.88.99.0/24",  # relays into 2002::/16 (RFC 7526)
     )
 )  # fmt: skip
@@ -46,7 +46,7 @@ def allowed_url(text: str | httpx.URL, hosts: Collection[str]) -> httpx.URL:
         raise InvalidRequest("video_url is not a URL.", param="video_url") from None
     if url.scheme != "https" or url.userinfo or not url.host:
         raise InvalidRequest("video_url must be an https address without a user name.", param="video_url")
-    # As it stands in the address: `url.host` has no brackets, and puts letters in the place of xn--.
+    # The host as written in the URL: `url.host` drops the brackets of IPv6, and decodes xn-- names.
     named, default = url.netloc.decode(), f":{HTTPS_PORT}"
     if named.removesuffix(default) not in {entry.lower().removesuffix(default) for entry in hosts}:
         raise InvalidRequest("This server does not fetch from that host (VIDSPEC_VIDEO_URL_HOSTS).", param="video_url")
@@ -60,7 +60,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one that any host on the internet can be reached at."""
+    """Whether an address belongs to the public internet."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:  # with a scope (fe80::1%eth0), for one
@@ -73,7 +73,7 @@ def is_public(text: str) -> bool:
 
 
 async def addresses_of(url: httpx.URL, resolve: Resolve, is_public: IsPublic) -> list[str]:
-    """Where to dial for `url`. One address that is not public spoils all: no honest name has both."""
+    """The addresses of `url`'s host. One that is not public makes all invalid: no honest name has both kinds."""
     try:
         found = await resolve(url.raw_host.decode(), url.port or HTTPS_PORT)
     except (OSError, UnicodeError):
@@ -84,10 +84,11 @@ async def addresses_of(url: httpx.URL, resolve: Resolve, is_public: IsPublic) ->
 
 
 class Fetcher:
-    """Fetches from `hosts` only. A host is looked up once for each hop, all its addresses must be public, and the
-    connection goes to one of them by number: a name that changes its mind between check and use gains nothing.
+    """Fetches from `hosts` only.
 
-    `resolve`, `public` and `trust` are seams for tests, which have no public address.
+    A host is looked up once for each hop, all its addresses must be public, and the connection goes to one of these
+    addresses: a name that resolves to another one after the check (DNS rebinding) gains nothing.
+    `resolve`, `public` and `trust` are parameters for tests, which have no public address.
     """
 
     def __init__(
@@ -109,10 +110,10 @@ class Fetcher:
 
     @asynccontextmanager
     async def opened(self, url: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The content of the video at `url` as it arrives, for the length of the block, which `timeout_s` bounds.
+        """Yields the content of the video at `url` as it arrives. `timeout_s` bounds the whole block.
 
-        Raises InvalidRequest for an address that may not be fetched, VideoNotFetched if its server gives no video
-        in time, VideoTooLarge if it declares too many bytes (whoever reads counts those that come).
+        Raises InvalidRequest for a URL that may not be fetched, VideoNotFetched if its server gives no video in time,
+        VideoTooLarge if the server declares too many bytes (the reader counts the bytes that arrive).
         """
         if not self._hosts:
             raise InvalidRequest(
@@ -131,7 +132,7 @@ class Fetcher:
             raise VideoNotFetched(
                 f"Fetching took longer than {self._timeout_s:g} s (VIDSPEC_VIDEO_URL_TIMEOUT_S).", param="video_url"
             ) from None
-        except (httpx.HTTPError, httpx.InvalidURL):  # its words may name addresses
+        except (httpx.HTTPError, httpx.InvalidURL):  # its message may contain addresses
             raise VideoNotFetched("The server of video_url does not answer as it should.", param="video_url") from None
 
     def _client(self) -> httpx.AsyncClient:

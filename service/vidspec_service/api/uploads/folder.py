@@ -1,4 +1,4 @@
-"""The folder that uploads are written to: the operator's, or a private one; swept of what killed servers left."""
+"""The folder that uploads are written to: the operator's, or a private one. Deletes what killed servers left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def upload_folder(chosen: Path | None) -> Iterator[Path]:
-    """Yield `chosen`, made and swept, or without one a folder of our own that goes with us. Raises ConfigError."""
+    """Yield `chosen`, created and swept, or else a private folder that is deleted at the end. Raises ConfigError."""
     if chosen is None:
         _sweep_private(Path(tempfile.gettempdir()))
         with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _locked(Path(folder)):
@@ -35,7 +35,7 @@ def upload_folder(chosen: Path | None) -> Iterator[Path]:
 
 
 def check_upload_dir(chosen: Path) -> None:
-    """Files can be made in it; raises ConfigError. Called before minutes of loading, too."""
+    """Raises ConfigError unless files can be created in `chosen`. Also called before models load for minutes."""
     try:
         chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=chosen):
@@ -46,7 +46,7 @@ def check_upload_dir(chosen: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Tell other servers that this one's owner lives: the kernel lets go of the lock however it ends."""
+    """Lock the folder, to tell other servers that its owner lives; the kernel unlocks it however the owner ends."""
     descriptor = _open(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -56,9 +56,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _sweep_private(parent: Path) -> None:
-    """Delete the folders of servers that were killed: their uploads are private, and nobody else would."""
+    """Delete the folders of servers that were killed: the uploads are private, and nobody else deletes them."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another user's, or another server is at it
+        with suppress(OSError):  # it is another user's, or another server uses or deletes it
             descriptor = _open(folder)
             try:
                 found = os.fstat(descriptor)
@@ -76,7 +76,7 @@ def _open(folder: Path) -> int:
 
 
 def sweep(directory: Path) -> None:
-    """Delete what servers that are gone left in `directory`; call it before the first upload."""
+    """Delete the uploads that ended servers left in `directory`; call it before the first upload."""
     for path in directory.glob(f"{FILE_PREFIX}*"):
         if _belongs_to_another(path.name):
             continue
@@ -85,6 +85,6 @@ def sweep(directory: Path) -> None:
 
 
 def _belongs_to_another(name: str) -> bool:
-    """Whether the process that wrote it still runs, and is not this one (which has written nothing yet)."""
+    """Whether the process that wrote the file still runs, and is not this one (which has written nothing yet)."""
     owner = name.removeprefix(FILE_PREFIX).partition("-")[0]
     return owner.isdecimal() and int(owner) != os.getpid() and Path("/proc", owner).exists()

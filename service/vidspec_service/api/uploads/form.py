@@ -1,7 +1,7 @@
 """Reads a multipart form part by part while it arrives; never holds a file in memory nor uses its name.
 
-python-multipart pushes events, our writer pulls chunks; the deque between them holds what one read brought: a part's
-head, its content, _PART_END.
+python-multipart pushes events, our reader pulls them; the deque between the two holds the events of one read: for each
+part its name, its content and _PART_END.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from vidspec_service.errors import InvalidRequest
 MAX_PARTS = 64
 MAX_FIELD_BYTES = 1024 * 1024
 _JSON_FIELDS = frozenset({"messages", "logit_bias", "response_format", "structured_outputs", "guided_choice"})
-OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its file: heads, boundaries, text fields
+OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its files: part headers, boundaries, text
 _PART_END = b""
-_SLICE = 32 * 1024  # bytes that are parsed before others get their turn: those of line breaks alone take 5 ms
+_SLICE = 32 * 1024  # bytes that are parsed before other tasks get their turn: line breaks, the slowest, take 5 ms
 
 F = TypeVar("F", bound=Strict)
 Store = Callable[[AsyncIterator[bytes], int], Awaitable[Path]]
-"""Writes the chunks of a file part to disk; so many videos came before it."""
+"""Writes the chunks of a file part to disk; the number tells how many videos came before it."""
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type[F], store: Store) -> F:
-    """The fields of a form, whose files `store` gets; raises a RequestError."""
+    """The fields of a form, whose files are passed to `store`; raises a RequestError."""
     reader = MultipartReader(chunks, content_type)
     fields: dict[str, Any] = {}
     names: list[str] = []
@@ -100,7 +100,7 @@ class MultipartReader:
         if isinstance(event, bytes):
             raise RuntimeError("the previous part was not read to its end")
         if event is None:
-            async for _ in self._stream:  # what follows the form is nothing to us, but must be read off the wire
+            async for _ in self._stream:  # what follows the form is ignored, but must be read off the connection
                 pass
         return event
 

@@ -1,8 +1,8 @@
-"""Reads a JSON body, and bounds what it consists of before it is parsed: a parser holds up everybody while it runs.
+"""Reads a JSON body, and checks its structure before it is parsed: all other threads wait while a parser runs.
 
 A valid body is a few long strings. As many bytes of small values make pydantic collect millions of objects and errors,
 which took 9 s for 31 MB, with no other thread of the process running. A string that is longer than any text can only be
-a video's data: it is set aside where it lies, and the parser sees a short one that stands for it.
+a video's data: it is set aside, uncopied unless it has escapes, and the parser sees a short placeholder, its mark.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.refusals import refusal, unknown_field
 from vidspec_service.errors import InvalidRequest, VideoTooLarge
 
-MAX_OUTSIDE = 256 * 1024  # bytes that are in no string; 256 turns of 64 parts need a third of it
-MAX_QUOTES = 600_000  # those of as many strings, and of a text that consists of nothing else
-MAX_TEXT_BYTES = 12 * MAX_TEXT  # of characters that are two escapes each
-_FEW = 64  # bytes that are looked at first for backslashes before a quote
+MAX_OUTSIDE = 256 * 1024  # bytes outside strings; 256 turns of 64 parts need a third of it
+MAX_QUOTES = 600_000  # enough for as many strings as MAX_OUTSIDE allows, and a text that consists of quotes only
+MAX_TEXT_BYTES = 12 * MAX_TEXT  # if each character is two escapes of 6 bytes
+_FEW = 64  # bytes before a quote that are searched for backslashes first
 _PIECE = 1024 * 1024  # bytes that are unescaped at once
-_ESCAPE = 6  # bytes of the longest
-_PLAIN = re.compile(rb"[\x20!#-\[\]-~]{0,256}")  # the beginning of a string, as it is
+_ESCAPE = 6  # bytes of the longest escape
+_PLAIN = re.compile(rb"[\x20!#-\[\]-~]{0,256}")  # the beginning of a string, as far as it needs no unescaping
 
 J = TypeVar("J", bound=BaseModel)
 
 
 async def read_json(chunks: AsyncIterator[bytes], model: type[J], max_bytes: int) -> tuple[J, dict[str, DataUrl]]:
-    """The fields of a JSON body, and what stands for a string that was set aside; raises a RequestError."""
+    """The fields of a JSON body, and by its mark each string that was set aside; raises a RequestError."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk
         if len(body) > max_bytes:
             raise VideoTooLarge(f"A JSON body may have {max_bytes:,} bytes (VIDSPEC_MAX_JSON_BYTES); send a form.")
-    # In a thread: megabytes of base64 must not hold up everybody's tokens.
+    # In a thread: megabytes of base64 must not delay the tokens of other requests.
     return await asyncio.to_thread(_validated, model, body)
 
 
@@ -53,7 +53,7 @@ def _validated(model: type[J], body: bytearray) -> tuple[J, dict[str, DataUrl]]:
 
 
 def json_of_field(name: str, text: str) -> object:
-    """What a form's field says in JSON; raises InvalidRequest."""
+    """The value of a form's field that is JSON; raises InvalidRequest."""
     check_structure(text.encode())
     try:
         return pydantic_core.from_json(text)
@@ -62,13 +62,13 @@ def json_of_field(name: str, text: str) -> object:
 
 
 def check_structure(body: bytes | bytearray) -> None:
-    """InvalidRequest for JSON of more small values than any valid request has; whether it is JSON is not looked at."""
+    """Raises InvalidRequest for more small values than any valid request has; does not check that it is JSON."""
     if body.count(b'"') > MAX_QUOTES or _outside_strings(body) > MAX_OUTSIDE:
         raise InvalidRequest("The JSON has more values in it than any valid request.")
 
 
 def _outside_strings(body: bytes | bytearray) -> int:
-    """Bytes outside of strings, and one for each string; counted no further than is needed to refuse."""
+    """Number of bytes outside strings, plus one for each string; stops counting once it is above MAX_OUTSIDE."""
     count = position = 0
     for start, end in _strings(body):
         count += start - position
@@ -79,7 +79,7 @@ def _outside_strings(body: bytes | bytearray) -> int:
 
 
 def _strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """From the first character of each string to its closing quote, or to the end of the body."""
+    """The range of each string, from its first character to its closing quote, or to the end of the body."""
     position = 0
     while (quote := body.find(b'"', position)) >= 0:
         end = _end_of_string(body, quote + 1)
@@ -97,7 +97,7 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> int:
 
 
 def _num_backslashes(body: bytes | bytearray, begin: int, end: int) -> int:
-    """Those right before `end`, from `begin` on; a string of megabytes is copied only if it may be all backslashes."""
+    """Backslashes right before `end`, from `begin` on; copies a long string only if it may consist of backslashes."""
     for start in (max(begin, end - _FEW), begin):
         before = body[start:end]
         count = len(before) - len(before.rstrip(b"\\"))
@@ -107,10 +107,10 @@ def _num_backslashes(body: bytes | bytearray, begin: int, end: int) -> int:
 
 
 def _set_aside(body: bytearray, model: type[BaseModel]) -> tuple[bytes | bytearray, dict[str, DataUrl]]:
-    """The body with short strings for those that are longer than any text, and what each of them stands for.
+    """The body with a short mark for each string that is longer than any text, and by its mark each such string.
 
-    A short one begins as its long one does, ends in a mark that nobody can guess, and is still too long for any field
-    but a video's data.
+    A mark begins as its string does, ends in digits that nobody can guess, and is still too long for any field but a
+    video's data.
     """
     if len(body) <= MAX_TEXT_BYTES:
         return body, {}
@@ -130,7 +130,7 @@ def _set_aside(body: bytearray, model: type[BaseModel]) -> tuple[bytes | bytearr
 
 
 def _as_data(body: bytearray, start: int, end: int) -> DataUrl:
-    """What a string says, where it lies; without its escapes if it has some: clients escape `/`, `+` and `=`."""
+    """A string without a copy, or a copy without escapes if it has some: clients escape `/`, `+` and `=`."""
     if body.find(b"\\", start, end) < 0:
         return DataUrl(body, start, end)
     said = bytearray()
@@ -142,5 +142,5 @@ def _as_data(body: bytearray, start: int, end: int) -> DataUrl:
             said += pydantic_core.from_json(b'"' + body[start:stop] + b'"').encode("ascii")
             start = stop
     except ValueError:
-        return DataUrl(body, start, end)  # no base64, as whoever decodes it will say
+        return DataUrl(body, start, end)  # this is not base64, and decoding it will say so
     return DataUrl(said, 0, len(said))

@@ -12,12 +12,12 @@ from vidspec_service.api.schemas.bodies import BODIES
 from vidspec_service.errors import InvalidRequest
 
 _MOST_TOLD = 4096
-_LONGEST_NAME = 64  # characters of a name that a client chose, in our answer and in what is compared with it
+_LONGEST_NAME = 64  # characters of a client's field name that we compare with ours and repeat in the answer
 
 
 def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """The first thing wrong, in one sentence that names the field and never repeats its value."""
-    if error.error_count() > _MOST_TOLD:  # to list them holds up everybody
+    if error.error_count() > _MOST_TOLD:  # listing them would hold up all other requests
         return InvalidRequest("The body has more faults than could be listed: fields that are unknown, or wrong.")
     problem = error.errors(include_url=False, include_input=False)[0]
     location = [str(part) for part in problem["loc"]]
@@ -39,13 +39,13 @@ def _words() -> frozenset[str]:
 
 
 def _meant(location: list[str]) -> list[str]:
-    """Pydantic names the branch of a union, too; only fields and places in lists mean something to a client."""
+    """The location without union branches, which Pydantic names, too: clients know only fields and list indices."""
     words = [part for part in location if part in _words() or (part.isdigit() and len(part) <= 20)]
     return [word for index, word in enumerate(words) if index == 0 or word != words[index - 1]]
 
 
 def unknown_field(name: str, param: str, model: type[BaseModel]) -> InvalidRequest:
-    """A field that nobody asked for, and the one that may have been meant."""
+    """The error for an unknown field, with the known field that may have been meant."""
     known = set(model.model_fields) if "." not in param else _words() - {name}  # a known name in the wrong place
     close = difflib.get_close_matches(name[: _LONGEST_NAME + 1], known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""

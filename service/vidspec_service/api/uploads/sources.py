@@ -1,6 +1,6 @@
-"""The videos that a body names: files of its form, kept from before, behind an address, or in a data URL.
+"""The videos that a body names: files of its form, kept videos, URLs to fetch, or data URLs.
 
-A data URL has a file, or images that the client has chosen itself: its own frames.
+A data URL has a file, or JPEG images: frames that the client has chosen itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEFAULT_FPS = 1.0  # as vLLM has it
 
 
 async def take_all(upload: Upload, sources: Sequence[Source], videos: KeptVideos, fetcher: Fetcher) -> list[VideoFile]:
-    """Bring every video that a valid body names, one after the other; raises what `take` does, saying of which."""
+    """Get every video that a valid body names, one after the other; raises what `take` does, naming the video."""
     check_num_videos(len(sources), upload.settings)
     files = []
     for index, source in enumerate(sources):
@@ -37,7 +37,7 @@ async def take_all(upload: Upload, sources: Sequence[Source], videos: KeptVideos
 
 
 async def take(upload: Upload, source: Source, videos: KeptVideos, fetcher: Fetcher) -> VideoFile:
-    """Bring the video that a valid body names; raises the RequestError that says what is wrong with it."""
+    """Get the video that a valid body names; raises the RequestError that says what is wrong with it."""
     data_url = None if source.data_url is None else upload.data_url(source.data_url)
     if data_url is not None and data_url.starts_with(b"data:video/jpeg;") and not source.is_still:
         return await _take_frames(upload, data_url, source.times)
@@ -57,7 +57,7 @@ async def take(upload: Upload, source: Source, videos: KeptVideos, fetcher: Fetc
 
 
 async def _take_frames(upload: Upload, url: DataUrl, times: FrameTimes | None) -> VideoFile:
-    """A client's own frames, `data:video/jpeg;base64,F1,F2,...` as vLLM takes them, one after the other in a file.
+    """A client's own frames, `data:video/jpeg;base64,F1,F2,...` as in vLLM: one file of JPEG images in a row.
 
     No image is decoded here.
     """
@@ -101,7 +101,7 @@ def _images(url: DataUrl, settings: Settings) -> list[bytes]:
 
 
 def _sequence(num_bytes: tuple[int, ...], times: FrameTimes, settings: Settings) -> FrameSequence:
-    """When each is shown."""
+    """The frames' sizes and when each is shown."""
     timestamps_s = tuple(times.timestamps_s or ())
     if times.fps is not None:
         timestamps_s = tuple(index / times.fps for index in range(len(num_bytes)))

@@ -1,4 +1,4 @@
-"""Upload: what one request's body brings, its fields and its videos, kept until the videos' frames are had."""
+"""Upload: the fields and videos of one request's body, kept until the videos are decoded."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from vidspec_service.settings import Settings
 _FORM = "multipart/form-data"
 _JSON = "application/json"
 FILE_PREFIX = "upload-"
-_WRITE_BYTES = 1024 * 1024  # per hop to a thread
-GRACE_S = 10.0  # before a body's rate is looked at; what it has brought by then lengthens that
-LEAST_RATE = 4096  # bytes a second: far less than any line, far more than who only wants to hold a place
+_WRITE_BYTES = 1024 * 1024  # per call in a thread
+GRACE_S = 10.0  # by which a body may be behind LEAST_RATE
+LEAST_RATE = 4096  # bytes a second: far less than any connection, far more than a client that only holds a place
 _NO_ROOM = "The server cannot store the video at the moment; try again."
 
 F = TypeVar("F", bound=Strict)
 
 
 class Upload:
-    """Takes one body and its videos. What it stores is deleted when it is closed, what it borrows is given back."""
+    """Takes one body and its videos. Closing it deletes the stored files and gives back the borrowed ones."""
 
     def __init__(self, request: Request, permit: Permit, folder: Path, settings: Settings) -> None:
         self.permit = permit
@@ -49,11 +49,11 @@ class Upload:
         self._folder = folder
         self._held = ExitStack()
         self._files: dict[Path, VideoFile] = {}
-        self._set_aside: dict[str, DataUrl] = {}  # what short strings of a JSON body stand for
+        self._set_aside: dict[str, DataUrl] = {}  # by its mark, each string that was set aside
         self._num_stored = self._num_read = 0  # bytes: of the files; of the body and of what was fetched
 
     async def fields(self, *, json: type[F], form: type[F] | None = None) -> F:
-        """The body's fields, by its kind. A form's files are stored then; JSON still holds its data URLs.
+        """The body's fields, by content type. A form's files have been stored; JSON still holds its data URLs.
 
         Raises the RequestError that says what is wrong with them, UploadTimeout if they take too long to arrive.
         """
@@ -92,7 +92,7 @@ class Upload:
 
     async def _store_part(self, chunks: AsyncIterator[bytes], num_before: int) -> Path:
         check_num_videos(num_before + 1, self.settings)
-        with about_video(num_before, num_before + 1):  # whether more will come nobody knows yet
+        with about_video(num_before, num_before + 1):  # whether more videos follow is not known yet
             return (await self.store(chunks)).path
 
     def stored(self, path: Path) -> VideoFile:
@@ -100,39 +100,39 @@ class Upload:
         return self._files[path]
 
     def data_url(self, url: str) -> DataUrl:
-        """The whole of a data URL that a body's fields have, which may be a short string that stands for it."""
+        """The data URL that a field of the body has; if the field has a mark, the string that was set aside for it."""
         for mark, whole in self._set_aside.items():
             if url == mark:
                 return whole
-            if url.endswith(mark):  # bare base64, after a head of ours
+            if url.endswith(mark):  # bare base64, to which we have added a head
                 said = url.removesuffix(mark).encode() + whole.text[whole.begin : whole.end]
                 return DataUrl(said, 0, len(said))
         return DataUrl.of(url)
 
     def borrow(self, lent: AbstractContextManager[VideoFile]) -> VideoFile:
-        """Have a video of somebody else's."""
+        """Use a video that is owned elsewhere until this upload is closed."""
         return self._held.enter_context(lent)
 
     def hand_over(self) -> None:
-        """Somebody else deletes the stored files from now on."""
+        """From now on somebody else deletes the stored files."""
         self._held.pop_all()
 
     async def counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The chunks as they come, held against the budget of all uploads: to declare many bytes takes none of it."""
+        """The chunks as they arrive, counted against the budget of all uploads; declared bytes do not count."""
         async for chunk in chunks:
             self._num_read += len(chunk)
             self.permit.hold_bytes(self._num_read)
             yield chunk
 
     def close(self) -> None:
-        """The files are not needed any more. May be called again."""
+        """Delete the files and give back the borrowed ones. May be called again."""
         self._held.close()
         self._set_aside = {}
         self.permit.num_bytes = 0  # the body is gone; the request goes on
 
 
 async def _at_least_slowly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks of a body; raises UploadTimeout as soon as it is behind the least rate."""
+    """The chunks of a body; raises UploadTimeout as soon as it is more than GRACE_S behind LEAST_RATE."""
     loop = asyncio.get_running_loop()
     due, pieces = loop.time() + GRACE_S, aiter(chunks)
     while True:
@@ -148,7 +148,7 @@ async def _at_least_slowly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]
 
 
 def check_num_videos(number: int, settings: Settings) -> None:
-    """VideoTooLarge for more videos and images than a request may have."""
+    """Raises VideoTooLarge for more videos and images than a request may have."""
     if number > (most := settings.max_videos_per_request):
         raise over_limit(
             f"The request has {number} videos", str(most), "VIDSPEC_MAX_VIDEOS_PER_REQUEST", param="videos"
@@ -160,11 +160,11 @@ async def write_upload(
 ) -> VideoFile:
     """Store a stream in a new private file in `directory`, which the caller deletes.
 
-    VideoUnsupported as soon as the first bytes cannot be a video's (`is_still`: an image's), VideoTooLarge as soon
-    as there are more than `max_bytes`, those `num_before` included that the request's other files have,
-    VideoUnreadable for none. On any error or cancellation the file is gone.
+    Raises VideoUnsupported as soon as the first bytes cannot be a video's (`is_still`: an image's), VideoTooLarge as
+    soon as there are more than `max_bytes`, including the `num_before` bytes of the request's other files,
+    VideoUnreadable if there are none. On any error or cancellation the file is deleted.
     """
-    # The process id tells `sweep` whose it is; the rest nobody can guess. Nothing of the client's goes in.
+    # The process id tells `sweep` whose file it is; nobody can guess the rest. Nothing in it comes from the client.
     path = directory / f"{FILE_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
     num_bytes, digest, pending, is_checked = 0, hashlib.sha256(), bytearray(), False
     with ExitStack() as undo, _create(path) as file:
@@ -204,7 +204,7 @@ async def _write_in_thread(file: FileIO, data: bytes) -> None:
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        await asyncio.wait({writing})  # the file must not be closed under the thread
+        await asyncio.wait({writing})  # the file must not be closed while the thread writes
         raise
     except OSError as error:
         raise CapacityError(_NO_ROOM) from error
