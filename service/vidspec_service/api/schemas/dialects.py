@@ -61,7 +61,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def events(self, head: Facts, news: News) -> Events:
-        """The writer of one stream; `head` is as in `whole`, `news()` returns what is known since its last call."""
+        """The writer of one stream; `head` is as in `whole`, `news()` returns what became known since its last call."""
 
 
 @dataclass(frozen=True, slots=True)
