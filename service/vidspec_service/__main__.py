@@ -35,14 +35,14 @@ def main() -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `vidspec ... | head`: nobody reads on, and the interpreter's own flush must not care
+    except BrokenPipeError:  # `vidspec ... | head`: nobody reads on, and the interpreter's own flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return UNUSABLE
 
 
 def _tell(error: Exception, line: str) -> None:
-    """The line for a person; of a server that logs JSON, an event like all others."""
+    """Print the line; for a server that logs JSON, log an event instead."""
     if sys.argv[1:2] in (["serve"], ["serve-ray"]):
         from vidspec_service.settings import log_format_asked
         from vidspec_service.telemetry import configure_logging

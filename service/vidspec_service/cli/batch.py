@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     )
     tally = BatchProgress()
     try:
-        num_lines = sum(1 for _ in lines())  # a bad one is told before the first is asked
+        num_lines = sum(1 for _ in lines())  # a bad line is reported before the first one is sent
         with open_results(args.output) as results:
             before = [results.answered[line.custom_id] for line in lines() if line.custom_id in results.answered]
             tally.num_bad = before.count(False)
@@ -188,7 +188,7 @@ class BatchProgress(Progress):
             self.console.print(what, highlight=False)
 
     def count(self, is_good: bool) -> None:
-        """One more."""
+        """Count one more answer."""
         self.num_good += is_good
         self.num_bad += not is_good
         self.advance(self.task_ids[0])
@@ -198,7 +198,7 @@ class BatchProgress(Progress):
 def _asker(
     args: argparse.Namespace, settings: ClusterSettings, options: ClientOptions, tally: BatchProgress
 ) -> Iterator[Callable[[Iterable[Line], OnAnswer], None]]:
-    """`BatchClient.answer_all` for whoever is to answer. Raises ConfigError and Unreachable."""
+    """`BatchClient.answer_all` for the server or cluster that is to answer. Raises ConfigError and Unreachable."""
     if args.ray_address is not None:
         from vidspec_service.cli.ray_address import require_ray
 
@@ -216,7 +216,7 @@ def _asker(
 
 @contextmanager
 def _server(url: str | None) -> Iterator[str]:
-    """The address of the one that is named, or of one that runs as long as the block. Raises ConfigError."""
+    """The address of the server at `url`, or of one that runs as long as the block. Raises ConfigError."""
     if url is not None:
         yield url if "://" in url else f"http://{url}"
         return

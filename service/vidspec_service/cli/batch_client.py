@@ -1,4 +1,4 @@
-"""Sends the lines of `vidspec batch` to a server, some at a time, and waits out what passes: restarts, full queues."""
+"""Sends the lines of `vidspec batch` to a server, some at a time; retries temporary failures: restarts, full queues."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 0.5, 30.0
 
 
 class Unreachable(Exception):
-    """The server took no line for as long as one is patient, or knows us not: no other line would fare better."""
+    """The server did not answer a line within `patience_s`, or refuses our key: no other line would fare better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """How a server is asked, whichever it is."""
+    """How to ask any server."""
 
     timeout_s: float  # the longest silence
     patience_s: float  # how long a line is tried again
@@ -42,7 +42,7 @@ class BatchClient:
     """Asks one server."""
 
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
-        """`on_silence` is told, once, why there is no answer yet. Raises Unreachable for what is no address."""
+        """`on_silence` is told, once, why there is no answer yet. Raises Unreachable for an invalid address."""
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
         timeout = httpx.Timeout(options.timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)
@@ -55,11 +55,11 @@ class BatchClient:
         self._has_told = False
 
     async def answer_all(self, lines: Iterable[Line], on_answer: OnAnswer) -> None:
-        """Ask all, of which no more are read than are being asked. Raises Unreachable."""
+        """Ask all lines; a line is read only when it is its turn to be sent. Raises Unreachable."""
         left = iter(lines)
 
         async def ask() -> None:
-            for line in left:  # which all askers share
+            for line in left:  # an iterator that all askers share
                 response, error = None, None
                 try:
                     response = await self._response(line)
@@ -79,7 +79,7 @@ class BatchClient:
                 await asyncio.gather(*askers, return_exceptions=True)
 
     async def _response(self, line: Line) -> dict[str, Any]:
-        """What the server said, in the shape of OpenAI's batch results; tried again while that may help."""
+        """The server's response, in the shape of OpenAI's batch results; retried while that may help."""
         began, wait_s, why = monotonic(), _LEAST_WAIT_S, ""
         while True:
             try:
@@ -94,7 +94,7 @@ class BatchClient:
                     }
                 why = f"HTTP {response.status_code}"
                 wait_s = max(wait_s, _asked_to_wait_s(response))
-            except httpx.UnsupportedProtocol as error:  # no waiting helps
+            except httpx.UnsupportedProtocol as error:  # retrying does not help
                 raise Unreachable(f"{self._client.base_url}: {error}") from error
             except httpx.TransportError as error:
                 why = f"{type(error).__name__} {error}".strip()
@@ -119,14 +119,14 @@ class BatchClient:
 
 
 def _paths(video: object) -> list[str]:
-    """Those that the server cannot take as they stand: it knows data URLs only."""
+    """The paths, if `video` has nothing else: the client sends the files, as the server takes data URLs only."""
     given = video if isinstance(video, list) else [video]
     paths = [each for each in given if isinstance(each, str) and not each.startswith("data:")]
     return paths if len(paths) == len(given) else []
 
 
 def _as_field(value: object) -> str | list[str]:
-    """As a form has it: structured ones are JSON text, a list of words is a field that is repeated."""
+    """The value as a form field: structured values are JSON text, a list of strings is a repeated field."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -135,7 +135,7 @@ def _as_field(value: object) -> str | list[str]:
 
 
 def _with_files(value: Any, folder: Path) -> Any:
-    """The body with the files that its `file:` addresses name, as data URLs."""
+    """The body with each `file:` address replaced by its file as a data URL."""
     if isinstance(value, dict):
         return {name: _with_files(each, folder) for name, each in value.items()}
     if isinstance(value, list):

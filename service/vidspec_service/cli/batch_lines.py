@@ -1,4 +1,4 @@
-"""The lines of `vidspec batch`: requests as OpenAI's batch files have them, results from which a killed run goes on."""
+"""The lines of `vidspec batch`: requests as in OpenAI's batch files, results from which a killed run continues."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ class Answer:
 
     @property
     def is_good(self) -> bool:
-        """Whether the server was asked, and did what it was asked."""
+        """Whether the server was asked and answered with status 200."""
         return self.response is not None and self.response["status_code"] == _OK
 
     def as_line(self) -> dict[str, Any]:
-        """For a file. `asdict` would copy the response, number by number, and not one that is nested deeply."""
+        """For a file. `asdict` would copy the response value by value, and fail on one that is nested deeply."""
         return {"custom_id": self.custom_id, "response": self.response, "error": self.error}
 
 
@@ -96,14 +96,14 @@ OnAnswer = Callable[[Answer], None]
 
 
 class Results:
-    """The file of answers, a line each; what it holds is not asked again. `answered` tells whether each is good."""
+    """The file of answers, a line each; requests in it are not asked again. `answered` tells whether each is good."""
 
     def __init__(self, file: BinaryIO, answered: dict[str, bool]) -> None:
         self._file = file
         self.answered = answered
 
     def add(self, answer: Answer) -> None:
-        """Write an answer, which outlives this process from then on."""
+        """Write an answer; from then on it survives the end of this process."""
         self._file.write(json.dumps(answer.as_line(), ensure_ascii=False).encode() + b"\n")
         self._file.flush()
         self.answered[answer.custom_id] = answer.is_good
@@ -111,10 +111,9 @@ class Results:
 
 @contextmanager
 def open_results(path: Path) -> Iterator[Results]:
-    """Go on with the file. Half a line, at the end of a run that was killed, and lines without a response are dropped:
-    they are asked again.
+    """Open the file to add answers. Lines cut short by a kill, or without a response, are dropped and asked again.
 
-    Raises BadLine if it holds anything but results, or another run writes to it; OSError.
+    Raises BadLine if the file has anything but results, or another run writes to it; OSError.
     """
     with path.open("a+b") as file:
         _lock(file, path)
@@ -131,7 +130,7 @@ def open_results(path: Path) -> Iterator[Results]:
         kept = path.with_name(f"{path.name}.kept")
         try:
             with kept.open("wb") as whole:
-                _lock(whole, path)  # from the moment on that it is the file
+                _lock(whole, path)  # before it takes the place of the file
                 whole.writelines(text for text, result in _read_results(file, path) if result is not None)
                 whole.flush()
                 os.replace(kept, path)
@@ -141,7 +140,7 @@ def open_results(path: Path) -> Iterator[Results]:
 
 
 def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Answer | None]]:
-    """Every line and what it says; None without a response, or if it is cut short. Raises BadLine."""
+    """Every line and its answer: None if it has no response or is cut short. Raises BadLine."""
     file.seek(0)
     for number, text in enumerate(file, 1):
         yield text, _result(text, f"{path}, line {number}")

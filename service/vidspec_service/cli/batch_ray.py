@@ -1,6 +1,6 @@
 """The lines of `vidspec batch` on a Ray cluster: Ray Data gives them to servers on its nodes, some at a time.
 
-It also starts the servers, as many as `VIDSPEC_ENGINES` says, and gives what a lost one had to another.
+It also starts the servers, as many as `VIDSPEC_ENGINES` says, and gives the lines of a lost server to another.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vidspec_service.cli.batch_lines import Answer, Line, OnAnswer
 from vidspec_service.cli.ray_address import join_cluster
 from vidspec_service.settings import ClusterSettings, Copies, variables
 
-_ROUNDS = 4  # what a server is given at a time, as a multiple of what it is asked at once
-_MOST_RETRIES = 4  # of a block whose servers end: one of its lines may be why
+_ROUNDS = 4  # lines that a server is given at a time, as a multiple of those that it is asked at once
+_MOST_RETRIES = 4  # of a block whose servers end: one of its lines may be the reason
 
 
 def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSettings, options: ClientOptions) -> None:
-    """As `BatchClient.answer_all`, by the servers of the cluster at `settings.ray_address`; raises ConfigError too.
+    """Like `BatchClient.answer_all`, with the servers of the cluster at `settings.ray_address`; raises ConfigError too.
 
     The folder of the options must be absolute, and the same on every node.
     """
@@ -44,7 +44,7 @@ def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSett
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         engines = Copies.parse(settings.engines)
         left = iter(lines)
-        # Blocks are in Ray's object store, which spills to disk: no more of the lines is in this process than one.
+        # Blocks are in Ray's object store, which spills to disk: this process holds the lines of one block only.
         blocks = [_block(some) for some in iter(lambda: list(islice(left, block_size)), [])]
         answered = ray.data.from_arrow_refs(blocks).map_batches(
             _Server,
@@ -69,14 +69,14 @@ def _block(lines: Iterable[Line]) -> Any:
 
 
 class _Server:
-    """What Ray Data keeps on a node: a server of its own, and who asks it."""
+    """The actor that Ray Data keeps on a node: a server of its own, and a client that asks it."""
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._held = ExitStack()
         server = self._held.enter_context(own_server())
         self._url = server.url
-        # Ray starts another in its place, and gives that what this one had.
+        # If the server ends, so does this actor: Ray starts another, and gives it the block that this one had.
         threading.Thread(target=lambda: (server.process.wait(), os._exit(1)), daemon=True).start()
 
     def __call__(self, block: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:

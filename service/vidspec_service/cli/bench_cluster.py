@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def cluster_options(args: argparse.Namespace) -> ClusterOptions:
-    """The options that the flags make; raises ConfigError for callers who could not make every load."""
+    """The options that the flags make; raises ConfigError for too few callers to make every load."""
     options = options_of(ClusterOptions, args)
     if options.num_callers <= (least := Scenario().max_running * options.num_engines):
         raise ConfigError(f"--callers must be more than the engines answer at once: {least}")

@@ -1,4 +1,4 @@
-"""What every bench does around its measuring: flags for its files, the engine, a bar, the report."""
+"""What every bench needs besides its measurement: flags for its files, the engine, a progress bar, the report."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def add_output_flags(parser: argparse.ArgumentParser, plot: str | None = None) -
 
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:
-    """The engine with its draft, whatever the settings say of speculation: requests name their mode. Logs little."""
+    """The engine with its draft, whatever `speculation` is set to: requests name their mode. Logs warnings only."""
     settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})
     configure_logging("warning", settings.log_format)
     return engine_config(settings)
 
 
 def run_bench(args: argparse.Namespace, measure: Callable[[Tell], Report]) -> int:
-    """Measure behind a bar; write the files that flags name, print the report. Its exit code."""
+    """Measure with a progress bar, write the files that flags name, print the report; returns the exit code."""
     with progress() as tell:
         provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
         report = replace(measure(tell), provenance=provenance)
-    report.write(vars(args))  # first: who reads the table may leave before its end
+    report.write(vars(args))  # before it is printed: the reader of a pipe may end early
     report.show()
     if report.failure is not None:
         note(f"vidspec bench {report.bench}: {report.failure}")
@@ -59,7 +59,7 @@ def run_bench(args: argparse.Namespace, measure: Callable[[Tell], Report]) -> in
 
 @contextmanager
 def progress() -> Iterator[Tell]:
-    """A bar on a terminal's stderr, drawn when told something only: a thread that draws would disturb what is timed."""
+    """A bar on a terminal's stderr, drawn only when told something: a thread that draws would disturb the timing."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)

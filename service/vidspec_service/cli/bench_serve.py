@@ -16,7 +16,7 @@ from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, client_key
 
-_FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # of a server of our own
+_FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

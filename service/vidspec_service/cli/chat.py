@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 from vidspec_service.cli.terminal import note, say
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-# Whatever else the command line says is sent as a field of the same name.
+# Every other argument is sent as a field of the same name.
 NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s", "field")
 
 
@@ -145,7 +145,7 @@ class ChatProgress(Progress):
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Called by rich for every picture."""
+        """Called by rich for every refresh."""
         if all(task.finished for task in self.tasks):
             self._spinner.update(text=self.phase)
             yield self._spinner
@@ -154,7 +154,7 @@ class ChatProgress(Progress):
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey: a model may write any character, an escape sequence too."""
+    """The text without control characters: a model may write any, such as an escape sequence that a terminal obeys."""
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 

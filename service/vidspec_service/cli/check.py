@@ -108,7 +108,7 @@ async def _check(settings: Settings, seed: int, findings: Findings, launcher: Wo
 
 
 def _judge(findings: Findings, settings: Settings, seed: int, answer: Answer, others: Sequence[Answer]) -> None:
-    """What it comes to. One clip says little about speed: `bench speed` asks about many."""
+    """Add to the verdict. One clip says little about speed: `bench speed` asks about many."""
     findings.praise("it works")
     for other in others:
         alone_s, token_s = (each["timings"]["time_per_output_token_s"] for each in (other, answer))
@@ -126,11 +126,11 @@ def _judge(findings: Findings, settings: Settings, seed: int, answer: Answer, ot
 async def _ask(
     settings: Settings, service: RunningService, seed: int, modes: Sequence[SpeculationMode]
 ) -> list[httpx.Response]:
-    """An answer as the first caller has it, and then one in each mode, with nothing left to compile or to decode."""
+    """An answer as the first caller gets it, then one in each mode, when nothing is left to compile or to decode."""
     with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
         clip = Path(folder) / "clip.mp4"
         write_scene(seed, clip)
-        settings = settings.model_copy(update={"api_keys": None, "api_key_file": None})  # nobody else can ask
+        settings = settings.model_copy(update={"api_keys": None, "api_key_file": None})  # only this process can ask
         engine, decode = service.engine, service.decode_pool.decode
         services = build_services(settings, engine, decode, service.metrics, Path(folder), Remotes())
         transport = httpx.ASGITransport(create_app(services))

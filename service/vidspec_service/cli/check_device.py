@@ -24,9 +24,9 @@ _GIB = 2**30
 
 
 class Findings:
-    """Rows of a plain table as they come, or one JSON object at the end; and what is wrong.
+    """Prints facts as rows of a plain table, or as one JSON object at the end; collects what is wrong.
 
-    A fact is told under a short name, in words and, where they differ, as what goes into the JSON.
+    A fact has a short name, a text and, where the JSON is to have something else, a value for the JSON.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -37,11 +37,11 @@ class Findings:
         self._problems: list[str] = []
 
     def begin(self, section: str) -> None:
-        """What is told from here on stands under this name in the JSON."""
+        """Facts that are told from here on are under this name in the JSON."""
         self._section = section
 
     def tell(self, name: str, text: str, fact: object = None) -> None:
-        """One row; `fact` is dataclasses, numbers, lists and dicts of these."""
+        """Tell one fact; `fact`, its value in the JSON, consists of dataclasses, numbers, lists and dicts of these."""
         facts = self._facts.setdefault(self._section, {})
         facts[name] = text if fact is None else msgspec.to_builtins(fact, str_keys=True)
         if not self._as_json:
@@ -52,7 +52,7 @@ class Findings:
         self._good.append(text)
 
     def problem(self, text: str) -> None:
-        """Something that does not, and what to do about it: the check fails."""
+        """Something that does not work, and what to do about it: the check fails."""
         if text not in self._problems:
             self._problems.append(text)
 
@@ -67,7 +67,7 @@ class Findings:
 
 
 def place(args: argparse.Namespace) -> None:
-    """`--device` is both models' unless they have flags of their own; of several GPUs each gets one, as by `auto`."""
+    """Put each model without its own flag on `--device`; of several GPUs each model gets one, as with `auto`."""
     if args.device is None:
         return
     found = find_devices() if args.device == "cuda" else None
@@ -96,7 +96,7 @@ def _shape(settings: Settings) -> str:
 
 
 def tell_engine(findings: Findings, info: EngineInfo, paths: Mapping[str, StepPath]) -> None:
-    """How steps are computed, whether rows depend on their company, and what memory there is."""
+    """How steps are computed, whether they are batch-invariant, and what memory there is."""
     said = [f"{role} {path.how}" + (f" ({path.fallback})" if path.fallback else "") for role, path in paths.items()]
     findings.tell("steps", ", ".join(said) or "unknown", paths)
     for role, path in paths.items():

@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "bench cluster": "simulate a cluster of engines with the times that one takes here",
     "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",
 }
-# Flags of vLLM's without a counterpart of the same meaning: what a spelling close by would suggest misleads.
+# Flags of vLLM without an equivalent here: a suggestion by similar spelling would mislead.
 _VLLM_FLAGS: Mapping[str, str] = {
     "--max-num-batched-tokens": "the closest is --prefill-chunk",
     "--tensor-parallel-size": "name the devices: --target-device cuda:0,cuda:1",
@@ -83,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """The command and its arguments. Raises UsageError; --help and --version exit with 0."""
     argv = _joined(argv)
-    if argv[:1] == ["bench"]:  # alone, or with a flag: all of them are listed, or one is missed
+    if argv[:1] == ["bench"]:  # without the name of a bench: --help lists them all, anything else is an error
         benches = {name.removeprefix("bench "): of for name, of in COMMANDS.items() if name.startswith("bench ")}
         _parser_of("vidspec bench", "Measure what makes it fast, and what it costs.", benches).parse_args(argv[1:])
     top = _parser_of("vidspec", _DESCRIPTION, COMMANDS)

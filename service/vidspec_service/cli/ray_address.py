@@ -12,7 +12,7 @@ _PATIENCE_S = 5.0
 
 
 def join_cluster(address: str, **more: Any) -> None:
-    """Connect this process to the one at `auto`, `local` or HOST:PORT; `more` is for `ray.init`. Raises ConfigError."""
+    """Connect to the cluster at `auto`, `local` or HOST:PORT; `more` is for `ray.init`. Raises ConfigError."""
     require_ray()
     import ray
 
@@ -24,7 +24,7 @@ def join_cluster(address: str, **more: Any) -> None:
 
 
 def require_ray() -> None:
-    """Before Ray is imported: it tells its makers how it is used, unless it is told not to. Raises ConfigError."""
+    """Called before Ray is imported: by default Ray reports its usage to its makers. Raises ConfigError without Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # noqa: TID251  Ray's own setting, not ours
     try:
         import ray  # noqa: F401
@@ -33,7 +33,7 @@ def require_ray() -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes; raises ConfigError. Nothing is known of `auto`, or of what Ray may call one."""
+    """Raises ConfigError where Ray would try for minutes. Checks HOST:PORT only, not `auto` or other names of Ray's."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         return

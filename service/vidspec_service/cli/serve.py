@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningService:
-    """What a service consists of besides HTTP, up and running."""
+    """The parts of a running service, other than HTTP."""
 
     metrics: Metrics
     engine: Engine
@@ -44,7 +44,7 @@ class RunningService:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings, and what `vllm serve` is given besides."""
+    """The settings, and the other arguments that `vllm serve` has."""
     parser.add_argument("target", nargs="?", metavar="MODEL", help="the same as --model MODEL")
     parser.add_argument(
         "--api-key",
@@ -62,15 +62,15 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(settings.log_level, settings.log_format)
     if args.api_keys is not None:
         _log.warning("an API key is on the command line, where others on this machine can read it")
-    api_keys(settings)  # raises ConfigError: a bad key file or folder is told before minutes of loading
+    api_keys(settings)  # raises ConfigError: a bad key or key file is reported before minutes of loading
     with closing(WorkerLauncher()) as launcher:
-        launcher.start()  # it imports for seconds what workers need: meanwhile we import the API
+        launcher.start()  # imports what workers need, which takes seconds: meanwhile we import the API
         asyncio.run(_serve(settings, launcher))
     return 0
 
 
 def settings_for(args: argparse.Namespace) -> Settings:
-    """What the command line says; raises ConfigError."""
+    """The settings, with MODEL taken as --model; raises ConfigError."""
     if args.target is not None:
         if args.model not in (None, args.target):
             raise ConfigError(f"the model is given twice: {args.target} and --model {args.model}")
@@ -109,7 +109,7 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
 
     if settings.upload_dir is not None:
         check_upload_dir(settings.upload_dir)
-    # Before minutes of loading: what is missing, or a taken port, is told at once.
+    # Before minutes of loading, so that a missing package or a taken port is reported at once.
     with bind(settings) as listener:
         async with open_remotes(settings) as remotes, running_service(settings, launcher) as service:
             listener.listen()  # connections wait in the queue until uvicorn takes them
@@ -131,7 +131,7 @@ def base_url(listener: socket.socket) -> str:
 
 
 def _warn_of_fallbacks(service: RunningService) -> None:
-    """What costs a factor, with its remedy."""
+    """Warn of what makes steps several times slower, and tell the remedy."""
     for role, path in service.engine.status().step_paths.items():
         if path.fallback:
             facts = {"worker": role, "why": path.fallback, "remedy": path.remedy}
@@ -139,7 +139,7 @@ def _warn_of_fallbacks(service: RunningService) -> None:
 
 
 def _warn_of_frames(settings: Settings, info: EngineInfo) -> None:
-    """What is asked for and will not be done."""
+    """Warn if more frames are configured than the model takes."""
     asked, most = settings.default_num_frames, info.max_frames
     if asked is not None and most is not None and asked > most:
         facts = {"default_num_frames": asked, "max_frames": most}

@@ -57,18 +57,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _join(settings: ClusterSettings) -> None:
-    """The cluster that is named, or one of our own on this machine, that ends with us."""
+    """Join the cluster that is named, or start one of our own on this machine, which ends with us."""
     if settings.ray_address is not None:
         join_cluster(settings.ray_address)
         return
     engines, frontends = Copies.parse(settings.engines), Copies.parse(settings.frontends)
-    # Processors are a count to Ray, nothing more: with as many as are asked for, all of it fits a small machine, too.
+    # To Ray, processors are only a count: with as many as are asked for, everything fits on a small machine, too.
     num_cpus = engines.most * settings.engine_cpus + frontends.most * settings.frontend_cpus + _SPARE_CPUS
     join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=round(num_cpus), include_dashboard=False)
 
 
 def announce(settings: ClusterSettings) -> None:
-    """Where it listens."""
+    """Tell where the service listens."""
     url = f"http://{settings.host}:{settings.port}"
     if settings.log_format == "json":  # nothing but JSON for a log shipper
         _log.info("ready", extra={"url": url, "engines": settings.engines})

@@ -50,7 +50,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def settings_of_kind(kind: type[S], args: argparse.Namespace) -> S:
-    """The same where the flags are those of a kind of settings."""
+    """`settings_of` for the flags of a subclass of Settings."""
     return load_settings_of(kind, {name: getattr(args, name, None) for name in kind.model_fields}, args.config)
 
 

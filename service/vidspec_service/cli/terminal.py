@@ -46,7 +46,7 @@ def waiting(text: str) -> Iterator[None]:
 
 @contextmanager
 def loading_display() -> Iterator[OnLoading]:
-    """What to tell the workers' progress to: a bar for each in a terminal, now and then a line in a log."""
+    """Yields a callback for the workers' progress: a bar for each in a terminal, now and then a line in a log."""
     from rich.console import Console
 
     console = Console(stderr=True)

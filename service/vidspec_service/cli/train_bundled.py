@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reopen_shipped(options: TrainOptions) -> None:
-    """Raises ConfigError where it would mean to throw a run's checkpoints away, or for a stage that cannot go on."""
+    """Raises ConfigError if a run's checkpoints would be thrown away, or for a stage that cannot continue."""
     from vidspec_models.training.export import reopen
 
     if not set(options.stages) <= {"widen", "harden", "distil"}:

@@ -1,8 +1,8 @@
-"""One answer by as many engines as it takes: where one is lost, the next goes on after what was committed. No Ray here.
+"""One answer by as many engines as it takes: if one is lost, the next continues after the committed tokens. No Ray.
 
-Text is a function of request and seed, so that a caller cannot tell how many engines an answer had. What an engine's
-own workers die of is judged there (`RequestTable`); here are the engines that die as a whole. One that dies with a
-request may have died of it: the same request ends the next one at the same place.
+The text depends on request and seed only, so a caller cannot tell how many engines an answer had. `RequestTable` deals
+with the deaths of an engine's own workers; this module deals with engines that die as a whole. An engine that dies with
+a request may have died of it: then the same request ends the next engine at the same place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EngineLost(Exception):
 
 Heard = asyncio.Queue[GenerationEvent | Exception | None]
 Ask = Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]]
-"""Has some engine answer: events as `Engine.generate` has them, or EngineLost."""
+"""Has some engine answer: yields the events of `Engine.generate`, or raises EngineLost."""
 
 
 async def answer(request: GenerationRequest, ask: Ask, choice: int = 0) -> AsyncGenerator[GenerationEvent, None]:
@@ -53,7 +53,7 @@ async def answer(request: GenerationRequest, ask: Ask, choice: int = 0) -> Async
 
 
 async def merged(answers: Sequence[AsyncGenerator[GenerationEvent, None]]) -> AsyncGenerator[GenerationEvent, None]:
-    """All events of all, as they come. Raises the first error; every answer is closed in the end."""
+    """The events of all answers, as they come. Raises the first error; every answer is closed in the end."""
     heard: Heard = asyncio.Queue()  # bounded by max_tokens of each
     listeners = [asyncio.create_task(listen(events, heard)) for events in answers]
     try:
@@ -73,7 +73,7 @@ async def merged(answers: Sequence[AsyncGenerator[GenerationEvent, None]]) -> As
 
 
 async def listen(events: AsyncGenerator[GenerationEvent, None], heard: Heard) -> None:
-    """Every event; last the error that ended them, or None. Cancelled: closes them."""
+    """Put every event into `heard`, and last the error that ended them, or None. Closes `events` if cancelled."""
     try:
         async with aclosing(events):
             async for event in events:
@@ -84,14 +84,14 @@ async def listen(events: AsyncGenerator[GenerationEvent, None], heard: Heard) ->
 
 
 class AnswerSoFar:
-    """What the caller has been told, hence what is left to ask for. Pure but for the clock."""
+    """What the caller has received, and hence what is left to ask for. Pure but for the clock."""
 
     def __init__(self, request: GenerationRequest, choice: int = 0) -> None:
         self._request = request
         self._choice = choice
         self._ids: list[int] = []
         self._num_engines = 1
-        self._num_suspicious = 0  # losses in a row
+        self._num_suspicious = 0  # unplanned losses in a row, at about the same place
         self._num_at_loss = 0  # tokens committed at the first of them
         self._accepted: Accepted | None = None
         self._accepted_at = 0.0
@@ -100,20 +100,20 @@ class AnswerSoFar:
         self.is_finished = False
 
     def rest(self) -> GenerationRequest:
-        """What an engine that knows nothing of it has to be asked."""
-        # A name of its own: an engine that was given up may still hold the other one.
+        """The request for the next engine, which knows nothing of the answer so far."""
+        # Each has a name of its own: an engine that was given up may still hold the request by the old name.
         name = f"{self._request.request_id}.{self._num_engines}" if self._num_engines > 1 else self._request.request_id
         return replace(self._request, request_id=name, committed=(*self._request.committed, *self._ids))
 
     def take(self, event: GenerationEvent) -> list[GenerationEvent]:
-        """What of an engine's event the caller has not been told."""
+        """What the caller is to receive of an engine's event."""
         match event:
             case Accepted():
-                if self._accepted is not None:  # by the engine that began
+                if self._accepted is not None:  # the first engine's was passed on
                     return []
                 self._accepted, self._accepted_at = event, time.monotonic()
             case TextDelta(num_tokens=0):
-                # The last words, that were held back until now: the next engine would say them again.
+                # Text held back until the end waits for Finished: if this engine is lost, the next one sends it again.
                 self._held = replace(event, choice=self._choice)
                 return []
             case TextDelta():
@@ -127,7 +127,7 @@ class AnswerSoFar:
         return [event]
 
     def engine_lost(self, *, is_planned: bool) -> None:
-        """Another engine has to go on; raises GenerationFailed if that would be one too many."""
+        """An engine is lost and another has to continue; raises GenerationFailed if too many were lost."""
         self._num_engines += 1
         if is_planned:
             return
@@ -141,7 +141,7 @@ class AnswerSoFar:
             )
 
     def _whole(self, last: Finished) -> Finished:
-        """What was counted here instead of in the last engine. Its speculation is all that is known of it."""
+        """`last` with what was counted here over all engines. Speculation is known of the last engine only."""
         if self._num_engines == 1 or self._accepted is None:
             return replace(last, choice=self._choice)
         return replace(

@@ -1,7 +1,7 @@
-"""The Ray Serve application: which processes there are, how many, where, who finds whom; and a frontend, which is one.
+"""The Ray Serve application: which deployments there are, their number, resources and routing; and the frontend.
 
-`vidspec_service.cluster.application:application` is what an `import_path` names, in a file for `serve deploy` or in a
-RayService; its `args` are settings.
+`vidspec_service.cluster.application:application` is the `import_path` in a file for `serve deploy` or in a RayService;
+its `args` are settings.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from vidspec_service.telemetry import Metrics, configure_logging
 _DRAIN_LOOK_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
-_BUSY = 0.75  # of the requests that an engine generates at the same time: with more, another is started
-# Requests that an engine takes, as a multiple of those it generates at once. With 1 a busy cluster sends half of its
-# follow-ups to engines without their video, whose work makes it busier still (`vidspec bench cluster`).
+_BUSY = 0.75  # of an engine's max_running_requests: with more, another engine is started
+# Requests that an engine takes, as a multiple of those it generates at once. With 1 a busy cluster sends half of the
+# follow-up requests to engines without their video, and this work makes it busier still (`vidspec bench cluster`).
 _FULL = 2
 _ROUTER = RequestRouterConfig(
     request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
-    # An engine's points on the ring. With Ray's 100 some engines get a fifth more of the videos; see the same bench.
+    # Points of an engine on the hash ring. With Ray's 100 some engines get a fifth more videos; see the same bench.
     request_router_kwargs={"num_virtual_nodes": 1000},
 )
 _QUIET = LoggingConfig(enable_access_log=False)  # the API's own log has a line for every request
-_ANY_NUMBER = 10_000  # of requests in a frontend, whose own bounds answer with an error that says what to do
+_ANY_NUMBER = 10_000  # of requests in a frontend: its own limits answer with an error that says what to do
 
 
 class Frontend:
-    """API and decoding children as those of `vidspec serve`, behind Ray Serve's proxy, which calls it."""
+    """The API and the decode children, as in `vidspec serve`, called by Ray Serve's proxy."""
 
     async def __init__(self, settings: ClusterSettings, engines: DeploymentHandle) -> None:  # type: ignore[misc]  # awaited
         """Ready as soon as an engine is; raises ConfigError."""
         configure_logging(settings.log_level, settings.log_format)
         at_once = Copies.parse(settings.engines)
-        # It may keep all engines busy; which of them is free is seen by those who ask them.
+        # A single frontend may keep all engines busy; Ray's router sees which of them are free.
         settings = settings.model_copy(update={"max_running_requests": settings.max_running_requests * at_once.most})
         metrics = Metrics(CollectorRegistry())
         async with AsyncExitStack() as stack:
@@ -74,7 +74,7 @@ class Frontend:
 
 
 def application(args: dict[str, Any]) -> Application:
-    """Of settings by their names, over the environment of the machine that this runs on; raises ConfigError."""
+    """`args` are settings by name, which override the environment of the machine this runs on; raises ConfigError."""
     return application_of(load_settings_of(ClusterSettings, args))
 
 
@@ -83,10 +83,10 @@ def application_of(settings: ClusterSettings) -> Application:
     engines = serve.deployment(EngineReplica).options(
         name=ENGINES,
         **_copies(settings.engines, settings),
-        # Beyond them load beats affinity: the next on the ring is asked, and where all are full, requests wait.
+        # Above this, load beats affinity: the next engine on the ring is asked; if all are full, requests wait.
         max_ongoing_requests=_FULL * settings.max_running_requests,
         request_router_config=_ROUTER,
-        # One actor, so that an engine's processes share a node, its GPUs, and their channels.
+        # One actor per engine, so that the engine's processes share a node, its GPUs, and their channels.
         ray_actor_options={"num_cpus": settings.engine_cpus, "num_gpus": settings.engine_gpus},
         graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
         graceful_shutdown_timeout_s=settings.engine_drain_s,

@@ -1,4 +1,4 @@
-"""One engine of a cluster: draft and target on one node, in and below a process of Ray Serve's; and its metrics."""
+"""One engine of a cluster: draft and target on one node, as children of a Ray Serve process; and its metrics."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenUp:
-    """The first thing an engine says of a request."""
+    """The first message of an engine about a request."""
 
-    roundings: str  # equal ones: what one engine began, another goes on with, bit by bit
+    roundings: str  # if equal, one engine can continue what another began, bit for bit
     clock: float  # the engine's monotonic one, now
 
 
 class EngineReplica:
-    """What Ray Serve calls. It starts with the engine and is ready when the engine is."""
+    """The actor that Ray Serve calls. It starts the engine and is ready when the engine is."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray Serve awaits it
-        """Raises ConfigError for what a human has to mend."""
+        """Raises ConfigError for what a person has to fix."""
         configure_logging(settings.log_level, settings.log_format)
         config = engine_config(settings)
         check_models(config)
@@ -67,13 +67,13 @@ class EngineReplica:
         self._roundings = roundings_of(config, self._engine.info, self._engine.status())
 
     async def facts(self) -> EngineFacts:
-        """The same of all engines, by the one configuration that they have."""
+        """Equal for all engines, since they have the same configuration."""
         return EngineFacts(info=self._engine.info, tokenizer=self._engine.tokenizer.to_str())
 
     async def generate(
         self, request: GenerationRequest, videos: tuple[Video, ...]
     ) -> AsyncGenerator[list[TakenUp | GenerationEvent], None]:
-        """TakenUp, then as `Engine.generate`, several at a time; the request's videos come beside it."""
+        """TakenUp, then the events of `Engine.generate`, several at a time; `videos` are those of the request."""
         taken_up: list[TakenUp | GenerationEvent] = [TakenUp(roundings=self._roundings, clock=time.monotonic())]
         events = self._engine.generate(replace(request, videos=videos))
         async with aclosing(in_batches(events, _SHORTEST_PAUSE_S)) as batches:
@@ -94,10 +94,10 @@ class EngineReplica:
 async def in_batches(
     events: AsyncGenerator[GenerationEvent, None], pause_s: float
 ) -> AsyncGenerator[list[GenerationEvent], None]:
-    """All events, those together that come within `pause_s` of the last text that was told: first and last at once.
+    """All events: those within `pause_s` of a batch with text come together; the first and the last come at once.
 
-    A message between two machines takes a millisecond of processor time, a token less. Texts that go together become
-    one: each would be an event of its own on the rest of the way, too.
+    A message between two machines takes a millisecond of processor time, a token less. Texts of a batch are merged:
+    otherwise each would be an event of its own on the rest of the way, too.
     """
     heard: Heard = asyncio.Queue()  # bounded by the answer's max_tokens
     not_before = 0.0
@@ -119,7 +119,7 @@ async def in_batches(
 
 
 def joined(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
-    """The same of one answer, texts that follow each other as one; but for those that were held back until its end."""
+    """One answer's events with consecutive texts merged, except text that was held back until the answer's end."""
     told: list[GenerationEvent] = []
     for event in events:
         last = told[-1] if told else None
@@ -131,7 +131,7 @@ def joined(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
 
 
 def roundings_of(config: EngineConfig, info: EngineInfo, status: EngineStatus) -> str:
-    """What the target's numbers depend on, to the last bit: weights by name, code, libraries, kernels, machine."""
+    """Hash of what decides the last bit of the target's numbers: weights by name, code, libraries, kernels, machine."""
     parts: list[object] = [
         __version__,
         config.target.model,
@@ -146,16 +146,16 @@ def roundings_of(config: EngineConfig, info: EngineInfo, status: EngineStatus) -
 
 
 def _processor() -> list[str]:
-    """Libraries choose their kernels by it."""
+    """The facts about the processor by which libraries choose their kernels."""
     first = _PROCESSOR.read_text().partition("\n\n")[0].splitlines() if _PROCESSOR.exists() else []
     return [line for line in first if line.startswith(_PROCESSOR_FACTS)]
 
 
 async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
-    """Tell what an engine counts as Ray's metrics, until it is cancelled: each node has a page of them.
+    """Publish an engine's metrics as Ray's, which each node serves on a page; runs until cancelled.
 
-    No caller can ask one engine for its /metrics: who calls a deployment gets any of its replicas. Ray adds which
-    deployment, replica and application it is.
+    No caller can ask a given engine for /metrics: a call to a deployment goes to any of its replicas. Ray adds the
+    names of deployment, replica and application.
     """
     gauges: dict[str, Gauge] = {}
     while True:
@@ -164,7 +164,7 @@ async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
                 if name not in gauges:
                     gauges[name] = Gauge(name, tag_keys=tuple(tags))
                 gauges[name].set(value, tags)
-        except Exception as error:  # whatever ails Ray's metrics, answers do not need them: told again in a while
+        except Exception as error:  # whatever Ray's fault is: answers do not need metrics; tried again later
             _log.warning("Ray does not take the engine's metrics", extra={"why": str(error)})
         await asyncio.sleep(_METRICS_EVERY_S)
 
@@ -172,10 +172,10 @@ async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
 def numbers(registry: CollectorRegistry, model_name: str) -> Iterator[tuple[str, float, dict[str, str]]]:
     """Every number of the registry: its name as Ray allows it, its value, its tags.
 
-    `vidspec:x` is `vidspec_x`, to which Ray adds: its pages have `ray_vidspec_x`.
+    `vidspec:x` becomes `vidspec_x`, and `ray_vidspec_x` on Ray's pages.
 
-    Counters and buckets are told as they stand: `rate` and `histogram_quantile` do not look at a metric's kind, and
-    Ray's own histograms can be told single observations only.
+    Counters and buckets are published as gauges: `rate` and `histogram_quantile` do not look at a metric's type, and
+    Ray's own histograms take single observations only.
     """
     for metric in registry.collect():
         for sample in metric.samples:

@@ -1,4 +1,4 @@
-"""RayEngine: what `Engine` is to the API where the engines are Ray Serve's: replicas of one deployment, on any node."""
+"""RayEngine: the `Engine` that the API gets where the engines are replicas of a Ray Serve deployment, on any node."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from vidspec_service.telemetry import Metrics
 
 ENGINES = "Engine"  # the deployment's name
 _LOOK_S = 2.0  # how often the engines are counted
-_ENDED_ON_PURPOSE = "ray.kill"  # so Ray tells of what Serve ends: for an update, a smaller number, a failed check
+_ENDED_ON_PURPOSE = "ray.kill"  # in Ray's error if Serve ended it: for an update, a smaller number, a failed check
 
 _log = logging.getLogger(__name__)
 
 
 async def facts_of(engines: DeploymentHandle, timeout_s: float) -> EngineFacts:
-    """As soon as one engine is ready; raises ConfigError where none is in time."""
+    """Returns as soon as one engine is ready; raises ConfigError if none is in time."""
     try:
         async with asyncio.timeout(timeout_s):
             facts: EngineFacts = await engines.facts.remote()
@@ -46,7 +46,7 @@ class RayEngine:
     """Implements `Engine`. Belongs to one event loop, as a `LocalEngine` does."""
 
     def __init__(self, engines: DeploymentHandle, facts: EngineFacts, metrics: Metrics, *, may_sleep: bool) -> None:
-        """`may_sleep`: to have no engine at all is no fault; the next request has one started."""
+        """`may_sleep`: having no engine at all is no fault; the next request starts one."""
         self.info = facts.info
         self.tokenizer = Tokenizer.from_str(facts.tokenizer)
         self._engines = engines
@@ -56,7 +56,7 @@ class RayEngine:
         self._traffic = Traffic()
 
     def status(self) -> EngineStatus:
-        """See `Engine`: of all engines together, and of the requests that came through here."""
+        """See `Engine`: the state of all engines together, and the requests that came through this frontend."""
         is_there = self._num_engines > 0 or self._may_sleep
         return EngineStatus(
             workers={"target": WorkerState.READY if is_there else WorkerState.STARTING},
@@ -69,7 +69,7 @@ class RayEngine:
         """See `Engine.generate`."""
         session = session_of(request)
         try:
-            # Once, for all answers and for all engines that may have to go on with one.
+            # Stored once, for all answers and for all engines that may have to continue one.
             videos = await asyncio.to_thread(ray.put, request.videos)
         except ObjectStoreFullError as error:
             raise CapacityError("The cluster has no room for the request at the moment; try again.") from error
@@ -85,41 +85,41 @@ class RayEngine:
                 yield event
 
     def _count(self, event: Finished) -> None:
-        """As far as it is known here: accepted tokens by position are not."""
+        """Count what is known here; accepted tokens by position are not."""
         stats = event.speculation
         self._metrics.spec_decode_num_drafts.inc(stats.num_drafts)
         self._metrics.spec_decode_num_draft_tokens.inc(stats.num_draft_tokens)
         self._metrics.spec_decode_num_accepted_tokens.inc(stats.num_accepted_tokens)
 
     async def look(self) -> None:
-        """Count the engines now and then: readiness depends on it. Until it is cancelled."""
+        """Count the engines now and then, until cancelled: readiness depends on it."""
         app = serve.get_replica_context().app_name
         while True:
             try:
                 status = await asyncio.to_thread(serve.status)
                 states = status.applications[app].deployments[ENGINES].replica_states
                 self._num_engines = states.get("RUNNING", 0)
-            except Exception as error:  # whatever ails the controller: it is being started again, and is asked again
+            except Exception as error:  # whatever the controller's fault is: Ray restarts it, and it is asked again
                 _log.warning("the engines cannot be counted", extra={"why": str(error)})
             await asyncio.sleep(_LOOK_S)
 
 
 class Call:
-    """One answer's way to the engines."""
+    """Asks the engines for one answer."""
 
     def __init__(
         self, engines: DeploymentHandle, videos: ray.ObjectRef, traffic: Traffic, taking_turns: asyncio.Lock
     ) -> None:
-        """`taking_turns` is common to the calls of one HTTP request.
+        """`taking_turns` is shared by the calls of one HTTP request.
 
-        Ray's router (2.60) knows the calls that wait for an engine by the request that they are made for, and would
-        forget one of two. The first has to prefill anyway what the others borrow.
+        Ray's router (2.60) tells the calls that wait for an engine apart by their HTTP request, and would forget one
+        of two. Little time is lost: the first has to prefill anyway what the others borrow.
         """
         self._engines = engines
         self._videos = videos
         self._traffic = traffic
         self._taking_turns = taking_turns
-        self._roundings: str | None = None  # of the engine that began
+        self._roundings: str | None = None  # of the engine that began the answer
 
     async def ask(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See `answers.Ask`."""
@@ -148,7 +148,7 @@ class Call:
         except RayActorError as error:
             why = str(error)
             raise self._lost(why.splitlines()[-1], is_planned=error.preempted or _ENDED_ON_PURPOSE in why) from error
-        except TaskCancelledError as error:  # by Ray: a caller that leaves is no error
+        except TaskCancelledError as error:  # by Ray: a caller that leaves does not come here
             raise self._lost("its stream was cancelled", is_planned=True) from error
         except DeploymentUnavailableError as error:
             raise EngineDead(f"no engine can be started: {error}") from error
@@ -169,7 +169,7 @@ class Call:
 
 
 class Traffic:
-    """The requests of one frontend that are with the engines, and how long those were gone. Pure but for the clock."""
+    """A frontend's requests to the engines, and how long it was without a lost engine. Pure but for the clock."""
 
     def __init__(self) -> None:
         self._is_accepted: dict[str, bool] = {}
@@ -186,7 +186,7 @@ class Traffic:
 
     @property
     def outage_s(self) -> float:
-        """From every lost engine until one was heard again, all together."""
+        """Total time from the loss of an engine until an engine was heard again."""
         return self._outages_s + (0.0 if self._lost_at is None else time.monotonic() - self._lost_at)
 
     def began(self, name: str) -> None:
@@ -194,12 +194,12 @@ class Traffic:
         self._is_accepted[name] = False
 
     def heard(self, name: str, event: GenerationEvent) -> None:
-        """An engine is there, and said this of a request."""
+        """An engine is there, and sent this event of a request."""
         self._outages_s, self._lost_at = self.outage_s, None
         self._is_accepted[name] |= isinstance(event, Accepted)
 
     def lost_engine(self) -> None:
-        """One is gone, whose requests now wait for another."""
+        """An engine is gone, and its requests now wait for another."""
         self._lost_at = self._lost_at or time.monotonic()
 
     def ended(self, name: str) -> None:
@@ -208,7 +208,7 @@ class Traffic:
 
 
 def session_of(request: GenerationRequest) -> str:
-    """Equal where an engine may still have features and rows of it: the first video's key, else how the talk began."""
+    """Equal for requests that may share features and KV rows: the first video's key, else from the first question."""
     if request.videos:
         return request.videos[0].key or request.request_id
     first = next((turn.text for turn in request.turns if turn.role == "user"), "")

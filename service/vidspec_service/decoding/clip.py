@@ -1,4 +1,4 @@
-"""What frames a caller wants of a video, and what decoding hands over."""
+"""Which frames a caller wants of a video, and what decoding returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FrameSequence:
 
     num_bytes: tuple[int, ...]  # [N] of each image
     timestamps_s: tuple[float, ...]  # [N] 0 or more, at least 1 ms apart
-    fps: float | None = None  # frames per second, where the times are made of it
+    fps: float | None = None  # frames per second, if the times were computed from it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,7 @@ WHOLE = Part()
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
-    """The facts of a clip, or a part of it, as a decode child tells them; the pixels [T, H, W, 3] of all chosen frames
-    lie in memory beside them.
-    """
+    """What a child reports of a clip, or a part of it; the pixels [T, H, W, 3] of all chosen frames are in memory."""
 
     timestamps_s: tuple[float, ...]  # [T]
     source_indices: tuple[int, ...]  # [T]
@@ -65,17 +63,17 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
     codec: str
     warnings: tuple[str, ...]
     orientation: tuple[bool, bool, bool] = (False, False, False)  # how stored frames were turned
-    is_sound: bool = True  # nothing stands in for another frame, is left out, damaged or of another size
+    is_sound: bool = True  # no chosen frame is replaced, left out, damaged or of another size
 
     @property
     def num_bytes(self) -> int:
-        """Of all frames."""
+        """Bytes of all frames."""
         return len(self.timestamps_s) * self.height * self.width * 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """What decoding hands over. Rotation is applied; timestamps start at the video's first frame."""
+    """A decoded video. Rotation is applied; timestamps start at the video's first frame."""
 
     video: Video
     timestamps_s: tuple[float, ...]  # [T] when each of the frames is shown
@@ -109,7 +107,7 @@ def check_request(request: FrameRequest, limits: DecodingLimits) -> None:
 
 
 def check_agreement(request: FrameRequest) -> None:
-    """Refuse wishes of which one rules out another: InvalidRequest, `param` set."""
+    """Refuse fields that exclude each other: InvalidRequest, `param` set."""
     if request.fps is not None and request.num_frames is not None:
         raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
     if request.end_s is not None and request.end_s <= (request.start_s or 0.0):

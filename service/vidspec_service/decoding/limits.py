@@ -21,18 +21,18 @@ class DecodingLimits:
     timeout_s: float = 60.0  # wall clock of one decode child
 
     def shared(self, num_videos: int) -> DecodingLimits:
-        """What each of so many videos of one request may cost."""
+        """The limits for each of `num_videos` videos of one request."""
         max_frames = max(1, self.max_frames // num_videos)
         return replace(self, max_frames=max_frames, max_decoded_bytes=self.max_decoded_bytes // num_videos)
 
     def check_pixels(self, width: int, height: int) -> None:
-        """VideoTooLarge for a frame over the limit."""
+        """Raises VideoTooLarge for a frame over the limit."""
         if width * height > self.max_pixels:
             fact = f"A frame has {width}x{height} = {width * height:,} pixels"
             raise over_limit(fact, f"{self.max_pixels:,}", "VIDSPEC_MAX_PIXELS")
 
     def check_decoded_bytes(self, num_frames: int, width: int, height: int) -> int:
-        """Bytes that so many RGB frames take; VideoTooLarge if over the limit."""
+        """Returns the bytes that so many RGB frames take; raises VideoTooLarge if they are over the limit."""
         needed = num_frames * width * height * 3
         if needed > self.max_decoded_bytes:
             fitting = self.max_decoded_bytes // (width * height * 3)

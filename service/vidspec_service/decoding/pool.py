@@ -1,7 +1,7 @@
 """DecodePool: decodes videos in confined children, one clip each, without blocking the event loop.
 
-Children are forked from a process that has imported PyAV, and ahead of need, so that a request pays for decoding
-only. Each ends with its clip: what a hostile file did to its decoder goes no further.
+Children are forked ahead of need, from a process that has imported PyAV, so that a request pays for decoding only.
+Each ends with its clip: a decoder that a hostile file has taken over never decodes another file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vidspec_service.forking import ForkServer
 T = TypeVar("T")
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
-_PART_BYTES = 512 * 1024  # of a file; less is not worth a second child, which walks all packets again
+_PART_BYTES = 512 * 1024  # of a file for each child: less is not worth another one, which walks all packets again
 
 
 class DecodePool:
@@ -74,7 +74,7 @@ class DecodePool:
     async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
         """Frames and facts of the video at `path`, which must stay there meanwhile; waits for a free slot.
 
-        A request's videos that share its limits share `default_num_frames` as well: rounded down, at least one each.
+        A request's videos share its limits and `default_num_frames` equally: rounded down, at least one frame each.
 
         Raises InvalidRequest, VideoUnsupported, VideoUnreadable (also for a decode that takes too long) or
         VideoTooLarge; CapacityError if no child can be started, Draining if the pool closes. Cancelling kills
@@ -95,9 +95,7 @@ class DecodePool:
                 return clip_of(decoded_of(await self._run(job, frames)), frames)
 
     async def _decode_in_parts(self, job: Job, count: int) -> Clip | None:
-        """Like `decode`, by several children at once; None if the clip is not sound: how that is mended is a matter of
-        the whole.
-        """
+        """Like `decode`, by several children at once; None if the clip is not sound: it must be decoded as a whole."""
         with frames_memory() as frames:
             jobs = (structs.replace(job, part=Part(number, count)) for number in range(count))
             parts = await all_or_none([self._run(each, frames) for each in jobs])
@@ -117,7 +115,7 @@ class DecodePool:
         self._forks.close()
 
     async def _run(self, job: Job, frames: FileIO) -> Answer:
-        """By a child of its own, which decodes into `frames`; by another if the fork server dies, but only once."""
+        """Run `job` in a child, which decodes into `frames`; if the fork server dies, once more in another child."""
         for _ in range(2):
             try:
                 return await self._run_once(job, frames)
@@ -138,14 +136,14 @@ class DecodePool:
             raise
         except asyncio.CancelledError:
             child.kill()
-            await asyncio.wait({work})  # milliseconds; the slot is not free before
-            _ = work.cancelled() or work.exception()  # nobody else asks: asyncio would log what was never retrieved
+            await asyncio.wait({work})  # milliseconds; until then the slot is in use
+            _ = work.cancelled() or work.exception()  # asyncio logs exceptions that nobody has retrieved
             raise
         finally:
             self._children.discard(child)
 
     async def _renew_spares(self) -> None:
-        """Those there are die with what they were forked from, if they have not yet."""
+        """Replace all spares: they die with the fork server that they come from, if they are not dead yet."""
         if self._is_closed:  # no more are started
             return
         doomed = tuple(self._spares)
@@ -153,11 +151,11 @@ class DecodePool:
         ends = asyncio.gather(*map(self._end_spare, doomed))
         self._work.add(ends)
         ends.add_done_callback(self._work.discard)
-        await asyncio.shield(ends)  # though who waits for it may have left
+        await asyncio.shield(ends)  # goes on if the caller is cancelled
 
     async def _take_spare(self) -> DecodeChild:
         """The oldest spare, once ready; another is started in its place."""
-        for _ in range(self._max_workers + 1):  # any of the spares may have been killed since, for memory
+        for _ in range(self._max_workers + 1):  # any spare may have been killed since, for lack of memory
             if self._is_closed:
                 raise Draining("The server is shutting down.")
             spare = self._spares.popleft()
@@ -198,17 +196,17 @@ class DecodePool:
 
 
 def _most_parts(job: Job) -> int:
-    """How many children a video may keep busy, where nobody else wants them."""
+    """The most children that may decode one video at once, if no other request needs them."""
     if job.request.is_still or job.request.sequence is not None:
         return 1
     try:
         return 1 + os.stat(job.path).st_size // _PART_BYTES
-    except OSError:  # the child will say so
+    except OSError:  # the child will report it
         return 1
 
 
 async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; where one fails the others are cancelled, and have ended before it is raised."""
+    """All results; if one fails, the others are cancelled and have ended before its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -218,11 +216,11 @@ async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded | None:
-    """The whole clip; None if a part is not sound, or their frames are not of one size, turned alike."""
+    """The whole clip; None if a part is not sound, or frames differ in size or orientation between parts."""
     kinds = {(part.width, part.height, part.orientation) for part in parts if part.timestamps_s}
     if len(kinds) != 1 or not parts[0].timestamps_s or not all(part.is_sound for part in parts):
         return None
-    return structs.replace(  # both rise with the place; that there are as many of them is for `clip_of` to check
+    return structs.replace(  # both increase with the frame's place; `clip_of` checks that both are complete
         parts[0],
         timestamps_s=tuple(sorted(time_s for part in parts for time_s in part.timestamps_s)),
         source_indices=tuple(sorted(index for part in parts for index in part.source_indices)),

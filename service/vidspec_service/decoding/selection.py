@@ -19,14 +19,14 @@ from vidspec_service.errors import InvalidRequest
 # Matroska and others round times to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without this
 # slack, asking for a clip's own rate would skip frames. Never more than a quarter of a frame.
 _ROUNDING_S = 0.001
-_EXACT_S = 1e-9  # by which sums of times that are equal on paper may differ
+_EXACT_S = 1e-9  # sums of times that are equal on paper may differ by this much
 
 Frame = TypeVar("Frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Display-order indices, strictly increasing, at least one; and what the caller should be told."""
+    """Display-order indices, strictly increasing, at least one; and warnings for the caller."""
 
     indices: tuple[int, ...]
     warnings: tuple[str, ...] = ()
@@ -65,12 +65,12 @@ def select_frames(
 
 
 def select_sequence(
-    timestamps_s: Sequence[float],  # [N] strictly increasing, from whatever the client counts them
+    timestamps_s: Sequence[float],  # [N] strictly increasing; the client chooses where zero is
     duration_s: float,
     request: FrameRequest,
     limits: DecodingLimits,
 ) -> Selection:
-    """Choose among frames that somebody has chosen already: all in the time window, unless something else is asked.
+    """Choose among a client's own frames: all in the time window, unless the request asks for something else.
 
     Raises what `select_frames` does; InvalidRequest for a window without a frame, VideoTooLarge for too many.
     """
@@ -112,7 +112,7 @@ class _Display:
         self._slack_s = min(_ROUNDING_S, duration_s / len(timestamps_s) / 4)
 
     def _frame_at(self, time_s: float, end_s: float) -> int:
-        """None that begins at the window's end, or later: that one is excluded."""
+        """Index of the frame on display; never one that begins at the window's end or later: the end is excluded."""
         latest_s = max(time_s, min(time_s + self._slack_s, end_s - _EXACT_S))
         return max(bisect_right(self._timestamps_s, latest_s) - 1, 0)
 
@@ -122,7 +122,7 @@ class _Display:
         return _distinct(self._frame_at(start_s + (i + 0.5) * step_s, end_s) for i in range(count))
 
     def at_rate(self, start_s: float, end_s: float, fps: float) -> tuple[int, ...]:
-        """The frames at start, start + 1/fps, ... before the end. Steps are bounded by the frames."""
+        """The frames at start, start + 1/fps, ... before the end. The number of frames bounds that of the steps."""
         found: list[int] = []
         tick = 0
         while not found or start_s + tick / fps < end_s - _EXACT_S:
@@ -165,7 +165,7 @@ class FramePicker(Generic[Frame]):
         return self._wanted[0] if self._wanted else None
 
     def offer(self, index: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
-        """Take one decoded frame; give what it settles."""
+        """Take one decoded frame; yield the chosen frames that it settles."""
         while self._wanted and self._wanted[0] < index:
             yield from self._stand_in(self._wanted.popleft(), index, frame)
         if self._wanted and self._wanted[0] == index:
@@ -174,7 +174,7 @@ class FramePicker(Generic[Frame]):
         self._previous = (index, frame)
 
     def finish(self) -> Iterator[tuple[int, Frame]]:
-        """The decoder is empty; settle what is still wanted."""
+        """The decoder is empty; settle the frames that are still wanted."""
         while self._wanted:
             yield from self._stand_in(self._wanted.popleft(), -1, None)
 
@@ -184,7 +184,7 @@ class FramePicker(Generic[Frame]):
 
     def _stand_in(self, missing: int, index: int, frame: Frame | None) -> Iterator[tuple[int, Frame]]:
         if self._previous is not None and self._previous[0] > self._last_given:
-            # One frame off is what a player shows, and no damage where each field of a frame is a packet.
+            # A frame off by one is not counted: a player shows it, and where each field is a packet nothing is damaged.
             self.num_replaced += missing - self._previous[0] > 1
             yield self._give(*self._previous)
         elif frame is not None and index > self._last_given and index not in self._wanted:

@@ -1,4 +1,4 @@
-"""What a file's first bytes say it is: refused before it is decoded unless they open a container we read."""
+"""Checks a file's first bytes: unless they begin a container we read, the file is refused before it is decoded."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _TEXT = frozenset(string.printable.encode())
 
 
 def check_signature(head: bytes, *, is_still: bool = False) -> None:
-    """VideoUnsupported unless `head`, a file's first HEAD_BYTES or all of it, opens a container we read.
+    """Raises VideoUnsupported unless `head`, a file's first HEAD_BYTES or all of it, begins a container we read.
 
-    A client's file name and media type are never asked. `is_still`: an image is expected, and nothing else will do.
+    A client's file name and media type are not used. With `is_still`, nothing but an image is accepted.
     """
     if not (_is_still(head) if is_still else _is_container(head)):
         what = "a video" if is_still and _is_container(head) else _guess(head)
@@ -66,7 +66,7 @@ def _is_container(head: bytes) -> bool:
     if head[:4] == b"RIFF":
         return head[8:12] == b"AVI "
     if head.startswith(_PNG):
-        return b"acTL" in head[8:]  # an animation's
+        return b"acTL" in head[8:]  # the chunk that only animations have
     return head.startswith(_MAGIC) or _is_transport_stream(head) or _is_bare_stream(head)
 
 

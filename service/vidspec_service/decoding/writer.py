@@ -19,7 +19,7 @@ DEFAULT_OPTIONS = {"crf": "12", "preset": "medium"}
 
 def write_clip(
     path: Path,
-    frames: Iterable[NDArray[np.uint8]],  # each [H, W, 3] RGB, all of one size, even for yuv420p
+    frames: Iterable[NDArray[np.uint8]],  # each [H, W, 3] RGB, all of one size; H and W even for yuv420p
     fps: float,
     *,
     codec: str = "h264",
@@ -28,8 +28,8 @@ def write_clip(
 ) -> None:
     """Encode `frames` to `path`, whose suffix names the container; the same input gives the same bytes.
 
-    ValueError for no frames, frames of unequal or unusable size, or an encoder's refusal. `path` is replaced
-    only by a complete file.
+    Raises ValueError for no frames, frames of unequal or unusable size, or if the encoder refuses. `path` is
+    replaced only by a complete file.
     """
     frames = iter(frames)
     first = next(frames, None)
@@ -42,7 +42,7 @@ def write_clip(
             rate = Fraction(fps).limit_denominator(60_000)
             stream: Any = container.add_stream(codec, rate=rate, options=dict(options))
             stream.height, stream.width, stream.pix_fmt = height, width, pix_fmt
-            # Encoders split their work by the number of threads: one, so that the result depends on no machine.
+            # Encoders split their work by the number of threads: with one, every machine gives the same result.
             stream.codec_context.thread_type = ThreadType.NONE
             stream.codec_context.thread_count = 1
             for frame in chain([first], frames):

@@ -20,7 +20,7 @@ class Copies:
 
     @classmethod
     def parse(cls, text: str) -> Copies:
-        """Of "2" or "1-8"; raises ValueError."""
+        """Reads "2" or "1-8"; raises ValueError."""
         if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", text)):
             raise ValueError("expected a number as 2, or as 1-8 the least and the most")
         least, most = int(match[1]), int(match[2] or match[1])
@@ -45,7 +45,7 @@ _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ClusterSettings(Settings):
-    """Bounds of requests and callers hold for each frontend by itself; those of running requests for each engine."""
+    """Limits of requests and callers hold for each frontend by itself; those of running requests for each engine."""
 
     ray_address: NonEmpty | None = Field(
         default=None, description="The Ray cluster, auto or HOST:PORT; unset: one of its own on this machine."

@@ -1,4 +1,4 @@
-"""What the parts below are built from: plain configurations, made from settings in one place each."""
+"""The plain configurations that engine and decoding are built from, each made from settings in one place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decoding_limits(settings: Settings) -> DecodingLimits:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """What the engine is built from: fields of the same name, and what is made of several."""
+    """The engine's configuration: fields with the name of a setting, and fields made of several settings."""
     same: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
     same = {field.name: same[field.name] for field in fields(EngineConfig) if field.name in same}
     dycoke = DyCoke(
@@ -49,7 +49,7 @@ def _draft_config(settings: Settings) -> WorkerConfig | None:
 
 
 def _own_copy(settings: Settings) -> WorkerConfig:
-    """The target once more, in eight bits: hardly ever of another opinion, and as much faster as it is smaller."""
+    """The target itself as draft, in int8: it hardly ever disagrees, and is as much faster as it is smaller."""
     weights = "bundled-target" if settings.model == BUNDLED else settings.model
     copy = _worker_config(settings, "draft", weights, settings.revision)
     return replace(copy, dtype="int8") if copy.dtype == "auto" else copy

@@ -48,7 +48,7 @@ def _device_list(value: str) -> str:
 
 def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
     for value in values or ():
-        # Addresses of requests are ASCII: a name in other letters would match none of them.
+        # Hosts in URLs are ASCII when they are compared: a name in other letters would match none of them.
         if not re.fullmatch(r"[\w.-]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?", value, re.ASCII):
             known = "videos.example, videos.example:8443 or xn--bcher-kva.example"
             raise ValueError(f"expected hosts as {known}, no address of a page: {value}")
@@ -56,7 +56,7 @@ def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
-Devices = Annotated[str, AfterValidator(_device_list)]  # several: a model's layers one device after the other
+Devices = Annotated[str, AfterValidator(_device_list)]  # several: the model's layers are laid over them in this order
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
@@ -75,7 +75,7 @@ _DECODING, _DYCOKE = DecodingLimits(), DyCoke()  # their own defaults, stated on
 
 
 class Settings(BaseSettings):
-    """Every knob of the service. Building one reads nothing but its arguments; see `load_settings`."""
+    """Every setting of the service. The constructor reads nothing but its arguments; see `load_settings`."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=False
@@ -268,4 +268,4 @@ class Settings(BaseSettings):
 
 
 SECRETS = frozenset(name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None)
-"""Settings that are no flags, since a command line is no secret, and whose values are never repeated."""
+"""Settings without a flag, since a command line is not secret; no message repeats their values."""

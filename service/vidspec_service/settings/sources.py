@@ -1,7 +1,7 @@
 """Where settings come from: flags over VIDSPEC_* environment over a YAML file. The only reader of the environment.
 
-Every field is a flag (`--max-frames`), a variable (`VIDSPEC_MAX_FRAMES`) and a YAML key (`max_frames`). A name that
-is none of them is an error with a suggestion, never ignored. API keys come from a setting and a file; none is repeated.
+Every field is a flag (`--max-frames`), a variable (`VIDSPEC_MAX_FRAMES`) and a YAML key (`max_frames`). An unknown name
+is an error with a suggestion, never ignored. API keys come from a setting and a file; no message repeats them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 
 S = TypeVar("S", bound=Settings)
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
-# Empty, any other setting is unset. The author of these wants a closed server, and would get an open one.
+# An empty value means "unset" for other settings, but is refused for these: who writes it wants a closed server.
 SOURCES_OF_KEYS = SECRETS | {"api_key_file"}
 _VARIABLES_OF_KEYS = frozenset(ENV_PREFIX + name.upper() for name in SOURCES_OF_KEYS)
 LEAST_KEY = 16  # characters
@@ -38,7 +38,7 @@ def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Se
 
 
 def load_settings_of(kind: type[S], flags: Mapping[str, object], config: Path | None = None) -> S:
-    """The same for settings of a kind."""
+    """`load_settings` for a subclass of Settings."""
     ours = variables()
     _refuse_unknown_variables(ours)
     given = {name: value for name, value in flags.items() if value is not None}
@@ -79,7 +79,7 @@ def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"the config file {path} must hold `name: value` lines")
-    # A cluster's, too: those that it starts, and whoever asks them, may be given the same file.
+    # A cluster's settings are known, too: its servers, and commands that ask them, may be given the same file.
     _refuse_unknown(content, f"key in {path}:", ClusterSettings)
     for name in SOURCES_OF_KEYS & content.keys():
         if content[name] is None:
@@ -102,13 +102,13 @@ def _refuse_unknown(names: Iterable[object], what: str, kind: type[Settings]) ->
 
 
 def variables() -> dict[str, str]:
-    """Those of the environment that are ours."""
+    """The environment variables that begin with our prefix."""
     found = os.environ.items()  # noqa: TID251  the owner of the environment
     return {name: value for name, value in found if name.upper().startswith(ENV_PREFIX)}
 
 
 def _refuse_unknown_variables(ours: Mapping[str, str]) -> None:
-    # A cluster's, too: whatever runs on its machines finds them in its environment.
+    # A cluster's variables are known, too: every process on its machines has them in its environment.
     known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}
     for name, value in sorted(ours.items()):
         if name.upper() in _VARIABLES_OF_KEYS and not value.strip():

@@ -68,7 +68,7 @@ class VideoFacts(BaseModel):
 class SpeculationFacts(BaseModel):
     """What speculation did for this answer."""
 
-    model_config = ConfigDict(from_attributes=True)  # of the engine's SpeculationStats
+    model_config = ConfigDict(from_attributes=True)  # is read from the engine's SpeculationStats
 
     mode: SpeculationMode
     acceptance_rate: Number
@@ -97,7 +97,7 @@ class Summary(BaseModel):
 
 
 class Answer(BaseModel):
-    """What an answer in either dialect begins with, be it whole or one event, in the order of the wire."""
+    """The fields that every answer or event with `choices` begins with, in the order of the wire."""
 
     id: str
     object: str
@@ -142,7 +142,7 @@ class FinalChunk(Summary, Chunk):
 
 
 class ModelCard(BaseModel):
-    """One name of the list, as OpenAI writes it, and what vLLM adds."""
+    """One name of the list, with OpenAI's fields and those that vLLM adds."""
 
     id: str
     object: Literal["model"] = "model"
@@ -164,7 +164,7 @@ class ModelList(BaseModel):
 
 
 class Version(BaseModel):
-    """Of the server."""
+    """The server's version."""
 
     version: str
 

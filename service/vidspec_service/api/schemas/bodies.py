@@ -1,4 +1,4 @@
-"""The bodies that clients send, in one list for whoever describes them and whoever refuses them."""
+"""The bodies that clients send, in one list for the OpenAPI document, the docs page and the refusals."""
 
 from __future__ import annotations
 

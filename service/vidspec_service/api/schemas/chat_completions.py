@@ -1,6 +1,6 @@
-"""The OpenAI dialect: what its clients send, held to the same limits, and `chat.completion` field for field.
+"""OpenAI's /v1/chat/completions: its requests, with the limits of our own route, and its answers field for field.
 
-What is taken and changes nothing is listed in `client_fields`; nothing else is ignored.
+Fields that are accepted and change nothing are listed in `client_fields`; no other field is ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NamedFunction(Strict):
 
 
 class NamedTool(Strict):
-    """The one to call."""
+    """The tool to call."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -66,7 +66,7 @@ class StreamedUsage(ChatRequest):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with it."""
+        """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -127,7 +127,7 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
 
 
 class ToolCallPiece(TypedDict, total=False):
-    """A call, or more of it."""
+    """A tool call, or the next piece of one."""
 
     index: int
     id: str

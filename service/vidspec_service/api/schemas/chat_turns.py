@@ -1,8 +1,7 @@
-"""The turns of a conversation in OpenAI's words: their parts, calls of tools and the results of those.
+"""The turns of a conversation in OpenAI's format: their parts, tool calls and tool results.
 
-OpenAI's own schema knows images and no video. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's,
-and a `file` part is how OpenAI's own names an upload, or has the file in it. To the models an
-image is a video of one frame.
+OpenAI's own schema has images but no videos. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's;
+a `file` part is OpenAI's own and names an upload or contains the file. To the models an image is a video of one frame.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
 
-PlacedTurn = tuple[str, Turn]  # where it is in the body, as `messages.0`; what it is for the engine
+PlacedTurn = tuple[str, Turn]  # its place in the body, such as `messages.0`; the turn for the engine
 CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
 
 
@@ -40,7 +39,7 @@ class TextPart(SaidPart):
 
 
 class VideoUrl(FrameTimes):
-    """Where a video is. Own frames are `data:video/jpeg;base64,F1,F2,...`, as vLLM takes them."""
+    """Where a video is. A client's own frames are `data:video/jpeg;base64,F1,F2,...`, as vLLM takes them."""
 
     url: str = Field(min_length=1, description="`data:video/...;base64,...`, or https if the operator allows the host.")
 
@@ -130,12 +129,12 @@ class FilePart(Strict):
 
 
 def by_url(url: str) -> Source:
-    """A data URL, or an address."""
+    """The source that a data URL or an address names."""
     return Source(data_url=url) if url[:5].lower() == "data:" else Source(url=url)
 
 
 def by_data(data: str) -> Source:
-    """Base64 of a video, bare or as a data URL."""
+    """The source for a video in base64, bare or as a data URL."""
     return Source(data_url=data if data[:5].lower() == "data:" else f"data:video/mp4;base64,{data}")
 
 
@@ -163,7 +162,7 @@ Arguments = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidato
 
 
 class CalledFunction(Strict):
-    """What was called."""
+    """The function that was called."""
 
     name: ToolName
     arguments: Arguments = Field(description="A JSON object, as text.")
@@ -197,7 +196,7 @@ class ChatTurn(TurnFields):
 
     @property
     def turn(self) -> Turn:
-        """For the engine."""
+        """The message as a turn for the engine."""
         return Turn(
             role="system" if self.role == "developer" else self.role,
             parts=parts_of(self.content or []),
@@ -210,7 +209,7 @@ class ChatTurn(TurnFields):
 
 
 def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
-    """As in Turn; text parts beside each other are joined by line breaks, and what says nothing is no part."""
+    """The parts as in Turn; adjacent text parts are joined by line breaks, empty ones are left out."""
     if isinstance(content, str):
         return (content,) if content else ()
     parts: list[str | None] = []
@@ -222,12 +221,12 @@ def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
 
 
 def placed(messages: Sequence[ChatTurn]) -> list[PlacedTurn]:
-    """The turns of a body that has them as `messages`."""
+    """The turns of a body's `messages`, each with its place."""
     return [(f"messages.{index}", message.turn) for index, message in enumerate(messages)]
 
 
 def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = False) -> None:
-    """Who speaks when makes sense, and whoever asks says something; raises InvalidRequest."""
+    """Checks the order of the roles, and that questions are not empty; raises InvalidRequest."""
     place, last = turns[-1]
     if sum(_length(turn) for _, turn in turns) > MAX_TEXT:
         field = place.partition(".")[0]
@@ -245,7 +244,7 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
 
 
 def _check_turn(place: str, turn: Turn) -> None:
-    """An answer, or what a tool has returned, may be empty."""
+    """Answers and tool results may be empty."""
     if turn.num_videos and turn.role != "user":
         raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
     if (turn.role == "tool") != (turn.tool_call_id is not None):

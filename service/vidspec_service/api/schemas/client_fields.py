@@ -1,8 +1,8 @@
-"""What clients of OpenAI's API and of vLLM send besides: taken where it changes nothing about the answer.
+"""Further fields that clients of OpenAI's API and of vLLM send: accepted where they do not change the answer.
 
-Three kinds. *Inert* fields have no bearing on the text here, whatever they say: labels, hints, who asks. *Neutral* ones
-would have one; the value that means *as usual* passes, any other is a 400 that says why. The rest is unknown and
-refused, as OpenAI's own server does (vLLM's ignores it): a mistyped option must not go unnoticed.
+There are three kinds. *Inert* fields never change the text here, whatever their value: labels, hints, who asks.
+*Neutral* fields would change it: the value that means *as usual* is accepted, any other is a 400 that says why. All
+other fields are refused, as OpenAI's own server does (vLLM's ignores them): a mistyped option must not go unnoticed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _INERT = "Taken; it changes nothing here."
 
 
 def only(neutral: object, because: str, *others: object) -> BeforeValidator:
-    """For a neutral field: what means *not wanted* passes, the rest is told why not."""
-    taken = [(each, isinstance(each, bool)) for each in (None, neutral, *others)]  # to Python false is 0
+    """Validator of a neutral field: None, `neutral` and `others` pass; any other value is refused with `because`."""
+    taken = [(each, isinstance(each, bool)) for each in (None, neutral, *others)]  # in Python False equals 0
 
     def check(value: object) -> object:
         if (value, isinstance(value, bool)) not in taken:
@@ -48,14 +48,14 @@ NoProcessing = Annotated[
 
 
 class TemplateSwitches(Strict):
-    """Variables that chat templates of released models read; one that does not read it stays as it is."""
+    """Variables that chat templates of released models read; a template that does not read one ignores it."""
 
     add_vision_id: bool | None = Field(None, description="Qwen's: number the videos of a conversation.")
     enable_thinking: bool | None = Field(None, description="Of templates that can open a thought.")
 
 
 class TemplateFields(Strict):
-    """How the conversation becomes a prompt, as vLLM has it."""
+    """How the conversation becomes a prompt; names and meanings are vLLM's."""
 
     add_generation_prompt: bool | None = Field(
         None, description="Open the assistant's answer after the last message; false leaves that to the model."
@@ -67,7 +67,7 @@ class TemplateFields(Strict):
 
     @property
     def template(self) -> ChatTemplate:
-        """For the engine."""
+        """The template's arguments, for the engine."""
         given = {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
         return ChatTemplate(
             add_generation_prompt=self.add_generation_prompt is not False,
@@ -77,7 +77,7 @@ class TemplateFields(Strict):
 
 
 class ClientFields(Strict):
-    """For a request body; its other bases come after it."""
+    """Base of request bodies; list it before their other bases, whose `seed` and `top_k` it overrides."""
 
     # Inert
     user: Label | None = Field(None, description=_INERT)
@@ -138,7 +138,7 @@ class ClientFields(Strict):
     mm_processor_kwargs: NoProcessing = Field(None, description="Empty.")
     media_io_kwargs: NoProcessing = Field(None, description="Empty.")
 
-    # What vLLM's clients write for "not given"
+    # vLLM's clients send -1 for "not given"
     seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), _minus_one_means(None)] = Field(
         None, description="Same request and seed, same text; random if not given, or -1."
     )
@@ -148,7 +148,7 @@ class ClientFields(Strict):
 
 
 class TurnFields(Strict):
-    """For a message: what those of OpenAI and vLLM have, so that answers can be sent back unchanged."""
+    """Base of messages: the fields of OpenAI's and vLLM's messages, so that answers can be sent back unchanged."""
 
     name: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         None, description="Taken; templates have no place for it."

@@ -1,4 +1,4 @@
-"""/v1/completions: a text to go on with, without template and videos, and `text_completion` in OpenAI's older shape."""
+"""/v1/completions: a text to continue, without template and videos, answered as OpenAI's older `text_completion`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TextChoice(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """What chat calls a message, or its delta, is text here."""
+        """`text` is the content of what a chat choice has as `message` or `delta`."""
         said = choice.get("message") or choice.get("delta") or {}
         text = said.get("content", "")
         return {"index": choice["index"], "text": text, "finish_reason": choice.get("finish_reason")}

@@ -1,4 +1,4 @@
-"""What the routes in the words of OpenAI's API have in common: a model's name, turns, and tools that may be called."""
+"""What the routes of OpenAI's API have in common: a model's name, turns, and tools that may be called."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Conversation(ModelName, ChatRequest):
     @property
     @abstractmethod
     def placed_turns(self) -> list[PlacedTurn]:
-        """The conversation, and where it is in the body."""
+        """The turns of the conversation, each with its place in the body."""
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -48,14 +48,14 @@ class Conversation(ModelName, ChatRequest):
     @property
     @abstractmethod
     def tool_use(self) -> ToolUse:
-        """What may be called, or must."""
+        """The tools that may or must be called."""
 
     def wanted(self) -> list[Wanted]:
-        """See StructuredOutput; of tools what must be called. What only may be is known once the engine is."""
+        """See StructuredOutput. Includes calls that must be made; `for_engine` adds those that may be made (`auto`)."""
         return [*super().wanted(), *(() if self.tool_use.is_auto else self.tool_use.wanted)]
 
     def check_conversation(self, *, is_continued: bool = False) -> None:
-        """Limits, turns and tools make sense; raises InvalidRequest."""
+        """Checks limits, turns and tools; raises InvalidRequest."""
         newer = getattr(self, self.newer_limit)
         if newer is not None and self.max_tokens not in (None, newer):
             raise InvalidRequest(f"Give {self.newer_limit} or max_tokens, not both.", param=self.newer_limit)
@@ -74,13 +74,13 @@ class Conversation(ModelName, ChatRequest):
         body = super().for_engine(info)
         if not self.tool_use.is_auto:
             return body
-        if info.tool_format is not ToolFormat.HERMES:  # without being asked for
+        if info.tool_format is not ToolFormat.HERMES:  # `auto` is only the default here: see `check_format`
             return body.model_copy(update={"tool_choice": "none"})
         body = body.model_copy(update={"grammar": one_grammar([*self.wanted(), *self.tool_use.wanted])})
         body.check_end()
         return body
 
     def told(self, template: ChatTemplate) -> ChatTemplate:
-        """The template's arguments with the tools."""
+        """The template's arguments, with the tools added."""
         described = self.tool_use.described
         return replace(template, tools=described) if described else template

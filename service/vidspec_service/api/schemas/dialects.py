@@ -1,4 +1,4 @@
-"""What one and the same generation looks like on the wire: whole, or as server-sent events. Pure: text in, text out."""
+"""How each API writes a generation on the wire: whole, or as server-sent events. Pure: text in, text out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class SpokenChoice:
     """One complete answer."""
 
     text: str
-    about: Facts  # what was asked for about its tokens: `logprobs`, `token_details`
+    about: Facts  # facts about its tokens that the request asked for: `logprobs`, `token_details`
     finish_reason: str
 
 
 class Events(ABC):
-    """One stream: what its client reads when. Every text is whole events; none may be empty."""
+    """Writes the events of one stream. Every string that a method yields is one or more whole events, never empty."""
 
     def opened(self) -> Iterator[str]:
         """The engine has accepted the request."""
@@ -35,7 +35,7 @@ class Events(ABC):
 
     @abstractmethod
     def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
-        """Text of an answer was committed; the first ends the prefill. `about` is as in SpokenChoice."""
+        """Text of an answer was committed; the first piece ends the prefill. `about` is as in SpokenChoice."""
 
     @abstractmethod
     def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
@@ -43,15 +43,15 @@ class Events(ABC):
 
     @abstractmethod
     def closed(self, facts: Facts) -> Iterator[str]:
-        """All of them are."""
+        """All answers are complete."""
 
     @abstractmethod
     def failed(self, error: Facts) -> Iterator[str]:
-        """They never will be; `error` is the body of such an answer."""
+        """The answers cannot be completed; `error` is the body of an error answer."""
 
 
 class Dialect(ABC):
-    """A way to answer."""
+    """How one API writes its answers."""
 
     id_prefix: str
 
@@ -61,19 +61,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def events(self, head: Facts, news: News) -> Events:
-        """Of one stream; `head` is as in `whole`, `news` tells what became known since it was last asked."""
+        """The writer of one stream; `head` is as in `whole`, `news()` returns what became known since its last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatDialect(Dialect):
-    """Answers with `choices`; each model takes of what is known what it has."""
+    """Answers with `choices`. Each model is given all known facts and keeps those that it has fields for."""
 
     id_prefix: str
     answer: type[BaseModel]
     chunk: type[BaseModel]  # one event of a stream
-    final: type[BaseModel] | None  # the last event of a complete stream; None: none of its events tells the usage
-    names_role: bool = True  # a stream's first event says who speaks
-    calls: CallFormat | None = None  # how the text calls tools, if it may
+    final: type[BaseModel] | None  # the last event of a complete stream; None: no event has the usage
+    names_role: bool = True  # the first event of a stream has the role
+    calls: CallFormat | None = None  # how tool calls are written in the text; None: there are none
 
     def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
         """See Dialect."""
@@ -93,7 +93,7 @@ class ChatDialect(Dialect):
 
 
 class _Chunks(Events):
-    """The role comes with the first text, as vLLM sends it: clients take the first event for the first token."""
+    """The role is sent with the first text, as vLLM does: clients take the first event for the first token."""
 
     def __init__(self, dialect: ChatDialect, head: Facts, news: News) -> None:
         self._dialect = dialect
@@ -142,4 +142,4 @@ def sse(data: str, event: str | None = None) -> str:
     return f"data: {data}\n\n" if event is None else f"event: {event}\ndata: {data}\n\n"
 
 
-VIDEO_CHAT = ChatDialect("vchat-", Completion, Chunk, FinalChunk)  # everything that is known is told
+VIDEO_CHAT = ChatDialect("vchat-", Completion, Chunk, FinalChunk)  # these have a field for every known fact

@@ -37,13 +37,13 @@ def _as_list(value: object) -> object:
 
 
 def is_none(value: object) -> bool:
-    """For a field that an answer only has if it was asked for."""
+    """For `exclude_if` of a field that an answer has only if the request asks for it."""
     return value is None
 
 
-Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # of seconds, microseconds: more is noise
+Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # for seconds: microseconds; more is noise
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
-Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # of whom, `check_conversation` knows
+Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # `check_conversation` says who may send an empty text
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
@@ -52,7 +52,7 @@ Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-# A form's file part; the reader puts it on disk, and only then is the form validated.
+# A file part of a form. The form reader writes the file to disk before the form is validated.
 FormFile = Annotated[Path, WithJsonSchema({"type": "string", "format": "binary"})]
 
 
@@ -65,13 +65,13 @@ class Strict(BaseModel):
 
 
 class ModelName(Strict):
-    """For a body that may say whom it is for."""
+    """Base of bodies that may name the model they are for."""
 
     model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
 
 
 class FrameTimes(Strict):
-    """When a client's own frames are shown, beside a `data:video/jpeg` URL; without either, one frame a second."""
+    """When the frames of a `data:video/jpeg` URL are shown; without `fps` and `timestamps_s`, one frame a second."""
 
     fps: Annotated[float, Field(gt=0, le=MAX_FPS, allow_inf_nan=False)] | None = Field(
         None, description="Of `data:video/jpeg` frames: how many are shown in a second."
@@ -91,7 +91,7 @@ class FrameTimes(Strict):
 
     @property
     def times(self) -> FrameTimes | None:
-        """These, if the client says anything of them."""
+        """None if the client gave neither field."""
         return None if self.fps is None and self.timestamps_s is None else self
 
 
@@ -99,18 +99,18 @@ class FrameTimes(Strict):
 class Source:
     """Where one of a request's videos or images is."""
 
-    path: Path | None = None  # a file of the form, which is here already
+    path: Path | None = None  # a file part of the form, already on disk
     data_url: str | None = None
     video_id: str | None = None
     url: str | None = None
     is_still: bool = False
-    times: FrameTimes | None = None  # of the frames in a data URL; None: nothing is said of them
+    times: FrameTimes | None = None  # when the frames of a data URL are shown; None: not stated
 
 
 def exactly_one_of(*names: str, param: str | None = None, where: str = "") -> Any:
-    """A validator for a model: one of these fields is given, and no more. `where` ends the sentence that says so.
+    """A model validator that requires exactly one of the fields `names`; `where` is the end of its error message.
 
-    `param` is the field to name; none: the place in the body where the model is.
+    `param` is the field that the error names; None: the place of the model in the body.
     """
     refused = f"Give exactly one of {', '.join(names[:-1])} and {names[-1]}{where}"
 

@@ -33,7 +33,7 @@ class OutputTokensDetails(BaseModel):
 class ResponseUsage(BaseModel):
     """Tokens, as the target model counts them."""
 
-    # Read from the words that the other dialects have for them.
+    # The aliases are the names that the other dialects have for these fields.
     input_tokens: int = Field(validation_alias="prompt_tokens")
     input_tokens_details: InputTokensDetails = Field(validation_alias="prompt_tokens_details")
     output_tokens: int = Field(validation_alias="completion_tokens")
@@ -70,18 +70,18 @@ class ResponseAnswer(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseDialect(Dialect):
-    """`asked` is what an answer repeats of its request."""
+    """`asked` has the fields of the request that its answer repeats."""
 
     asked: Mapping[str, Any]
-    calls: CallFormat | None  # how the text calls tools, if it may
+    calls: CallFormat | None  # how tool calls are written in the text; None: there are none
     id_prefix: str = "resp_"
 
     def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
-        """See Dialect. It has the items that a stream of the same text would have written."""
+        """See Dialect. The items are those that a stream of the same text would have."""
         (choice,) = choices
         events = _ResponseEvents(self, head)
         for _ in chain(events.piece(0, choice.text, {}), events.ended(0, choice.finish_reason)):
-            pass  # nobody reads them
+            pass  # only `events.output` is needed
         return self.response(head, events.output, choice.finish_reason, facts).model_dump_json()
 
     def events(self, head: Facts, news: News) -> Events:
@@ -91,7 +91,7 @@ class ResponseDialect(Dialect):
     def response(
         self, head: Facts, output: list[Item], finish_reason: str | None = None, facts: Facts | None = None
     ) -> ResponseAnswer:
-        """As much of the answer as is known."""
+        """The answer as far as it is known."""
         is_cut = finish_reason == "length"
         return ResponseAnswer(
             id=head["id"],
@@ -111,7 +111,7 @@ class _ResponseEvents(Events):
         self._head = head
         self._speech = Speech(dialect.calls)
         self.output: list[Item] = []
-        self._is_open = False  # the last of them goes on
+        self._is_open = False  # the last item is not complete
         self._num_events = 0
         self._finish_reason = ""
 
@@ -208,6 +208,6 @@ def _call(call_id: str, name: str, arguments: str) -> Item:
 
 
 def _status(item: Item, reason: str) -> str:
-    """Of an answer's last item; `reason` is why the answer ended, as a speech says it."""
+    """The status of an answer's last item; `reason` is the finish reason as `Speech.finish` returns it."""
     is_whole = reason == ("tool_calls" if item["type"] == "function_call" else "stop")
     return "completed" if is_whole else "incomplete"

@@ -1,4 +1,4 @@
-"""The input of /v1/responses: messages, calls of tools and their results, one item after the other."""
+"""The input of /v1/responses: a list of messages, tool calls and tool results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(SaidPart):
-    """Something said; `output_text` is how answers have it."""
+    """Text; in answers its type is `output_text`."""
 
     type: Literal["input_text", "output_text"]
     annotations: list[Any] | None = Field(None, max_length=0, description="Empty.")
@@ -57,7 +57,7 @@ class InputFile(FileRef):
     type: Literal["input_file"]
     file_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
 
-    _one_of_them = exactly_one_of("file_id", "file_data", "file_url")  # in place of FileRef's
+    _one_of_them = exactly_one_of("file_id", "file_data", "file_url")  # replaces FileRef's validator
 
     @property
     def source(self) -> Source:
@@ -93,7 +93,7 @@ class InputMessage(Strict):
 
     @property
     def turn(self) -> Turn:
-        """For the engine."""
+        """The message as a turn for the engine."""
         return Turn(role="system" if self.role == "developer" else self.role, parts=parts_of(self.content))
 
 
@@ -109,13 +109,13 @@ class FunctionCall(Strict):
 
     @property
     def turn(self) -> Turn:
-        """For the engine."""
+        """The call as a turn for the engine."""
         call = ToolCall(call_id=self.call_id, name=self.name, arguments=self.arguments)
         return Turn(role="assistant", parts=(), tool_calls=(call,))
 
 
 class FunctionCallOutput(Strict):
-    """The result of one."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -125,12 +125,12 @@ class FunctionCallOutput(Strict):
 
     @property
     def turn(self) -> Turn:
-        """For the engine."""
+        """The result as a turn for the engine."""
         return Turn(role="tool", parts=parts_of(self.output), tool_call_id=self.call_id)
 
 
 def _kind(item: object) -> object:
-    """Which item it is: a message, unless it says otherwise; what says nothing is refused as one."""
+    """The item's `type`; anything without one is validated, or refused, as a message."""
     said = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return said or "message"
 
@@ -144,7 +144,7 @@ InputItem = Annotated[
 
 
 def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[PlacedTurn]:
-    """The turns and where each begins in the body. What an assistant says and calls one after the other is one turn."""
+    """The turns, each with its first place in the body. An assistant's message and the calls after it are one turn."""
     found: list[PlacedTurn] = []
     for index, item in enumerate(items):
         turn = item.turn

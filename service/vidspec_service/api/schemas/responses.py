@@ -1,4 +1,4 @@
-"""/v1/responses: the newer words of OpenAI's API for what /v1/chat/completions does. Nothing is kept."""
+"""/v1/responses: OpenAI's newer API for what /v1/chat/completions does. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Input = Annotated[
 
 
 class OfFunction(Strict):
-    """What kind of tool it is; there are no others."""
+    """The kind of tool; functions are the only kind."""
 
     type: Literal["function"]
 
@@ -41,7 +41,7 @@ class ResponseTool(Function, OfFunction):
 
 
 class NamedTool(OfFunction):
-    """The one to call."""
+    """The function to call."""
 
     name: ToolName
 
@@ -68,7 +68,7 @@ class TextOptions(Strict):
 
 
 class StreamOptions(Strict):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_obfuscation: bool | None = Field(None, description="Taken; events are not padded here.")
 
@@ -144,7 +144,7 @@ class ResponseRequest(ClientFields, Conversation):
 
     @property
     def dialect(self) -> Dialect:
-        """How to answer: with what was asked, as OpenAI's API does."""
+        """How to answer: the answer repeats fields of the request, as in OpenAI's API."""
         asked = self.model_dump(mode="json", by_alias=True, include=_TOLD, exclude_none=True)
         asked["text"] = {"format": {"type": "text"}, **asked.get("text", {})}
         return ResponseDialect(asked=asked, calls=self.tool_use.call_format)

@@ -1,6 +1,6 @@
-"""What a request may say about the law of its tokens; the same in all dialects.
+"""The sampling fields of a request; the same in all dialects.
 
-Named and meant as OpenAI's API and vLLM have it; every number has a bound that the engine can take.
+Names and meanings are those of OpenAI's API and vLLM; every number is bounded to what the engine can take.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class SamplingFields(Strict):
 
     @property
     def most_tokens(self) -> int | None:
-        """How long the answer may get, if the client says so."""
+        """The most tokens that the answer may have; None: the client does not say."""
         return self.max_tokens
 
     def sampling_params(self) -> SamplingParams:
-        """For the engine; the seed is drawn where the client gives none."""
+        """The parameters for the engine; the seed is random where the client gives none."""
         return SamplingParams(
             temperature=self.temperature or 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,

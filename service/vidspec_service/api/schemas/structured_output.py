@@ -1,6 +1,6 @@
 """What an answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
 
-Whichever it is, it becomes one grammar, which both models follow while they answer.
+Each of them becomes one grammar, which both models follow while they answer.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions  # which is in its stubs only
+    from llguidance._lib import JsonCompileOptions  # exists in the stubs only
 
 MAX_GRAMMAR = 64 * 1024  # characters
 MAX_CHOICES = 1024
 _ANY_OBJECT = {"type": "object"}
-# Regular expressions: one blank, as `json.dumps` writes, or none, as a model may have learnt it; to forbid what it
-# would say derails it. Any number of blanks could go on for ever.
+# Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt: forbidding
+# what a model would write derails it. If any number of spaces were allowed, it could write them for ever.
 JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 Schema = dict[str, Any]
-Wanted = tuple[str, str, Any]  # the field that says so, the kind of thing it has, and that
+Wanted = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
 Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR)]
 Choice = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Choices = Annotated[list[Choice], Field(min_length=1, max_length=MAX_CHOICES)]
@@ -59,7 +59,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """What the answer is, in vLLM's words: one of them."""
+    """What the answer is, in vLLM's words; exactly one field is given."""
 
     json_: Schema | Source | None = Field(None, alias="json", description="A JSON schema, or its text.")
     regex: Source | None = Field(None, description="A regular expression that the whole answer matches.")
@@ -70,16 +70,16 @@ class StructuredOutputs(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like, and the field that says so."""
+    """What an answer must look like, and the field of the body that says so."""
 
     text: str
     param: str
-    spelt: str | None = None  # the same without tokens that only one model has; None: `text` has none
-    form: GrammarFormat = "llguidance"  # of the text; a client's Lark or GBNF is only read where it is tried
+    spelt: str | None = None  # `text` with the model's own tokens spelt as strings; None: `text` has no such tokens
+    form: GrammarFormat = "llguidance"  # of `text`; a client's Lark or GBNF ("grammar") is only parsed when it is tried
 
 
 class StructuredOutput(Strict):
-    """The fields that say what the answer must look like; at most one of them does."""
+    """The fields that say what the answer must look like; at most one may be given."""
 
     response_format: ResponseFormat | None = Field(None, description="Text, any JSON object, or JSON by a schema.")
     structured_outputs: StructuredOutputs | None = Field(
@@ -92,7 +92,7 @@ class StructuredOutput(Strict):
 
     @model_validator(mode="after")
     def _is_said_once(self) -> Self:
-        _ = self.grammar  # written here, which is in a thread of its own, and kept
+        _ = self.grammar  # built here, in the thread that validates, and cached
         return self
 
     @cached_property
@@ -101,7 +101,7 @@ class StructuredOutput(Strict):
         return one_grammar(self.wanted())
 
     def wanted(self) -> list[Wanted]:
-        """Everything that says what the answer looks like."""
+        """Every field that says what the answer looks like."""
         return [*self._by_response_format(), *self._by_structured_outputs(), *self._by_older_names()]
 
     def _by_response_format(self) -> list[Wanted]:
@@ -134,7 +134,7 @@ class StructuredOutput(Strict):
 
 
 def one_grammar(wanted: Sequence[Wanted]) -> Grammar | None:
-    """None: nothing is. Raises InvalidRequest for more than one, and for what is no schema or grammar at all."""
+    """None if `wanted` is empty. Raises InvalidRequest for more than one, and for what cannot be made a grammar."""
     if len(wanted) > 1:
         both = " and ".join(param for param, _, _ in wanted[:2])
         raise InvalidRequest(f"Only one may say what the answer looks like, not {both}.", param=wanted[1][0])

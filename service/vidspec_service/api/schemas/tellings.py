@@ -1,6 +1,6 @@
-"""What an answer tells if it is asked for: log probabilities, in OpenAI's shape; and how it came about (`include`).
+"""What an answer reports only on request: log probabilities, in OpenAI's shape, and how it was made (`include`).
 
-That is who wrote each token, what the draft saw, who worked when.
+`include` can ask which model wrote each token, what the draft saw, and when each worker worked.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ContentLogprob(TopLogprob):
 class ChoiceLogprobs(BaseModel):
     """One for each token of the answer, or of a chunk."""
 
-    content: Iterable[ContentLogprob]  # each made when it is written: all at once take ten times as long
+    content: Iterable[ContentLogprob]  # built one by one as they are written: all at once takes ten times as long
     refusal: None = None
 
 
 class TokenDetails(BaseModel):
     """A token of the answer."""
 
-    model_config = ConfigDict(from_attributes=True)  # of the engine's TokenDetail
+    model_config = ConfigDict(from_attributes=True)  # is read from the engine's TokenDetail
 
     text: str = Field(description="What it adds to the text; nothing while a character is incomplete.")
     source: TokenSource = Field(description="Who wrote it.")
@@ -87,7 +87,7 @@ class Told(BaseModel):
 
 
 def logprobs_of(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """What a ChoiceLogprobs is made of, once."""
+    """The fields of a ChoiceLogprobs; `content` can be read only once."""
     return {"content": ({**_told(each.token), "top_logprobs": [_told(other) for other in each.top]} for each in tokens)}
 
 
@@ -96,7 +96,7 @@ def _told(one: Logprob) -> dict[str, Any]:
 
 
 def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What a DraftViewFacts is made of; `timestamps_s` are those of each video's frames."""
+    """The fields of a DraftViewFacts; `timestamps_s` are those of each video's frames."""
     return {
         "preservation": view.preservation,
         "prune_ratio": view.prune_ratio,
@@ -107,7 +107,7 @@ def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[st
 def _seen(cells: SeenCells, times: Sequence[float]) -> dict[str, Any]:
     num_frames, rows, columns = cells.shape
     seen = np.unpackbits(np.frombuffer(cells.bits, np.uint8), bitorder="little", count=num_frames * rows * columns)
-    merged = -(-len(times) // num_frames)  # frames of the video that are one of the model's
+    merged = -(-len(times) // num_frames)  # frames of the video that the model merges into one
     return {
         "rows": rows,
         "columns": columns,

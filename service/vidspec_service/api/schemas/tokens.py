@@ -66,7 +66,7 @@ class Tokenize(ModelName, TemplateFields):
 
 
 class Tokenized(BaseModel):
-    """Its tokens."""
+    """The tokens of a text or a conversation."""
 
     count: int
     max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
@@ -75,7 +75,7 @@ class Tokenized(BaseModel):
 
 
 class Detokenize(ModelName):
-    """Tokens to read."""
+    """Tokens to turn into text."""
 
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)] = Field(
         description="Ids; those that the tokenizer does not have are left out."
@@ -83,6 +83,6 @@ class Detokenize(ModelName):
 
 
 class Detokenized(BaseModel):
-    """What they say, special tokens included."""
+    """The text of the tokens, special tokens included."""
 
     prompt: str

@@ -1,4 +1,4 @@
-"""An answer's text read as a message, while it comes: what is said, and the calls of tools in it."""
+"""Reads an answer's text as a message while it is generated: the content and the tool calls in it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class CallFormat:
 
     heads: Mapping[str, str]  # what comes before the arguments -> the tool's name
     tail: str = ""
-    opens: str | None = None  # what begins a head after any text; None: the whole text is one call
+    opens: str | None = None  # what every head begins with; text may precede it. None: the whole text is one call
 
 
 class Speech:
-    """What one answer's text is told as, while it comes: deltas of a message, in OpenAI's shape.
+    """Turns one answer's text, as it comes, into deltas of a message, in OpenAI's shape.
 
-    Text up to the first call is content; between and after calls it is not told, as with vLLM.
+    Text up to the first call is content; text between and after calls is dropped, as in vLLM.
     """
 
     def __init__(self, calls: CallFormat | None) -> None:
-        """`calls` is how they are written; None: all text is content."""
+        """`calls` says how calls are written; None: all text is content."""
         self._format = calls or CallFormat(heads={})
-        self._pending = ""  # not read yet
+        self._pending = ""  # text not read yet
         self._num_calls = 0
         self._read = self._read_content if calls is None or calls.opens else self._read_head
         self._arguments = _ObjectEnd()
 
     def push(self, text: str) -> list[Delta]:
-        """What is certain by now; argument text is told as it comes."""
+        """Returns the deltas that are certain by now; the text of arguments is passed on as it comes."""
         self._pending += text
         deltas: list[Delta] = []
         before = None
@@ -44,9 +44,10 @@ class Speech:
         return deltas
 
     def finish(self, reason: str) -> tuple[list[Delta], str]:
-        """What was held back, once no more comes, and why it ended, in OpenAI's words.
+        """Called when the text has ended: returns the deltas held back, and the finish reason in OpenAI's words.
 
-        A call that was cut before its name was known is content; one cut later is nothing to call.
+        A call cut off before its name is known is content; one cut off in its arguments is not to be called, so that
+        the reason stays.
         """
         rest, self._pending = self._pending, ""
         if not self._num_calls:
@@ -62,7 +63,7 @@ class Speech:
         at = self._pending.find(opens) if opens else -1
         if at >= 0:
             self._read = self._read_head
-        else:  # the end of it may be the beginning of a call
+        else:  # the end of the text may be the beginning of a call
             held = (size for size in range(len(opens) - 1, 0, -1) if self._pending.endswith(opens[:size]))
             at = len(self._pending) - next(held, 0)
         said, self._pending = self._pending[:at], self._pending[at:]
@@ -98,7 +99,7 @@ class Speech:
 
 
 def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """The whole message: `content`; or `tool_calls`, beside which nothing said is null."""
+    """The whole message: `content`; or `tool_calls`, with null as `content` if there is no text."""
     content = ""
     calls: list[dict[str, Any]] = []
     for delta in deltas:
@@ -112,14 +113,14 @@ def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
 
 
 class _ObjectEnd:
-    """Finds where a JSON object ends that comes in pieces."""
+    """Finds the end of a JSON object that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._is_string = self._is_escaped = False
 
     def find(self, piece: str) -> int | None:
-        """The place after its last brace; None if that is not in this piece."""
+        """The index after the object's last brace; None if that brace is not in this piece."""
         for at, char in enumerate(piece):
             if self._is_escaped:
                 self._is_escaped = False

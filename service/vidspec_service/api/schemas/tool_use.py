@@ -1,7 +1,7 @@
-"""Which tools an answer may call, or must: one grammar, and how its text is read.
+"""Which tools an answer may or must call, as one grammar, and how the calls are read from its text.
 
-A call is an answer of a given form, as `response_format` is. `auto` leaves the choice to a model whose template knows
-tools: then text is free up to `<tool_call>`, and what follows is a call of one of them.
+A call is structured output, as with `response_format`. `auto` leaves the choice to a model whose template knows tools:
+then text is free up to `<tool_call>`, and a call of one of the tools follows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TOOLS = 128
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
 _SCHEMA_LISTS = frozenset({"anyOf", "prefixItems"})
-# What could name further properties, too
+# Keywords that can name properties; a schema is closed where `properties` is the only one of them
 _CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"})
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -47,19 +47,19 @@ class Function(Strict):
 
     @property
     def closed_schema(self) -> Schema:
-        """The same without arguments that it does not name; a schema with `allOf` stays as it is."""
+        """`schema_`, but arguments that it does not name are forbidden; a schema with `allOf` stays as it is."""
         closed: Schema = self.schema_ if "allOf" in json.dumps(self.schema_) else _closed(self.schema_)
         return closed
 
     @property
     def described(self) -> str:
-        """As JSON, in OpenAI's words, for a chat template."""
+        """The function as JSON, in OpenAI's words, for a chat template."""
         function = {"name": self.name, "description": self.description or "", "parameters": self.schema_}
         return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
     @property
     def head(self) -> str:
-        """What a call begins with that says its name."""
+        """The beginning of a call that states its name."""
         return f'{{"name": "{self.name}", "arguments": '
 
 
@@ -68,13 +68,13 @@ class ToolUse:
     """What a client says of its tools, whichever route it uses."""
 
     functions: Sequence[Function] = ()
-    choice: ToolChoice | None = None  # None: one is named; or `auto`, if the model can, else `none`
+    choice: ToolChoice | None = None  # None: `named` says it; or `auto`, if the model can, else `none`
     named: str | None = None
-    are_several: bool = True  # with `auto`: calls in one answer
-    inside: str = ""  # of a tool in the body, where the function is
+    are_several: bool = True  # with `auto`: an answer may have several calls
+    inside: str = ""  # path from a tool in the body to its function
 
     def check(self) -> None:
-        """Raises InvalidRequest for what does not agree."""
+        """Raises InvalidRequest for tools and a choice that do not fit together."""
         names = [function.name for function in self.functions]
         for index, function in enumerate(self.functions):
             param = f"tools.{index}{self.inside}"
@@ -90,7 +90,7 @@ class ToolUse:
             raise InvalidRequest(f"All tools together may have {MAX_TEXT} characters.", param="tools")
 
     def check_format(self, known: ToolFormat) -> None:
-        """Raises InvalidRequest for `auto`, if it is asked for, with a model whose template cannot do it."""
+        """Raises InvalidRequest if the client asks for `auto` and the model's template does not support it."""
         if self.is_auto and self.choice == "auto" and known is not ToolFormat.HERMES:
             why = "knows no tools" if known is ToolFormat.NONE else "writes calls in a form that is not read here"
             raise InvalidRequest(
@@ -106,7 +106,7 @@ class ToolUse:
 
     @property
     def described(self) -> tuple[str, ...]:
-        """See `ChatTemplate.tools`; with `none` the model is told of nothing."""
+        """See `ChatTemplate.tools`; with `none` the model is told of no tools."""
         return () if self.choice == "none" else tuple(function.described for function in self.functions)
 
     @property
@@ -122,13 +122,13 @@ class ToolUse:
 
     @property
     def wanted(self) -> list[Wanted]:
-        """See `StructuredOutput.wanted`. A single tool's arguments are all that is written of a call that must be."""
+        """See `StructuredOutput.wanted`. If the only tool must be called, its arguments are the whole text."""
         if len(self._callable) == 1 and not self.is_auto:
             ((index, function),) = self._callable
             return [(f"tools.{index}{self.inside}.parameters", "json", function.closed_schema)]
         if not self._callable:
             return []
-        # The tags are tokens of the model's own, which only it knows.
+        # The tags are tokens of the model; who does not have its tokenizer reads them spelt as strings.
         spelt = self._lark(json.dumps(OPENS), json.dumps(CLOSES))
         return [("tools", "tools", (self._lark(OPENS, CLOSES), spelt))]
 
@@ -140,7 +140,7 @@ class ToolUse:
         return [(at, each) for at, each in enumerate(self.functions) if self.named in (None, each.name)]
 
     def _lark(self, opens: str, closes: str) -> str:
-        """One call; or, for `auto`, text and calls in it between what `opens` and `closes` them."""
+        """Lark grammar of one call; or, for `auto`, of text with calls in it, each between `opens` and `closes`."""
         lines = ["call: " + " | ".join(f"call_{index}" for index, _ in self._callable)]
         for index, function in self._callable:
             schema: dict[str, Any] = {**function.closed_schema, "x-guidance": JSON_DEFAULTS}
@@ -154,7 +154,7 @@ class ToolUse:
 
 
 def _closed(schema: Any) -> Any:
-    """With `additionalProperties: false` wherever properties are named and nothing is said of others."""
+    """The schema, with `additionalProperties: false` wherever it names properties and says nothing of others."""
     if not isinstance(schema, dict):
         return schema
     found = {

@@ -1,6 +1,6 @@
-"""Requests as they come over the wire: every field, its limits, and what may not stand beside what.
+"""Requests as they come over the wire: every field, its limits, and which fields exclude each other.
 
-A field is either honoured or refused; there is no third way. A valid body becomes a GenerationRequest here, once.
+A field is either honoured or refused. A valid body becomes a GenerationRequest here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from vidspec_service.errors import InvalidRequest
 from vidspec_service.settings import Settings
 
 MAX_N = 8
-MAX_VIDEOS = 1000  # of a body; how many a request may have is the operator's setting
+MAX_VIDEOS = 1000  # in a body; the operator's setting for a request is checked later
 _VIDEO_ID = "Id of a video that was uploaded to /v1/videos."
 _VIDEO_URL = "https address of a video, if the operator allows its host."
 
@@ -92,7 +92,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
         return self
 
     def check_end(self) -> None:
-        """Raises InvalidRequest for two that say where the answer ends."""
+        """Raises InvalidRequest if both `ignore_eos` and a grammar say where the answer ends."""
         if self.ignore_eos and self.grammar is not None:
             raise InvalidRequest("An answer of a given form ends where the grammar does.", param="ignore_eos")
 
@@ -113,18 +113,18 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     @property
     def included(self) -> frozenset[Include]:
-        """What is to be told besides the answer."""
+        """What to report besides the answer."""
         return frozenset()
 
     @property
     def template(self) -> ChatTemplate | None:
-        """What the checkpoint's template is told; None: the prompt is the text as it is."""
+        """Arguments of the checkpoint's chat template; None: no template, the text itself is the prompt."""
         return DEFAULT_TEMPLATE
 
     def for_engine(self, info: EngineInfo) -> Self:
-        """The body as this engine takes it: where the client does not say, sampled as the checkpoint wants.
+        """A copy for this engine: sampling fields that the client did not give get the checkpoint's values.
 
-        Raises ModelNotFound for another model than the one that is served, InvalidRequest for what it cannot do.
+        Raises ModelNotFound for a model that is not served, InvalidRequest for what the engine cannot do.
         """
         most = info.default_max_tokens
         if self.most_tokens is None and (self.min_tokens or 0) > most:
@@ -148,7 +148,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
         )
 
     def generation_request(self, request_id: str, settings: Settings) -> GenerationRequest:
-        """What the engine is asked, but for the videos. Null is the same as not given."""
+        """The request to the engine, without its videos. Null is the same as not given."""
         compression = self.compression or settings.compression
         if compression is Compression.NONE and self.compression_ratio is not None:
             raise InvalidRequest("Give a compression with it; none keeps every token.", param="compression_ratio")
@@ -234,7 +234,7 @@ class VideoRef(FrameTimes):
 
     @property
     def source(self) -> Source:
-        """Where it is."""
+        """Where the video is."""
         return Source(data_url=self.video, video_id=self.video_id, url=self.video_url, times=self.times)
 
 
@@ -264,7 +264,7 @@ class VideoChatJson(VideoChat):
 
 
 class VideoChatForm(VideoChat):
-    """The multipart form. Parts of these three names may be repeated and mixed: the videos come in their order."""
+    """The multipart form. `video`, `video_id`, `video_url` may be repeated and mixed; videos come in their order."""
 
     repeated: ClassVar = frozenset({"video", "video_id", "video_url", "stop", "bad_words", "stop_token_ids", "include"})
 
@@ -274,7 +274,7 @@ class VideoChatForm(VideoChat):
     _parts: tuple[str, ...] = PrivateAttr(())
 
     def model_post_init(self, names: Any) -> None:
-        """`names` are those of the form's parts, in their order."""
+        """`names` are the names of the form's parts, in their order."""
         self._parts = tuple(names or ())
 
     @property

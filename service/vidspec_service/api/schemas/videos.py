@@ -66,7 +66,7 @@ class VideoList(BaseModel):
 
 
 class VideoDeleted(BaseModel):
-    """It is gone."""
+    """The video was deleted."""
 
     id: str
     object: Literal["video"] = "video"

@@ -1,10 +1,10 @@
-"""A decode child's whole life: say ready, take one job, install the filter, answer, end.
+"""A decode child's whole life: report ready, take one job, install the filter, answer, end.
 
-Standard input is its socket to the pool; with the job comes the anonymous memory for its frames, which becomes its
-standard output: nothing has a name, so nothing can be left behind however the child ends. A JSON job comes in, a JSON
-answer goes out. Nothing is pickled, and errors travel as a name: a child taken over by a hostile file can lie about a
-clip, but cannot make the service run or show anything else. Imports neither torch nor numpy; whatever it needs was
-imported before it was forked, since it cannot open a file once it is filtered.
+Standard input is its socket to the pool. The job comes with anonymous memory for the frames, which becomes standard
+output: neither has a name, so nothing can be left behind however the child ends. A JSON job comes in, a JSON answer
+goes out. Nothing is pickled, and errors are sent by name: a child taken over by a hostile file can lie about a clip,
+but cannot make the service run or show anything else. Imports neither torch nor numpy; everything it needs was
+imported before the fork, since it cannot open a file once the filter is installed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Child to pool: a RequestError by its class name, or a fault of ours."""
 
     kind: str  # "" for ours
-    message: str  # for the client; of ours a traceback for the log, and never for a client
+    message: str  # for the client; for a fault of ours a traceback, for the log only
     param: str | None = None
 
 
@@ -48,7 +48,7 @@ Answer = Decoded | Failed
 
 
 def main(missing: Missing, channel: int) -> NoReturn:
-    """In the process just forked. `missing`: what the kernel refused of its confinement."""
+    """Runs in the process just forked. `missing`: protection that this machine does not give."""
     try:
         _keep_only(channel)
         _serve(missing)
@@ -57,10 +57,10 @@ def main(missing: Missing, channel: int) -> NoReturn:
 
 
 def _keep_only(channel: int) -> None:
-    """A process group of its own, and nothing of the server or of other children."""
+    """Make a process group of its own, and close what belongs to the server or to other children."""
     os.setsid()
     os.dup2(channel, _CHANNEL)
-    os.closerange(_FRAMES + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # these lead nowhere
+    os.closerange(_FRAMES + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # 1 and 2 are /dev/null
 
 
 def _serve(missing: Missing) -> None:

@@ -14,15 +14,15 @@ from vidspec_service.decoding.isolation import child
 from vidspec_service.decoding.isolation.sandbox import Missing, give_up_privileges
 from vidspec_service.forking import obey, serve_forks
 
-_NICENESS = 5  # as the workers': HTTP and health checks go first
+_NICENESS = 5  # as that of the workers: HTTP and health checks go first
 
 
 def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one pool."""
     os.nice(_NICENESS)
     missing = give_up_privileges()
-    obey(parent_pid)  # after it: the kernel forgets whose end is ours when a process gets another user namespace
-    # The slow part of starting, which the children share; and no file can be opened once their filter is installed.
+    obey(parent_pid)  # last: in a new user namespace the kernel forgets to end us with our parent
+    # The slow part of a start, done once for all children, which cannot open a file once their filter is installed.
     from vidspec_service.decoding.reader import is_ffmpeg_fixed, sequence  # noqa: F401
 
     if not is_ffmpeg_fixed():

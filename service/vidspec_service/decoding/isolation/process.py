@@ -1,4 +1,4 @@
-"""The pool's end of one decode child: start it, give it its one job, end it; and what becomes of its answer."""
+"""The pool's side of one decode child: start it, give it its one job, end it, and check its answer."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from vidspec_service.errors import (
 from vidspec_service.forking import ForkServer
 from vidspec_service.shared_frames import SharedFrames
 
-_TOLD_WITHIN_S = 30.0  # by the fork server, of a process that has ended; only a machine that stands still needs it
+_TOLD_WITHIN_S = 30.0  # for the fork server to report that a process has ended; only a stalled machine needs it
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
 }
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 
-_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of ours: nothing is wrong with the video
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # our own lack: nothing is wrong with the video
 
 _log = logging.getLogger(__name__)
 
 
 class ForkServerLost(Exception):
-    """The fork server died, and the child with it: that says nothing of the video."""
+    """The fork server died, and the child with it: that says nothing about the video."""
 
 
 class DecodeChild:
     """One process, one clip, in a process group of its own: `start`, then `decode` or `end`; `kill` at any time."""
 
     def __init__(self, forks: ForkServer) -> None:
-        self.missing = Missing(0)  # of its confinement; known once it has started
+        self.missing = Missing(0)  # protection that it lacks; known once it has started
         self._forks = forks
         self._is_killed = False
         self._held = contextlib.ExitStack()  # our ends of its sockets
-        self._life: socket.socket | None = None  # while it may be killed
+        self._life: socket.socket | None = None  # set while the child can be killed
 
     async def start(self, timeout_s: float) -> None:
-        """Have it forked and wait until it is ready for a job. ServiceError if that fails."""
+        """Have it forked and wait until it is ready for a job. Raises ServiceError if that fails."""
         if self._is_killed:
             raise ServiceError("the decode pool is closed")
         try:
@@ -65,7 +65,7 @@ class DecodeChild:
                 ready = await asyncio.get_running_loop().sock_recv(self._channel, 1)
             if not ready:
                 raise ConnectionAbortedError
-        except OSError as error:  # no process or memory to be had, or no answer in time, or it has ended
+        except OSError as error:  # no process or memory, no answer in time, or the child has ended
             if isinstance(error, TimeoutError):
                 self._forks.restart()
             await self.end()
@@ -86,15 +86,15 @@ class DecodeChild:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a spare is still there to take a job: it says nothing until then, but its end would be seen."""
+        """Whether a spare can still take a job: until it has one, its socket is readable only if it has ended."""
         news = select.poll()
         news.register(self._channel, select.POLLIN)
         return not self._is_killed and not news.poll(0)
 
     async def decode(self, job: Job, frames: FileIO) -> Answer:
-        """Run the job, whose pixels go into `frames`, and end the child; what it says, not believed yet.
+        """Run the job, whose pixels go into `frames`, and end the child; returns its answer, not yet checked.
 
-        Raises VideoUnreadable if it is lost, ForkServerLost if that is no fault of its own. Not to be cancelled.
+        Raises VideoUnreadable if the child is lost, ForkServerLost if the fork server is. Must not be cancelled.
         """
         data = b""
         with self._held:
@@ -109,9 +109,9 @@ class DecodeChild:
                 pass
             finally:
                 was_killed = self._is_killed  # by us: its client has left, or the server ends
-                returncode = await self._wait()  # before its memory is looked at: now nobody else can change it
+                returncode = await self._wait()  # before `frames` is read: from here on nobody else can change it
         if returncode is not None:
-            with contextlib.suppress(ValueError):  # no answer, or none that holds together
+            with contextlib.suppress(ValueError):  # no answer, or an invalid one
                 answer: Answer = msgspec.json.decode(data, type=Answer)
                 return answer
         if not was_killed:
@@ -135,20 +135,20 @@ class DecodeChild:
         return bytes(answer)
 
     def kill(self) -> None:
-        """Stop whatever it does; who waits for it sees it die."""
+        """Kill the child, whatever it does; a `start` or `decode` that waits for it sees its end."""
         self._is_killed = True
         if self._life is not None:
             self._life.shutdown(socket.SHUT_WR)
 
     async def end(self) -> None:
-        """Kill, wait for the end, free; nothing if that is done."""
+        """Kill the child, wait for its end, close the sockets; may be called again."""
         with self._held:
             await self._wait()
 
     async def _wait(self) -> int | None:
-        """Kill it and wait for its end. Its return code, negative for the signal that ended it; None without a server.
+        """Kill the child, wait for its end, return its exit code: negative for a signal, None if there is none.
 
-        One that has crashed keeps its own: an exit under way is not changed by a later signal.
+        A child that has crashed keeps its own code: a later signal does not change an exit under way.
         """
         self.kill()
         life, self._life = self._life, None
@@ -158,7 +158,7 @@ class DecodeChild:
             async with asyncio.timeout(_TOLD_WITHIN_S):
                 code = await asyncio.get_running_loop().sock_recv(life, 64)
         except TimeoutError:
-            self._forks.restart()  # it hangs; what it has forked dies with it
+            self._forks.restart()  # the fork server hangs; its children die with it
             return None
         return int(code) if code else None
 
@@ -172,12 +172,12 @@ def frames_memory() -> FileIO:
 
 
 def decoded_of(answer: Answer) -> Decoded:
-    """What a child has decoded; raises the error that its answer is. A fault of ours goes into the log."""
+    """What a child has decoded; raises the error if its answer is one. A fault of ours is logged."""
     if isinstance(answer, Decoded):
         return answer
     if answer.kind in _ERRORS:
         raise _ERRORS[answer.kind](answer.message, param=answer.param)
-    # Ours, or a name outside the table, which is a lie: the client is told nothing.
+    # A fault of ours, or a name outside the table, which is a lie: the client gets no details.
     _log.error("decode child failed", extra={"detail": answer.message})
     raise VideoUnreadable("The video cannot be decoded.", param="video")
 
@@ -185,7 +185,7 @@ def decoded_of(answer: Answer) -> Decoded:
 def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
     """The clip, its frames mapped read-only and freed with the array; the children must have ended.
 
-    Raises VideoUnreadable if the answer does not hold together, CapacityError without memory.
+    Raises VideoUnreadable if the answer contradicts itself or the memory, CapacityError without memory.
     """
     shape = len(decoded.timestamps_s), decoded.height, decoded.width, 3
     try:
@@ -213,5 +213,5 @@ def _no_room() -> CapacityError:
 
 
 def lost() -> VideoUnreadable:
-    """What a request is told whose video ended its decoder."""
+    """The error for a request whose video ended its decoder."""
     return VideoUnreadable("The video made its decoder fail: it is damaged.", param="video")

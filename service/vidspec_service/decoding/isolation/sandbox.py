@@ -1,9 +1,9 @@
 """What a decode child gives up before it reads a client's bytes. What a kernel does not support is reported.
 
-`give_up_privileges` before it is forked, `limit_resources` once it knows its job, `install_filter` when its file is
-open. The last is a seccomp filter: a list of the system calls that decoding needs; the kernel refuses all others. A
-child that a hostile file has taken over can then compute, read the files it already holds, answer and end. It cannot
-open a file, use a network, start a process or a thread, send a signal, or make memory executable.
+`give_up_privileges` is called before the fork, `limit_resources` once the job is known, `install_filter` when the file
+is open. The last installs a seccomp filter: a list of the system calls that decoding needs; the kernel refuses all
+others. A child that a hostile file has taken over can then compute, read the files it already holds, answer and end. It
+cannot open a file, use a network, start a process or a thread, send a signal, or make memory executable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CLONE_NEWNET = 0x40000000
 _SECCOMP_MODE_FILTER = 2
 _RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_AT_NUMBER, _AT_ARCHITECTURE, _AT_PROTECTION = 0, 4, 16 + 8 * 2  # offsets in struct seccomp_data; third argument
+_AT_NUMBER, _AT_ARCHITECTURE, _AT_PROTECTION = 0, 4, 16 + 8 * 2  # offsets in seccomp_data; the last: third argument
 _PROT_EXEC = 4
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -85,7 +85,7 @@ class Missing(IntFlag):
 
     NETWORK_NAMESPACE = 1
     SYSCALL_FILTER = 2
-    FIXED_FFMPEG = 4  # one without the known ways to take it over
+    FIXED_FFMPEG = 4  # an FFmpeg without the known holes
 
 
 def give_up_privileges() -> Missing:
@@ -102,13 +102,13 @@ def give_up_privileges() -> Missing:
 
 
 def limit_resources(limits: DecodingLimits) -> None:
-    """Memory, processor time, file size, descriptors, processes and core dumps, by what one clip may need."""
-    cpu_s = int(limits.timeout_s) + 2  # the pool's clock comes first; this one holds if the pool is gone
+    """Limit memory, processor time, file size, descriptors, processes and core dumps to what one clip may need."""
+    cpu_s = int(limits.timeout_s) + 2  # the pool's timeout is shorter; this limit holds if the pool is gone
     memory = _BASE_BYTES + limits.max_decoded_bytes + _BYTES_PER_PIXEL * limits.max_pixels
     for kind, most in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_FSIZE, limits.max_decoded_bytes),  # holds for the anonymous file of frames, too
+        (resource.RLIMIT_FSIZE, limits.max_decoded_bytes),  # also limits the anonymous file of frames
         (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
@@ -140,8 +140,8 @@ def is_filter_supported() -> bool:
 def filter_program(machine: str) -> bytes:
     """BPF code, eight bytes an instruction, for `x86_64` or `aarch64`.
 
-    Another architecture's calling convention (32-bit calls on x86) kills: its numbers mean other calls. What is not
-    allowed fails with EPERM, so that libraries which merely ask can go on.
+    A call by another architecture's convention (32-bit calls on x86) kills the process: its numbers mean other calls.
+    A call that is not allowed fails with EPERM, so that libraries which only try it can go on.
     """
     column = list(_ARCHITECTURES).index(machine)
     checked = [numbers[column] for numbers in _ALLOWED_UNLESS_EXECUTABLE.values()]

@@ -1,11 +1,11 @@
 """The only reader of video files: an open file in, chosen frames out, upright, in RGB, with exact timestamps.
 
-Runs in a decode child. FFmpeg's own texts, which may carry paths and addresses, end here. A container is opened under
-allow-lists; no other file or address can be reached.
+Runs in a decode child. FFmpeg's own messages, which may contain paths and addresses, are not passed on. A container is
+opened under allow-lists; no other file or address can be reached.
 
-1. The file is opened twice: once to scan every packet's timestamp, once to decode. Nothing is ever sought:
+1. The file is opened twice: once to scan every packet's timestamp, once to decode. There is no seeking:
    walking packets is nearly free, and packet n of the second walk *is* packet n of the first in every
-   container, where seeking lands differently in each. Packets that no chosen frame needs are not decoded.
+   container, while a seek lands differently in each. Packets that no chosen frame needs are not decoded.
 2. Threads are off everywhere: concurrency comes from processes, and FFmpeg's threads have deadlocked servers.
 """
 
@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import av
 
-# PyAV would import these over the first file that needs them, when the child can open no file any more.
+# PyAV would import these for the first file that needs them, when the child can no longer open files.
 import av.subtitles.codeccontext
 import av.subtitles.stream
 import av.subtitles.subtitle
@@ -45,24 +45,24 @@ from vidspec_service.decoding.selection import FramePicker, select_frames
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
-_MAX_TRACKS = 128  # films on discs have up to a hundred sounds and subtitles
+_MAX_TRACKS = 128  # films on discs have up to a hundred audio and subtitle tracks
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What FFmpeg may take a file for."""
+    """The formats and codecs that FFmpeg may use for a file."""
 
     formats: str
     codecs: frozenset[str]
 
     @property
     def decoders(self) -> str:
-        """As a whitelist; some codecs have a decoder of another name."""
+        """The whitelist of decoders; some have another name than their codec."""
         return ",".join(sorted(self.codecs | {_DECODERS[name] for name in self.codecs & _DECODERS.keys()}))
 
 
 _DECODERS = {"av1": "libdav1d", "flv1": "flv", "msmpeg4v3": "msmpeg4"}
-# Whatever is here is rendered, mutilated and decoded by the tests; docs/security.md has a table with the reasons.
+# The tests render, damage and decode everything listed here; docs/security.md has a table with the reasons.
 _VIDEO = _Kind(
     "mov,matroska,avi,mpegts,mpeg,ogg,flv,asf,mxf,gif,apng,h264,hevc,dv",
     frozenset(
@@ -73,7 +73,7 @@ _VIDEO = _Kind(
     ),
 )  # fmt: skip
 _TIMELESS = ("h264", "hevc")  # streams without a container
-_UNORDERED = ("avi", "asf")  # have no display times: what FFmpeg derives is wrong as soon as frames are reordered
+_UNORDERED = ("avi", "asf")  # have no display times: those that FFmpeg derives are wrong if frames are reordered
 _STILL = _Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
@@ -91,9 +91,9 @@ def read_clip(
 ) -> Decoded:
     """Choose and decode frames of an open file; pixels [T, H, W, 3] go into memory got from `allocate`.
 
-    It is asked again, when the first memory is let go of, for a video that must be decoded from its start.
+    `allocate` is called again, after the first memory is released, for a video that must be decoded from its start.
 
-    A part decodes its share of the frames to their places in that memory, if there is one for it.
+    A part decodes its share of the frames, which may be none, to their places in that memory.
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
@@ -103,7 +103,7 @@ def read_clip(
         with opened(file, limits, kind) as container:
             stream = _video_stream(container, limits, kind)
             codec, size = stream.codec_context.codec.canonical_name, (stream.width, stream.height)
-            if request.is_still and 0 in size:  # FFmpeg tells nothing of an image over the limit, not even its size
+            if request.is_still and 0 in size:  # of an image over the limit, FFmpeg does not even tell the size
                 fact = f"has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
                 raise VideoUnreadable(f"The image is damaged, or {fact}.", param="video")
             warnings = _describe(container, stream)
@@ -127,7 +127,7 @@ def read_clip(
         found = None
         with suppress(NoEntryPoint):
             found = decoded(timeline)
-        if found is None and part != WHOLE:  # the pool has the whole decoded, then
+        if found is None and part != WHOLE:  # then the pool has the whole clip decoded
             raise VideoUnreadable("The video cannot be decoded in parts.", param="video")
         indices, converter = found or decoded(replace(timeline, keyframes=()))
         width, height = converter.upright_size
@@ -147,7 +147,7 @@ def read_clip(
 
 
 def check_file(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> None:
-    """Something of the announced kind and not too much of it; raises a VideoError."""
+    """Check the file's size and signature; raises a VideoError."""
     num_bytes = file.seek(0, os.SEEK_END)  # no stat: the sandbox refuses it
     file.seek(0)
     if num_bytes == 0:
@@ -160,10 +160,10 @@ def check_file(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> Non
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """FFmpeg's errors are ours outside of the block."""
+    """Translates FFmpeg's errors in the block to ours."""
     try:
         yield
-    except MemoryError:  # first: PyAV's own is an FFmpegError too
+    except MemoryError:  # first: PyAV's MemoryError is an FFmpegError too
         raise VideoTooLarge("Decoding needs more memory than one video may use.", param="video") from None
     except av.FFmpegError:
         raise VideoUnreadable("The video is damaged: it cannot be decoded.", param="video") from None
@@ -220,12 +220,12 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: _Kind = _VIDEO) -> Iter
     except av.FFmpegError:
         raise VideoUnreadable("The file cannot be opened: it is damaged or incomplete.", param="video") from None
     try:
-        # FFmpeg leaves out what is over its limit, and then some formats lose track of where their packets are.
+        # FFmpeg leaves out tracks over its limit, and some formats then no longer know where their packets are.
         if len(container.streams) > _MAX_TRACKS:
             raise VideoUnsupported(f"The file has more than {_MAX_TRACKS} tracks.", param="video")
         yield container
     finally:
-        container.close()  # reference cycles would keep it for long
+        container.close()  # at once: reference cycles would keep it for long
 
 
 def _video_stream(container: InputContainer, limits: DecodingLimits, kind: _Kind = _VIDEO) -> VideoStream:
@@ -252,7 +252,7 @@ def _video_stream(container: InputContainer, limits: DecodingLimits, kind: _Kind
 
 
 def _describe(container: InputContainer, stream: VideoStream) -> list[str]:
-    """What a person should know about the file before trusting an answer about it."""
+    """Warnings that a person should know before trusting an answer about the file."""
     warnings = []
     if container.streams.audio:
         warnings.append("Audio is ignored.")
@@ -273,7 +273,7 @@ def _packets_of(container: InputContainer, stream: VideoStream, warnings: list[s
                 yield packet
     except MemoryError:
         raise
-    except IndexError:  # PyAV, after the last packet, over a track that appeared on the way
+    except IndexError:  # from PyAV, after the last packet, if a track appeared on the way
         return
     except av.FFmpegError:
         warnings.append("The file is damaged; nothing after the damage is used.")

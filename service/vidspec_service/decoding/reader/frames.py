@@ -1,4 +1,4 @@
-"""The chosen frames: decoded from keyframe to keyframe, turned upright, laid down as RGB in one block of memory."""
+"""The chosen frames: decoded from keyframe to keyframe, turned upright, written as RGB into one block of memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vidspec_service.decoding.reader.timeline import EntryPoint, Timeline
 from vidspec_service.decoding.selection import FramePicker
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable
 
-# PyAV reads all of a frame's side data to give any of it, and knows fewer kinds than its FFmpeg: the EXIF data that
-# cameras write into JPEG made every such frame unreadable. An unknown kind is taken for one that nobody asks for.
+# To return any side data of a frame, PyAV reads all of it, and it knows fewer kinds than its FFmpeg: the EXIF data that
+# cameras write into JPEG made every such frame unreadable. An unknown kind is read as one that nobody asks for.
 SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  # type: ignore[assignment]
 
 _CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet to packet
@@ -38,10 +38,10 @@ def chosen_frames(
     timeline: Timeline,
     picker: FramePicker[VideoFrame],
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Each of the picker's frames, or its stand-in, with its display index; two at most are alive.
+    """Each of the picker's frames, or its stand-in, with its display index; at most two frames are alive at a time.
 
-    Decodes as little as they need of `packets`, the stream's from its start. Raises NoEntryPoint where a keyframe that
-    it has jumped to does not come out: then no frame after it can be trusted.
+    Decodes only the part of `packets` (the stream's, from its start) that these frames need. Raises NoEntryPoint if the
+    frame of a keyframe that it has jumped to does not come out: then no frame after it can be trusted.
     """
     decoder = _Decoder(codec, timeline, picker.wanted)
     upcoming = picker.next_wanted
@@ -86,9 +86,9 @@ class _Decoder:
         self._last_index = -1
 
     def decode(self, packet: Packet[VideoStream] | None) -> Iterator[tuple[int, VideoFrame]]:
-        """What comes out for one packet, maybe nothing; None drains the codec."""
+        """Yields the frames that come out for one packet, maybe none; None drains the codec."""
         if self._may_skip and packet is not None:
-            # Frames that are neither wanted nor referred to: half the work of a usual H.264 file. Not in
+            # Skip frames that are neither wanted nor referred to: half the work of a usual H.264 file. Not in
             # interlaced video, where a wanted frame's second field may be a packet with a time of its own.
             is_needed = not self._is_progressive or packet.pts is None or packet.pts in self._wanted_ticks
             self._codec.skip_frame = "DEFAULT" if is_needed else "NONREF"
@@ -108,7 +108,7 @@ class _Decoder:
 
 
 class FrameConverter:
-    """Lays frames down upright as RGB, and keeps account of the bad ones.
+    """Writes frames upright as RGB into memory, and counts the bad ones.
 
     The first frame sets size and orientation for all; a clip has one shape. Frames over `max_frame_pixels` are
     scaled in the same pass that converts their colours.
@@ -122,12 +122,12 @@ class FrameConverter:
         places: Sequence[int],
         only_size: tuple[int, int] | None = None,
     ) -> None:
-        """Of `num_chosen` frames those for these places come here, in order.
+        """`places` are those of the frames that come here, in order, among all `num_chosen` frames.
 
-        Where others write into the same memory, all must begin with `only_size`, (width, height) before turning.
+        Where other converters share the memory, the first frame of each must have `only_size`, as stored.
         """
         self.warnings: list[str] = []
-        self.is_sound = True  # once finished
+        self.is_sound = True  # valid after `finish`
         self._num_chosen = num_chosen
         self._num_frames = len(places)
         self._places = iter(places)
@@ -141,7 +141,7 @@ class FrameConverter:
         self._num_damaged = self._num_resized = 0
 
     def convert(self, index: int, frame: VideoFrame) -> int:
-        """Convert and lay down one frame; gives its display index back."""
+        """Convert and write one frame; returns its display index."""
         self._limits.check_pixels(frame.width, frame.height)
         if self._memory is None:
             self._memory = self._prepare(frame)
@@ -164,14 +164,14 @@ class FrameConverter:
 
     @property
     def upright_size(self) -> tuple[int, int]:
-        """(width, height) of the frames that were laid down; noughts before the first."""
+        """(width, height) of the frames in memory; zeros before the first."""
         return self.orientation.size(*self._size)
 
     def finish(self, num_lost: int = 0, num_replaced: int = 0) -> None:
-        """Let `warnings` tell what was wrong, also with frames that did not come; VideoUnreadable if too much was."""
+        """Add to `warnings` what was wrong, also with frames that did not come; VideoUnreadable if too much was."""
         if self._num_frames == 0:
             return
-        num_bad = min(num_lost + num_replaced + self._num_damaged, self._num_frames)  # or twice bad
+        num_bad = min(num_lost + num_replaced + self._num_damaged, self._num_frames)  # one may count twice
         if self._memory is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
                 f"The video is damaged: {num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
@@ -188,7 +188,7 @@ class FrameConverter:
                 self.warnings.append(f"{count} of the {self._num_frames} chosen frames {fate}")
 
     def _prepare(self, frame: VideoFrame) -> memoryview:
-        """Size, orientation and memory, by the first frame."""
+        """Set size and orientation by the first frame, and allocate the memory."""
         self._source_size = frame.width, frame.height
         if self._only_size not in (None, self._source_size):
             raise VideoUnreadable("The size of its frames changes.", param="video")
@@ -256,12 +256,12 @@ def write_upright(
 ) -> None:
     """Copy a stored RGB picture of `size` (width, height), rows `line_bytes` apart, upright to the start of `out`.
 
-    Turned ones colour by colour, in strides: numpy would do the same, but a decode child starts twice as fast without.
+    A turned one is copied colour by colour, in strides: numpy would do the same, but double a child's start time.
     """
     width, height = size
     row_bytes = width * 3
     if orientation == UPRIGHT:
-        if line_bytes == row_bytes:  # all rows are one
+        if line_bytes == row_bytes:  # all rows can be copied as one
             row_bytes, height = row_bytes * height, 1
         for row in range(height):
             start = row * line_bytes

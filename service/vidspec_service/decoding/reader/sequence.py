@@ -19,12 +19,12 @@ from vidspec_service.decoding.reader.frames import Allocate, FrameConverter
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import InvalidRequest, VideoUnreadable
 
-_TICKS_PER_S = 1000  # processors know a frame's time as an index over a rate: times of any spacing are milliseconds
+_TICKS_PER_S = 1000  # processors compute a frame's time as index / rate: uneven times are given in milliseconds
 _LONE_FRAME_S = 1.0
 
 
 def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits, allocate: Allocate) -> Decoded:
-    """Like `read_clip`, of the `sequence` that the request names; without `fps` and `num_frames` all its frames stay.
+    """Like `read_clip`, for the request's `sequence`; without `fps` and `num_frames` all its frames are kept.
 
     Raises what `read_clip` does; InvalidRequest if the images differ in size.
     """
@@ -62,7 +62,7 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
 
 
 def _ticks(times_s: Sequence[float]) -> list[int]:
-    """The nearest, but for those that would be others' as well: they are told apart."""
+    """The nearest tick to each time, or the next free one: no two are equal."""
     return list(
         accumulate((int(time_s * _TICKS_PER_S + 0.5) for time_s in times_s), lambda before, t: max(before + 1, t))
     )
@@ -78,7 +78,7 @@ def _duration_s(sequence: FrameSequence) -> float:
 
 
 def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
-    """Without a container around it: no demuxer has a say in where an image begins."""
+    """Decoded without a container: no demuxer decides where an image begins."""
     codec = av.CodecContext.create("mjpeg", "r")
     assert isinstance(codec, VideoCodecContext)
     codec.options = {"max_pixels": str(limits.max_pixels)}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 # Packets that a decoder may hold back before a frame comes out; codecs with the most keep 16 pictures.
 _MOST_DELAY = 16
-# In packets: a keyframe takes as long as some twenty others (H.264 of 720p, without frames that nobody refers to).
+# A keyframe's work, in packets: as long as some twenty others (H.264 of 720p, without frames that nobody refers to).
 _ENTRY_WORK = 20
 # Only for a lone frame in a file that states neither a duration nor a rate.
 _NOMINAL_FRAME = Fraction(1, 25)
@@ -30,7 +30,7 @@ class PacketFacts(NamedTuple):
 
 
 class EntryPoint(NamedTuple):
-    """Decoding may start at `packet`; what then comes out before display index `first_frame` is garbage."""
+    """Decoding may start at `packet`; frames that come out before display index `first_frame` are garbage."""
 
     packet: int
     first_frame: int
@@ -73,10 +73,10 @@ class Timeline:
         return EntryPoint(0, 0)
 
     def shares(self, chosen: Sequence[int], count: int) -> list[tuple[int, ...]]:
-        """Places in `chosen`, display indices in order, for `count` decoders that shall take about as long; maybe none.
+        """Places in `chosen` (display indices, in order) for each of `count` decoders of about equal work; maybe none.
 
-        Cut only where decoding jumps ahead to another keyframe, and so begins anew anyway. The longest pieces go first,
-        each to the decoder that has least to do (Graham, 1969: at most a third more than the best way there is).
+        Cuts only where decoding jumps ahead to another keyframe and begins anew anyway. The longest pieces go first,
+        each to the decoder with the least work so far (Graham, 1969: at most a third more than the optimum).
         """
         pieces: list[list[int]] = []
         works: list[int] = []
@@ -107,8 +107,8 @@ def build_timeline(
 ) -> Timeline | None:
     """The timeline of a scanned stream; None if it shows nothing.
 
-    Without usable PTS (`trust_pts` off, or most packets lacking one) frames are counted instead, and decode
-    times, sorted, stand in; failing those, an even `frame_rate`.
+    Without usable PTS (`trust_pts` off, or most packets lacking one) frames are counted instead. Their times are
+    the decode times, sorted; without those, even times by `frame_rate`.
     """
     shown = [i for i, packet in enumerate(packets) if not packet.is_discard]
     if not shown:
