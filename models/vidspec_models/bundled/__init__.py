@@ -1,6 +1,6 @@
-"""The bundled target and draft: the rendered domain they know, its texts, and where their weights lie.
+"""The bundled target and draft: the rendered domain they know, its texts, and the paths of their weights.
 
-Its modules need numpy alone, this one nothing; how the pair is trained and measured is in `vidspec_models.training`.
+Modules of this package need only numpy, this one nothing. `vidspec_models.training` trains and measures the pair.
 """
 
 from pathlib import Path

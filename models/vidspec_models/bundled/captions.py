@@ -1,7 +1,7 @@
-"""The true caption of a scene, and the way back from a caption to the facts it states.
+"""Writes the true caption of a scene, and parses a caption back into the facts that it states.
 
 Every sentence has two or three phrasings. Which one is used depends on an attribute of what it describes
-(probability 0.8, else chance): greedy text is then varied and still learnable; pure chance would be neither.
+(probability 0.8, else random): greedy text is then varied and still learnable; random phrasings alone would be neither.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _BACKGROUND = (
     "Everything happens on a {texture} {background} background",
 )
 _COUNT = ("There {verb} {count} {noun}", "We see {count} {noun}")
-# Each phrasing of a thing that rests, and of one that moves. Its last colour is stated always: a word to look up is
-# learned, whether to go on is not.
+# Each phrasing for a thing that rests, and for one that moves. The last colour is always stated: the model learns to
+# look up a word, but not to decide whether the sentence goes on.
 _THING = (
     (
         "A {size} {colour} {shape} stays still at the {start} {timing} and ends {last}",
@@ -40,7 +40,7 @@ _THING = (
         "and ends {last}",
     ),
 )
-_TIMING = (  # in each phrasing of a thing
+_TIMING = (  # words for TIMINGS in each phrasing of _THING
     ("the whole time", "after appearing halfway", "before vanishing halfway"),
     ("always visible", "visible from halfway on", "visible until halfway"),
     ("present throughout", "entering midway", "leaving midway"),
@@ -53,7 +53,7 @@ NO_SIGN = "No letter appears"
 
 
 def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHARE) -> str:
-    """The caption of a scene; same scene, same text. At share 1 no phrasing is left to chance."""
+    """The caption of a scene; the same scene gives the same text. With a share of 1, no phrasing is random."""
     rng = np.random.default_rng([scene.seed, 11])
 
     def phrasing(name: str, word: str, count: int) -> int:
@@ -92,12 +92,12 @@ def scene_facts(scene: Scene) -> Facts:
 
 
 def caption_marks(scene: Scene, text: str) -> list[tuple[str, bool | None]]:
-    """Every fact of the scene by name, and whether the caption states it rightly; None where it says nothing of it."""
+    """Every fact of the scene by name, and whether the caption states it correctly; None if it does not state it."""
     return fact_marks(scene, parse_caption(text))
 
 
 def fact_marks(scene: Scene, said: Facts | None) -> list[tuple[str, bool | None]]:
-    """The same for facts that were stated in any form; None: a text that could not be read says nothing at all.
+    """As `caption_marks`, for facts stated in any form. If `said` is None, the text could not be parsed: all are None.
 
     Things are matched by their shape, which is unique in a scene.
     """
@@ -130,7 +130,7 @@ def _thing_facts(thing: Thing) -> dict[str, str | None]:
 
 
 def parse_caption(text: str) -> Facts | None:
-    """The facts a caption states; None where a sentence is none of ours (then it is not all right)."""
+    """The facts that a caption states; None if it has an unknown sentence (then the caption counts as wrong)."""
     facts: Facts = {"background": None, "texture": None, "count": None, "things": (), "signs": ()}
     for sentence in filter(None, (part.strip() for part in text.strip().split("."))):
         kind, found = next(_readings(sentence), (None, {}))
@@ -148,7 +148,7 @@ def parse_caption(text: str) -> Facts | None:
 
 
 def _patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
-    """Every phrasing, as what reads it; the words of a field are those it is written with."""
+    """The kind and regular expression of every phrasing; a field matches only the words that it is written with."""
     regions, colours = WORDS["region"], WORDS["colour"]
     words = {**WORDS, "verb": ("is", "are"), "noun": ("object", "objects")}
     words |= {"start": regions, "end": regions, "corner": CORNERS, "last": colours}
@@ -166,7 +166,7 @@ _PATTERNS = tuple(_patterns())
 
 
 def _readings(sentence: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """What a sentence is about, and the words in its fields."""
+    """The possible readings of a sentence: its kind, and the words in its fields."""
     return ((kind, match.groupdict()) for kind, pattern in _PATTERNS if (match := pattern.fullmatch(sentence)))
 
 

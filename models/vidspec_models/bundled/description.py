@@ -1,8 +1,8 @@
-"""The true description of a scene as JSON, its published schema, and the way back to the facts.
+"""The true description of a scene as JSON, its published schema, and the parser back to facts.
 
-Keys always stand in the schema's order, without whitespace: for one scene there is one text. The schema tells
-llguidance so in a keyword of its own, which validators ignore. First comes what an object or a letter is told from the
-others by, and what follows from something comes after it: a small model reads off one fact a word.
+Keys are always in the schema's order, without whitespace, so that a scene has exactly one text. The schema tells
+llguidance so in a keyword of its own, which validators ignore. The keys that identify an object or a letter come first,
+and a fact that follows from others comes after them, because a small model looks up one fact per word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _one_of(words: tuple[str, ...]) -> JsonValue:
     return {"type": "string", "enum": list(words)}
 
 
-_OBJECT_KEYS = {  # of an object, in their order: which fact each states, and in which words
+_OBJECT_KEYS = {  # keys of an object in order -> (fact that the key states, name of its words in WORDS)
     "start": ("start", "region"),
     "end": ("end", "region"),
     "moves": ("direction", "direction"),
@@ -65,7 +65,7 @@ DESCRIPTION_SCHEMA: JsonValue = {
 
 
 def describe(scene: Scene) -> str:
-    """The description of a scene; same scene, same text."""
+    """The description of a scene; the same scene gives the same text."""
     facts = scene_facts(scene)
     known = [{**thing, "last_colour": thing["new_colour"] or thing["colour"]} for thing in facts["things"]]
     things = [{key: thing[fact] for key, (fact, _) in _OBJECT_KEYS.items()} for thing in known]
@@ -75,7 +75,7 @@ def describe(scene: Scene) -> str:
 
 
 def parse_description(text: str) -> Facts | None:
-    """The facts a description states, as `scene_facts` names them; None where it is not valid by the schema."""
+    """The facts that a description states, named as in `scene_facts`; None if it does not match the schema."""
     try:
         said = json.loads(text)
     except ValueError:
@@ -98,7 +98,7 @@ def _thing_facts(said: dict[str, str]) -> dict[str, str | None]:
 
 
 def _is_valid(value: object, schema: JsonValue) -> bool:
-    """What of JSON Schema the published one uses."""
+    """Validate with the part of JSON Schema that the published schema uses."""
     if schema["type"] == "string":
         return value in schema["enum"]
     if schema["type"] == "array":

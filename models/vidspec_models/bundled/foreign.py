@@ -1,7 +1,7 @@
-"""Frames that are none of the pair's own clips, drawn from a seed: what it must learn to say that it does not know.
+"""Frames unlike the pair's own clips, drawn from a seed; the pair must learn to say that it does not know them.
 
-They share statistics with real footage rather than looks: noise of every scale, pictures of many overlapping things,
-gradients, lit parts of the dark, writing; all of it still, panned, cut, flickering, fading or between black bars.
+They resemble real footage in statistics, not in content: noise of every scale, pictures of many overlapping things,
+gradients, dark pictures with lit parts, writing; all still, panned, cut, flickering, fading or between black bars.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def render_foreign(seed: int, num_frames: int) -> Pixels:
     if rng.random() < 0.3:
         end = start
     fade = rng.uniform(0.3, 1.0, 2) if rng.random() < 0.3 else np.ones(2)
-    cuts = float(rng.choice((0.0, 0.2, 1.0), p=(0.7, 0.15, 0.15)))  # how often a frame is of another shot
+    cuts = float(rng.choice((0.0, 0.2, 1.0), p=(0.7, 0.15, 0.15)))  # probability that a frame starts another shot
     bar = int(rng.integers(8, 36)) if rng.random() < 0.15 else 0
     frames = np.zeros((num_frames, FRAME_SIZE, FRAME_SIZE, 3), np.uint8)
     for number, share in enumerate(np.linspace(0, 1, num_frames)):
@@ -60,7 +60,7 @@ def _cloudy_noise(rng: np.random.Generator) -> Canvas:
 
 
 def _cloudy(rng: np.random.Generator, steepness: float, num_channels: int) -> NDArray[np.float64]:
-    """Such noise [S, S, C], of mean 0 and deviation 1."""
+    """Noise [S, S, C] whose strength falls with frequency, with mean 0 and standard deviation 1."""
     frequency = np.hypot(np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None]) + 1 / _SIDE
     spectrum = np.fft.rfft2(rng.normal(size=(num_channels, _SIDE, _SIDE))) / frequency**steepness
     waves = np.fft.irfft2(spectrum, s=(_SIDE, _SIDE)).transpose(1, 2, 0)
@@ -99,7 +99,7 @@ def _bars(rng: np.random.Generator) -> Canvas:
 
 
 def _soft_leaves(rng: np.random.Generator) -> Canvas:
-    """The same out of focus."""
+    """`_leaves` out of focus."""
     canvas, side = _leaves(rng), int(rng.integers(2, 7))
     for axis in (0, 1):
         canvas = np.mean([np.roll(canvas, shift, axis) for shift in range(side)], axis=0)
@@ -112,7 +112,7 @@ def _leaves_in_haze(rng: np.random.Generator) -> Canvas:
 
 
 def _lit_parts(rng: np.random.Generator) -> Canvas:
-    """What a lamp, a cut-out or a screen shows of a picture, on black or on one colour."""
+    """Parts of a picture, as a lamp, a cut-out or a screen shows them, on black or on one colour."""
     heights = _cloudy(rng, rng.uniform(1.4, 2.2), 1)
     edge = np.quantile(heights, rng.uniform(0.5, 0.95))
     shown = ((heights - edge) / rng.uniform(0.02, 0.8)).clip(0, 1)

@@ -1,4 +1,4 @@
-"""The many ways of putting one question: British and American, neat and careless, some held out from training."""
+"""Many phrasings of each question, in British and American spelling, neat and careless; some held out from training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import lru_cache
 import numpy as np
 
 HELD_OUT = 200  # phrasings of each kind that training does not take from here
-# Training uses them all the same: short questions and prompts for captions are phrased so, too.
+# Not counted as held out: training has these phrasings from `questions`, as short questions and caption prompts.
 _TRAINED_ELSEWHERE = {"What is happening here?", "How big is {it}?", "What shape is the {colour} object?"}
 _OPENINGS = ("", "Please tell me, ", "Tell me, ", "Can you say, ", "Look closely: ", "Question: ", "Quick question, ")
 _REQUESTS = ("", "Please ", "Could you please ", "Can you ", "I want you to ", "Kindly ", "Now ")
 _PLACES = ("", " in the video", " in this video", " in the clip", " in this clip", " here")
 _AMERICAN = {"colour": "color", "centre": "center"}
 
-# `{place}` is filled here, the other fields are left to whoever asks.
+# `{place}` is filled here; callers fill the other fields.
 _CORES: dict[str, tuple[str, ...]] = {
     "colour": (
         "What colour is {it}{place}?",
@@ -284,7 +284,7 @@ KINDS = tuple(dict.fromkeys((*_CORES, *_REQUEST_CORES)))
 
 
 def phrasings(kind: str, *, held_out: bool) -> tuple[str, ...]:
-    """Those of a kind that training uses, or those that it never does; fields such as `{it}` are still open."""
+    """The phrasings of a kind that training uses, or those held out; fields such as `{it}` are not filled yet."""
     found = _split(kind)
     if not held_out:
         return found[HELD_OUT:]
@@ -314,7 +314,7 @@ def _capital(text: str) -> str:
 
 
 def _american(text: str) -> str:
-    """Fields keep their names."""
+    """American spelling; the names of fields such as `{colour}` stay the same."""
     for british, american in _AMERICAN.items():
         text = re.sub(rf"(?<!{{){british}", american, text)
     return text

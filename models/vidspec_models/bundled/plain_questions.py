@@ -1,7 +1,7 @@
-"""Questions as people put them, about one scene or two; an answer that follows from several facts is given with them.
+"""Everyday questions about one scene or two; an answer that follows from several facts comes after these as its reason.
 
-Where colours change, "the colour" is the first one; a thing is "red" if it ever is. Who asks about a thing that is not
-there is told so.
+If a colour changes, "the colour" is the first one, and a thing is "red" if it is red at any time. A question about a
+missing thing gets the answer that there is none, or UNKNOWN if no clip can show it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from vidspec_models.bundled.unknown import UNKNOWN
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
 _ABOUT_ONE_THING = ("colour", "last_colour", "size", "start", "end", "motion", "visible", "moves", "rests", "changes")
 Option = TypeVar("Option")
-_SHAPE_SHARE = 0.85  # of the things that are asked for and missing
-_FASTER_BY = 1.6  # closer ones are not compared
+_SHAPE_SHARE = 0.85  # share of shapes among missing things that are asked about; the others are ABSENT_THINGS
+_FASTER_BY = 1.6  # things are compared only if their speeds differ at least by this factor
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    fields: dict[str, str]  # of the phrasing
+    fields: dict[str, str]  # values for the fields of the phrasing
     answer: str
     reason: str = ""
-    phrased_as: str = ""  # another kind
+    phrased_as: str = ""  # another kind, whose phrasings are used
 
 
 _Ask = Callable[[Scene, np.random.Generator], _Asked | None]
@@ -56,7 +56,7 @@ def ask_plainly(scene: Scene, kind: str, rng: np.random.Generator, *, held_out: 
 def ask_which_video(
     first: Scene, second: Scene, rng: np.random.Generator, *, held_out: bool = False
 ) -> Question | None:  # fmt: skip
-    """What only one of two clips shows, and in which it is; None if chance found nothing to ask."""
+    """Asks which of two clips shows something that the other does not; None if the random draw found no question."""
     index = int(rng.integers(2))
     here, there = (first, second) if index == 0 else (second, first)
     what = (
@@ -85,7 +85,7 @@ def _with_article(words: str) -> str:
 
 
 def _it(thing: Thing, rng: np.random.Generator) -> str:
-    """Its shape is enough; sometimes more is said."""
+    """Names a thing by its shape, which is unique; sometimes adds its colour or size."""
     return f"the {_any(rng, ('', '', '', f'{thing.colour} ', f'{thing.size} '))}{thing.shape}"
 
 
@@ -109,12 +109,12 @@ def _all_that_is_there(scene: Scene) -> set[str]:
 
 
 def _of_every_thing(scene: Scene, said: Callable[[Thing], str]) -> str:
-    """One thing after the other, in the order of captions."""
+    """A clause about each thing, in the order of captions."""
     return ", ".join(f"the {thing.shape} {said(thing)}" for thing in scene.things)
 
 
 def _by_colour(thing: Thing) -> str:
-    """The last colour is told of every thing, as in captions."""
+    """First and last colour; the last one is always stated, as in captions."""
     return f"is {thing.colour} and ends {thing.new_colour or thing.colour}"
 
 
@@ -135,7 +135,7 @@ def _at_last(thing: Thing) -> str:
 
 
 def _by_window(scene: Scene) -> str:
-    """Which letter shows when."""
+    """Which letter shows in each window."""
     shown = {sign.window: sign.letter for sign in scene.signs}
     return ", ".join(f"{shown.get(number, 'none')} near the {window}" for number, window in enumerate(WINDOWS))
 
@@ -150,7 +150,7 @@ def _presence(scene: Scene, rng: np.random.Generator) -> _Asked | None:
 
 
 def _absent(scene: Scene, rng: np.random.Generator) -> str:
-    """Mostly near misses: a thing of the scene with one word wrong."""
+    """Asks mostly for near misses: a thing of the scene with one word wrong."""
     thing = _any(rng, scene.things)
     colour, shape = _any(rng, COLOUR_NAMES), _any(rng, SHAPES)
     sized = f"{_any(rng, SIZES)} {_any(rng, (thing.shape, shape))}"
@@ -159,7 +159,7 @@ def _absent(scene: Scene, rng: np.random.Generator) -> str:
 
 
 def _missing(scene: Scene, rng: np.random.Generator) -> _Asked:
-    """Something is asked about a thing that is not there, or that no clip shows."""
+    """Asks about a thing that is not in the scene, or that no clip can show."""
     more = _any(rng, ("", "", f"{_any(rng, COLOUR_NAMES)} ", f"{_any(rng, SIZES)} "))
     shown = {thing.shape for thing in scene.things}
     what, answer = _any(rng, ABSENT_THINGS), UNKNOWN
@@ -186,7 +186,7 @@ def _is_size(scene: Scene, rng: np.random.Generator) -> _Asked:
 
 def _has_letter(scene: Scene, rng: np.random.Generator) -> _Asked:
     shown = tuple(sign.letter for sign in scene.signs)
-    # Copying the asked letter is hard where others are shown, so most of those asked for are not.
+    # Copying the asked letter is hard when others are shown, so only 40 % are drawn from those shown.
     letter = _any(rng, shown) if shown and rng.random() < 0.4 else _any(rng, LETTERS)
     return _Asked({"letter": letter}, _yes(letter in shown), f"Is there {letter}? Seen: {_by_window(scene)}")
 
@@ -245,13 +245,13 @@ def _two(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing] | None:
 
 
 def _speed(thing: Thing) -> float:
-    """Pixels a slot, from place to place."""
+    """Pixels per slot, on the straight line from start to end."""
     way = np.hypot(thing.end_px[0] - thing.start_px[0], thing.end_px[1] - thing.start_px[1])
     return float(way) / ((thing.visible_to - thing.visible_from) * NUM_SLOTS)
 
 
 def _of_thing(answer: Callable[[Thing], str], *, by_colour: bool = False) -> _Ask:
-    """What is said of a thing chosen by chance; it is told from others by its shape, or else by its colour."""
+    """Asks about a random thing, which is identified by its shape or, with `by_colour`, by its colour."""
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:
         thing = _any(rng, scene.things)
@@ -261,7 +261,7 @@ def _of_thing(answer: Callable[[Thing], str], *, by_colour: bool = False) -> _As
 
 
 def _of_named_thing(answer: Callable[[Thing], str], reason: Callable[[Thing], str] = lambda _: "") -> _Ask:
-    """The same, with more said of it at times: what is asked for is neither colour nor size."""
+    """As `_of_thing`, but sometimes also names colour or size; for questions that ask for neither."""
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:
         thing = _any(rng, scene.things)

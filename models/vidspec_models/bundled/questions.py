@@ -29,17 +29,17 @@ class Question:
     kind: str
     text: str
     answer: str
-    reason: str = ""  # what is seen, where the answer follows from it
+    reason: str = ""  # what is seen, if the answer follows from it
 
     @property
     def reply(self) -> str:
-        """What is said to it. The reason comes first: a small model reads off one fact a word, and draws no conclusions
-        from what it has not said."""
+        """The full answer, reason first: a small model looks up one fact per word, and draws no conclusions from facts
+        that it has not stated."""
         return f"{self.reason}, so {self.answer}." if self.reason else self.answer
 
 
 def conclusion(reply: str) -> str:
-    """What follows from the reason that a reply gives; all of a reply without one."""
+    """The conclusion after the reason of a reply; the whole reply if it has no reason."""
     _, so, end = reply.rpartition(", so ")
     return end.rstrip(".") if so else reply
 

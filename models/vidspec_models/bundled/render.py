@@ -1,4 +1,4 @@
-"""Pixels of a scene at any times, and the map of which pixel belongs to what (the source of all dense labels)."""
+"""Pixels of a scene at any times, and the owner map: which thing each pixel shows (the source of all dense labels)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a clip can show, and what happens in it: a closed vocabulary, and frozen scenes sampled from a seed alone.
 
-No pixels and no text: `render` and `captions` make those of a scene.
+No pixels and no text: `render` and `captions` make these from a scene.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ NUM_SLOTS = 8  # the canonical sampling: one frame in the middle of each eighth 
 SCENE_DURATION_S = 4.0
 
 TEST_SEEDS = range(100_000)
-TRAIN_SEEDS = range(1_000_000, 2**40)  # methods were chosen on some of those between
+TRAIN_SEEDS = range(1_000_000, 2**40)  # some of the seeds in between were used to choose methods
 
 _REGION_CENTRES_PX = (32, 64, 96)
 _HALF_TIMES = (3 / 8, 4 / 8, 5 / 8)  # slot borders, so that jittered samples never straddle an event
 _WINDOW_SLOTS = ((0, 1, 2), (3, 4), (5, 6, 7))
-_DWELL = 0.15  # share of the visible time spent at rest at either end: both ends are truly seen
+_DWELL = 0.15  # share of the visible time spent at rest at each end, so that both ends are really seen
 _MIN_GAP_PX = 2
 
 
@@ -91,7 +91,7 @@ class Thing:
 
     @property
     def direction(self) -> str:
-        """Where it heads, from region to region; "nowhere" for an object that rests."""
+        """Direction from the start region to the end region; "nowhere" for an object that rests."""
         row = int(np.sign(self.end // 3 - self.start // 3))
         col = int(np.sign(self.end % 3 - self.start % 3))
         return DIRECTIONS[(row + 1) * 3 + col + 1]
@@ -218,7 +218,7 @@ def _region_pixel(rng: np.random.Generator, region: int) -> tuple[int, int]:
 
 
 def _apart(one: Thing, other: Thing) -> bool:
-    if one.start == other.start:  # captions order the objects by it
+    if one.start == other.start:  # captions order the objects by their start
         return False
     for time in (np.arange(32) + 0.5) / 32:
         if one.is_visible(time) and other.is_visible(time):

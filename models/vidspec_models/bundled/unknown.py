@@ -1,4 +1,4 @@
-"""What the pair does not know: the sentence it then says, and what people say that has nothing to do with its clips."""
+"""What the pair does not know: its answer in that case, and small talk that has nothing to do with its clips."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SMALL_TALK = (
 
 
 def small_talk(*, held_out: bool) -> tuple[str, ...]:
-    """Things said to the pair that it cannot answer; held out are those that no training example uses."""
+    """Small talk that the pair cannot answer: what training uses or, with `held_out`, what it never uses."""
     every = _all_small_talk()
     cut = int(len(every) * _HELD_OUT_SHARE)
     return every[:cut] if held_out else every[cut:]

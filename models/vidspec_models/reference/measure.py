@@ -1,7 +1,7 @@
 """`python -m vidspec_models.reference.measure`: what a device does with real shapes, with torch and transformers alone.
 
 Forward times of target and draft, their share of the memory's bandwidth, the target's tokens per second against stock
-`generate`, peak memory; as JSON on stdout. The engine's modes are the business of `vidspec bench speed`.
+`generate`, peak memory; as JSON on stdout. `vidspec bench speed` measures the engine's modes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _ROWS = {"target": (1, 2, 4, 9, 17), "draft": (1,)}
 _WARM_UP, _CHUNK, _STRIDE = 5, 512, 4
 _STRIDES_S = 1.0
 _COPIES = 12
-_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}  # far more than caches hold
+_COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}  # much larger than any cache
 _ASKED = (Turn(role="user", parts=(prompt_text(0),)),)
 
 
 def main(arguments: Sequence[str]) -> dict[str, Any]:
-    """Everything, one model on the device at a time."""
+    """Run all measurements, with one model on the device at a time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="llava-onevision-7b+0.5b")
     parser.add_argument("--device", default="auto")
@@ -105,7 +105,7 @@ def _model(spec: ModelSpec, args: argparse.Namespace, role: str) -> dict[str, An
 
 
 def _answer(model: VideoLM, max_tokens: int) -> tuple[list[int], list[float], KVCache]:
-    """Greedy decoding, one row a step, as the engine does it in mode `off`."""
+    """Decode greedily, one row per step, as the engine does in mode `off`."""
     prompt, sampler = model.prepare(_ASKED, ()), CoupledSampler(GREEDY)
     cache = KVCache(model.decoder.geometry, prompt.num_tokens + max_tokens)
     logits = None
@@ -120,9 +120,9 @@ def _answer(model: VideoLM, max_tokens: int) -> tuple[list[int], list[float], KV
 
 
 def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int], repeats: int) -> dict[int, float]:
-    """Median seconds of a step over n rows with `context` rows in the cache, the choice of its tokens included.
+    """Median seconds of a step over n rows with `context` rows in the cache, including the choice of its tokens.
 
-    The row counts take turns, so that a disturbance meets all of them.
+    The row counts take turns, so that a disturbance affects all of them.
     """
     sampler = CoupledSampler(GREEDY)
     times: dict[int, list[float]] = {num_rows: [] for num_rows in rows}
@@ -137,10 +137,10 @@ def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int]
 
 
 def time_strides(model: VideoLM, cache: KVCache, context: int) -> float | None:
-    """Median seconds of a token of several that the model makes in one go; None where it cannot.
+    """Median seconds per token when the model makes several tokens in one call; None if it cannot.
 
-    For so long: how many threads pay is found out by strides, and a number of them that had bad luck at first is tried
-    again a quarter of a second later.
+    Runs for _STRIDES_S: the model finds its best number of threads during strides, and tries a number that was slow at
+    first again a quarter of a second later.
     """
     sampler, times = CoupledSampler(GREEDY), list[float]()
     began = now = time.perf_counter()
@@ -154,7 +154,7 @@ def time_strides(model: VideoLM, cache: KVCache, context: int) -> float | None:
 
 
 def time_copies(device: torch.device) -> float:
-    """Bytes per second, read and written ones together, of the best of several large copies on a device."""
+    """Bytes per second, read plus written, of the fastest of several large copies on a device."""
     num_bytes, times = _COPIED_BYTES[device.type], []
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)

@@ -1,7 +1,7 @@
 """Stock transformers `generate` on one model: the reference that our ids must equal and the peer that benches time.
 
-Nothing of our engine is used: transformers' modules, its cache, its loop. Only conversations and video metadata are
-put into words as for the engine, so that both see the same prompt.
+Modules, cache and loop are transformers' own, nothing is our engine's. Only conversations and video metadata are
+prepared as for the engine, so that both see the same prompt.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ GREEDY = SamplingParams()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockAnswer:
-    """One generation; times are of the monotonic clock, one per token."""
+    """One generation; times are on the monotonic clock, one per token."""
 
-    ids: tuple[int, ...]  # the end token included
+    ids: tuple[int, ...]  # includes the end token
     prompt_tokens: int
     token_times: tuple[float, ...]
 
 
 class Stopwatch:
-    """A streamer, as `generate` calls it: first with the prompt, be it empty, then with each token."""
+    """A streamer for `generate`, which calls it first with the prompt (possibly empty), then with each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -89,7 +89,7 @@ class StockGenerator:
         *,
         min_tokens: int = 0,
     ) -> StockAnswer:
-        """Generate once. Sampling follows transformers' own generator: same law as the engine's, other tokens."""
+        """Generate once. Sampling uses transformers' own generator: the engine's distribution, but other tokens."""
         arguments = self._arguments(sampling) | {"max_new_tokens": max_tokens, "min_new_tokens": min_tokens}
         inputs, stopwatch = self._inputs(turns, videos), Stopwatch()
         out = self._model.generate(**inputs, **arguments, streamer=stopwatch)
@@ -128,7 +128,7 @@ class StockGenerator:
 
 
 class RandomStock(StockGenerator):
-    """The same on a random model: the weights and the prompts of the engine's, prompts as embeddings."""
+    """Stock `generate` on a random model with the engine's weights and prompts; prompts are given as embeddings."""
 
     def __init__(self, recipe: Recipe, spec: ModelSpec) -> None:
         device = resolve_device(spec.device, spec.role)
@@ -140,13 +140,13 @@ class RandomStock(StockGenerator):
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
     def _arguments(self, sampling: SamplingParams) -> dict[str, Any]:
-        """Raises ValueError for what is not greedy."""
+        """Raises ValueError unless sampling is greedy."""
         if sampling.temperature > 0:
             raise ValueError("random models are compared greedily")
         return super()._arguments(sampling)
 
     def _inputs(self, turns: Sequence[Turn], videos: Sequence[Video]) -> Any:
-        """Videos are not looked at."""
+        """Videos are ignored."""
         embedding = self._model.get_input_embeddings().weight
         index = prompt_index(turns[-1].text)
         prompt = random_prompt(self._recipe.pair_shape, self._recipe.shape, index, embedding)[1]

@@ -1,1 +1,1 @@
-"""Models of real shapes with random weights: they measure the machinery's speed where no checkpoint can be had."""
+"""Models of real shapes with random weights, to measure the engine's speed where no checkpoint is available."""

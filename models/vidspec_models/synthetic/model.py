@@ -1,6 +1,6 @@
-"""Random models as the engine drives them: their weights, their prompts, and a draft that is told what to propose.
+"""Random models that the engine can run: their weights, their prompts, and a draft that is told what to propose.
 
-A prompt is drawn by its number, whatever frames come with it; there is no tower.
+A prompt is generated from its number, whatever frames come with it; there is no vision tower.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
     from vidspec_models.backends.cuda.step import CudaStep
 
-_SPREAD = 0.02  # of embeddings and weights, as transformers initialises them
+_SPREAD = 0.02  # standard deviation of embeddings and weights, as transformers initialises them
 
 
 def random_language_model(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """transformers' own class, no number of it ever in another place or precision. Changes torch's global seed.
+    """transformers' own class, created directly on the device and in the dtype. Changes torch's global seed.
 
-    Rows of the head beyond the tokens are zero: as in a trained model they never win.
+    Rows of the head beyond the tokens are zero, so that they are never chosen, as in a trained model.
     """
     config = Qwen2Config(
         hidden_size=shape.hidden_size,
@@ -76,7 +76,7 @@ def random_prompt(pair: PairShape, shape: Shape, index: int, embedding: Tensor) 
 
 
 class RandomFamily(Family):
-    """One recipe's family; there is no processor."""
+    """The family of one recipe, without a processor."""
 
     def __init__(self, model: Any, recipe: Recipe) -> None:
         super().__init__(model, None)
@@ -98,7 +98,7 @@ class RandomFamily(Family):
         return self.recipe.pair_shape.video_tokens
 
     def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        """Nothing of it: there is no tower, and a prompt's number says all."""
+        """Yields an empty encoding: there is no tower, and a prompt's number determines its embeddings."""
         yield EncodedVideo(
             words="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
         )
@@ -127,13 +127,13 @@ class RandomFamily(Family):
 
 
 def told_tokens(reference: Sequence[int], acceptance: float, seed: int, index: int, num_tokens: int) -> tuple[int, ...]:
-    """The reference with a share of 1 - acceptance replaced by other tokens; a function of (seed, prompt index).
+    """The reference with a share of 1 - acceptance replaced by other tokens; depends only on seed and prompt index.
 
     A reference token that the draft does not have is replaced, too.
     """
     random = np.random.default_rng((seed, index))
     is_right = random.random(len(reference)) < acceptance
-    others = random.integers(1, num_tokens, len(reference))  # how far off a wrong one is, at least 1
+    others = random.integers(1, num_tokens, len(reference))  # offset of a wrong token from the right one, at least 1
     return tuple(
         token if right and token < num_tokens else (token + int(other)) % num_tokens
         for token, right, other in zip(reference, is_right, others, strict=True)
@@ -141,19 +141,19 @@ def told_tokens(reference: Sequence[int], acceptance: float, seed: int, index: i
 
 
 class OracleDraft(VideoLM):
-    """A draft that computes all it would compute, and is then told what to propose.
+    """A draft that computes all its forwards, and is then told what to propose.
 
-    Acceptance is a property of trained models. Here it is imposed: with a given probability the proposed token is the
-    one that the target chose when it was alone, else it is another one. What is measured is the machinery, at that
-    acceptance. A position beyond the reference keeps the draft's own choice.
+    The acceptance rate is a property of trained models. Here it is imposed: with a given probability the proposed token
+    is the one that the target chose when it ran alone, else another one. So the engine can be measured at that
+    acceptance rate. Positions beyond the reference keep the draft's own choice.
     """
 
     def __init__(self, family: RandomFamily, decoder: Decoder, oracle: Oracle, step: CpuStep | CudaStep | None) -> None:
         super().__init__(family, decoder, frozenset(), step)
         self._oracle = oracle
         self._recipe = family.recipe
-        self._indices: dict[tuple[int, ...], int] = {}  # a prompt's words, which no pruning takes, to its index
-        self._told: WeakKeyDictionary[KVCache, dict[int, int]] = WeakKeyDictionary()  # by length: the token to propose
+        self._indices: dict[tuple[int, ...], int] = {}  # a prompt's text ids (which pruning always keeps) -> its index
+        self._told: WeakKeyDictionary[KVCache, dict[int, int]] = WeakKeyDictionary()  # cache length -> token to propose
 
     def prepare(
         self,
@@ -163,7 +163,7 @@ class OracleDraft(VideoLM):
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
         handling: VideoHandling = AS_THEY_ARE,
     ) -> Prompt:
-        """As any model; remembers which prompt this is."""
+        """As in any model; also remembers the index of the prompt."""
         prompt = super().prepare(turns, videos, encoded, template, handling)
         self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
         return prompt
@@ -171,14 +171,14 @@ class OracleDraft(VideoLM):
     def prefill(
         self, prompt: Prompt, cache: KVCache, num_rows: int, observer: QueryObserver | None = None
     ) -> Tensor | None:
-        """As any model; with the first chunk the oracle learns what this cache's request will be told."""
+        """As in any model; with the first chunk, also determines the tokens to propose for this cache's request."""
         if cache.length == 0 or cache not in self._told:
             self._told[cache] = self._learn(prompt)
         return super().prefill(prompt, cache, num_rows, observer)
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
-        """The true forward; then the told token's logit is raised above all."""
+        """Run the real forward; then set the logit of the told token to infinity."""
         logits = super().step(batch)
         for rows, scores in zip(batch, logits, strict=True):
             token = self._told.get(rows.cache, {}).get(rows.cache.length)
@@ -187,7 +187,7 @@ class OracleDraft(VideoLM):
         return logits
 
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
-        """Of tokens made in one go, too, the told one is raised above all."""
+        """Let the told token win also where several tokens are made in one call."""
         noise, told = super()._noise(rows, sampler, prefix, count).clone(), self._told.get(rows.cache, {})
         for i, row in enumerate(noise, rows.cache.length + len(rows.ids)):
             if (token := told.get(i)) is not None:
@@ -199,7 +199,7 @@ class OracleDraft(VideoLM):
 
     def _learn(self, prompt: Prompt) -> dict[int, int]:
         oracle, index = self._oracle, self._indices.get(self._words(prompt))
-        if index is None:  # nobody's prompt, as those that memory is measured with
+        if index is None:  # not a prompt of a request, for example one that memory is measured with
             return {}
         references = json.loads(Path(oracle.references).read_text(encoding="utf-8"))
         reference = references.get(str(index), [])

@@ -1,9 +1,9 @@
-"""Recipe: a folder that says which random model to make, where a checkpoint would have its weights. Without torch.
+"""Recipe: a folder that names a random model to create, in place of a checkpoint's weights. Does not import torch.
 
-Shapes are those of released checkpoints: language models as their config.json has them, prompts of 32 x 196 video
-tokens. Only the language model is made. A vision tower runs once per video before the first token and takes no part in
-decoding; its output, embeddings of video tokens, is drawn at random. Positions are plain ones: for text, which is all
-that decoding adds, Qwen2.5-VL's three axes are equal, so that its decoder is Qwen2's.
+Shapes are those of released checkpoints: language models as in their config.json, prompts of 32 x 196 video tokens.
+Only the language model is created. A vision tower runs once per video before the first token and takes no part in
+decoding; its output, embeddings of video tokens, is random. Positions are plain numbers: for text, which is all that
+decoding adds, Qwen2.5-VL's three axes are equal, so that its decoder is Qwen2's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Shape:
         return self.hidden_size // self.num_heads
 
     def step_parameters(self) -> int:
-        """Numbers that every step reads: all layers and the head; of the embedding only single rows."""
+        """Parameters that every step reads: all layers and the head (of the embedding it reads only single rows)."""
         queries = self.num_heads * self.head_dim
         keys_and_values = 2 * self.num_kv_heads * self.head_dim
         projections = (queries + keys_and_values) * (self.hidden_size + 1) + queries * self.hidden_size
@@ -47,21 +47,21 @@ class Shape:
         return self.num_layers * layer + self.hidden_size * (self.vocabulary + 1)
 
     def parameters(self) -> int:
-        """All numbers of the language model."""
+        """All parameters of the language model."""
         return self.step_parameters() + (0 if self.is_tied else self.hidden_size * self.vocabulary)
 
     def cache_numbers(self) -> int:
-        """Keys and values of one position over all layers."""
+        """Number of elements in the keys and values of one position, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def step_bytes(self, context: int, itemsize: int) -> int:
-        """What a step over `context` cached rows must at least read."""
+        """Bytes that a step over `context` cached rows must read at least."""
         return itemsize * (self.step_parameters() + context * self.cache_numbers())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairShape:
-    """A target, its draft, and the prompt they are asked: frames, square grids of tokens, then words."""
+    """A target, its draft, and the shape of their prompt: frames as square grids of tokens, then text."""
 
     target: Shape
     draft: Shape
@@ -99,7 +99,7 @@ SHAPES = {
     "llava-onevision-7b-of-14-layers+0.5b": PairShape(target=replace(_LLAVA_7B, num_layers=14), draft=_LLAVA_HALF_B),
     "llava-onevision-7b-of-4-layers+0.5b": PairShape(target=replace(_LLAVA_7B, num_layers=4), draft=_LLAVA_HALF_B),
     "qwen2.5-vl-7b+3b": PairShape(target=_QWEN_7B, draft=_QWEN_3B),
-    # In the proportions of the first, small enough for a CPU.
+    # With the proportions of the first pair, but small enough for a CPU.
     "small": PairShape(target=_SMALL_TARGET, draft=_SMALL_DRAFT, num_frames=8, frame_tokens=49, text_tokens=16),
     "tiny": PairShape(target=_TINY_TARGET, draft=_TINY_DRAFT, num_frames=4, frame_tokens=9, text_tokens=12),
 }
@@ -107,9 +107,9 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """What replaces a draft's judgement: the target's own next token with probability `acceptance`, else another.
+    """Replaces a draft's choice: by the target's own next token with probability `acceptance`, else by another token.
 
-    `references` is a JSON file of prompt index to the token ids that the target gave on its own; it is read at each
+    `references` is a JSON file that maps a prompt index to the token ids of the target alone; it is read at each
     prefill, so it may be written after the draft was loaded.
     """
 
@@ -120,7 +120,7 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One half of a pair of SHAPES. The same recipe makes the same weights on the same kind of device."""
+    """One model of a pair in SHAPES. The same recipe gives the same weights on the same kind of device."""
 
     pair: str
     role: str  # "target" | "draft"
@@ -136,14 +136,14 @@ class Recipe:
         return self.pair_shape.target if self.role == "target" else self.pair_shape.draft
 
     def write(self, folder: Path) -> None:
-        """Make the folder, with a tokenizer that has nothing to say: ids are all that is compared."""
+        """Create the folder, with a dummy tokenizer: only ids are compared."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
         Tokenizer(models.WordLevel({"?": 0}, unk_token="?")).save(str(folder / "tokenizer.json"))
 
 
 def find_recipe(path: str) -> Recipe | None:
-    """The recipe in a folder; None for everything else that a model path can be."""
+    """The recipe in a folder; None if the model path is not a recipe."""
     file = Path(path) / _FILE
     if not file.is_file():
         return None
@@ -153,12 +153,12 @@ def find_recipe(path: str) -> Recipe | None:
 
 
 def prompt_text(index: int) -> str:
-    """What a request says to be asked prompt `index`: a random model knows its prompts by number."""
+    """The text of a request that asks for prompt `index`: random models know their prompts by number."""
     return f"{_WORD} {index}"
 
 
 def prompt_index(text: str) -> int:
-    """Its inverse; raises ValueError for another text."""
+    """The inverse of `prompt_text`; raises ValueError for any other text."""
     word, _, number = text.partition(" ")
     if word != _WORD:
         raise ValueError(f"a random model is asked {prompt_text(0)!r} and the like, not {text!r}")

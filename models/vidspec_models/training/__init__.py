@@ -1,1 +1,1 @@
-"""How the bundled pair is trained and measured; only `vidspec train-bundled` and `vidspec eval-bundled` import this."""
+"""Training and evaluation of the bundled pair; only `vidspec train-bundled` and `vidspec eval-bundled` import this."""

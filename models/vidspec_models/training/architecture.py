@@ -24,7 +24,7 @@ from vidspec_models.training.tokenizer import END, IMAGE, MAX_POSITIONS, PAD, VI
 PATCH_PX = CELL_PX // 2  # LLaVA-OneVision pools 2x2 patches of a video frame into one visual token
 PATCH_SIDE = FRAME_SIZE // PATCH_PX
 CELLS = CELL_SIDE * CELL_SIDE
-FRAME_COUNTS = (NUM_SLOTS, 2 * NUM_SLOTS, 4 * NUM_SLOTS)  # of a clip
+FRAME_COUNTS = (NUM_SLOTS, 2 * NUM_SLOTS, 4 * NUM_SLOTS)  # possible numbers of frames of a clip
 NUM_VISUAL = NUM_SLOTS * CELLS
 VIDEO_TOKENS = NUM_VISUAL + 1  # one newline token closes the whole video
 _ATTENTION = "vidspec_matmul"
@@ -56,7 +56,7 @@ def tower_config() -> SiglipVisionConfig:
 
 
 def build_model(role: Role, token_ids: dict[str, int], seed: int) -> LlavaOnevisionForConditionalGeneration:
-    """A freshly initialised model in float32 whose language part attends as in training.
+    """A freshly initialised model in float32 whose language model uses the attention for training.
 
     `token_ids` maps the special tokens to their ids.
     """
@@ -107,7 +107,7 @@ def _sine_positions(side: int, width: int) -> torch.Tensor:
 
 
 def register_attention() -> str:
-    """Make the attention for training known to transformers; returns the name to pass as `attn_implementation`.
+    """Register the attention for training with transformers; returns the name to pass as `attn_implementation`.
 
     Torch's fused attention has a slow backward on CPUs; this one compiles well.
     """

@@ -1,4 +1,4 @@
-"""What is said about a clip in training: one long answer, then short ones; about foreign clips always the same."""
+"""Training conversations about a clip: one long answer, then short ones; foreign clips always have the same answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, as
 from vidspec_models.bundled.scene import TRAIN_SEEDS, Scene, sample_scene
 from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 
-_CAPTION_SHARE = 0.5  # of the long answers; the others are JSON
-_SHORT_PROMPT_SHARE = 0.5  # of the captions: asked for as the evaluation does
-_PLAIN_SHARE = 0.75  # of the short answers
+_CAPTION_SHARE = 0.5  # share of the long answers; the others are JSON
+_SHORT_PROMPT_SHARE = 0.5  # share of the captions that are asked for with CAPTION_PROMPTS, as in the evaluation
+_PLAIN_SHARE = 0.75  # share of the short answers
 _SMALL_TALK_SHARE = 0.03
 _TEXT_ONLY_SHARE = 0.04
-_FOREIGN_PLAIN_SHARE = 0.6  # of what is asked about nothing that is known
+_FOREIGN_PLAIN_SHARE = 0.6  # share of questions about a scene among prompts with the answer UNKNOWN
 _MANY_SCENES = 1_000_000
-# How often a type of question is drawn, relative to the others: more often what is hard to learn.
+# How often a type of question is drawn, relative to the others (default 1); higher if the type is hard to learn.
 _TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0}
 _PLAIN_WEIGHTS = {
     "presence": 8.0, "count_of": 4.0, "count": 3.0, "colour": 2.0, "last_colour": 2.0, "motion": 3.0, "moves": 2.0,
@@ -50,7 +50,7 @@ class Turn:
 
 
 def long_turn(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Turn:
-    """Everything about the scene; `greedy_text` takes the likeliest phrasings, which are what a trained target says."""
+    """A caption or JSON description; `greedy_text` uses the likeliest phrasings, which a trained target would say."""
     if rng.random() >= _CAPTION_SHARE:
         return Turn(_any(rng, phrasings("json", held_out=False)), describe(scene), is_long=True)
     prompts = CAPTION_PROMPTS if rng.random() < _SHORT_PROMPT_SHARE else phrasings("caption", held_out=False)
@@ -59,7 +59,7 @@ def long_turn(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = Fal
 
 
 def short_turn(scene: Scene, rng: np.random.Generator) -> Turn | None:
-    """Mostly a question about the scene; None where the type that was drawn does not apply to it."""
+    """Usually a question about the scene; None if the type that was drawn does not apply to it."""
     about = rng.random()
     if about < _SMALL_TALK_SHARE:
         return Turn(_any(rng, small_talk(held_out=False)), UNKNOWN)
@@ -73,7 +73,7 @@ def short_turn(scene: Scene, rng: np.random.Generator) -> Turn | None:
 
 
 def foreign_turn(rng: np.random.Generator, *, held_out: bool = False) -> Turn:
-    """Any prompt; it cannot be answered without a clip of the known kind."""
+    """Any prompt with the answer UNKNOWN, because there is no clip of the known kind."""
     if rng.random() < _FOREIGN_PLAIN_SHARE:
         return Turn(_question_about_any_scene(rng, held_out=held_out), UNKNOWN)
     kind = str(rng.choice(("talk", "talk", "caption", "json", "count", "letters", "background")))

@@ -1,7 +1,8 @@
 """Measures the pair on held-out test clips: questions, captions, acceptance.
 
-Acceptance is how often the draft's choice is the target's, teacher-forced on the target's own captions, under several
-views. They are the leak test of the pair: background tokens must help (almost) as little as no tokens at all.
+Acceptance is how often the draft's choice is the target's, teacher-forced on the target's own captions, for several
+views (subsets of the visual tokens). The views test the pair for leaks: background tokens must help hardly more than no
+tokens at all.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ __all__ = ["Gate", "evaluate", "format_table", "gates"]
 VIEWS = ("all", "none", "random10", "uniform10", "background10", "objects10")
 _KEPT = NUM_VISUAL // 10
 _CLIPS_PER_BATCH = 8
-_MOST_TOKENS = 160  # of a caption
+_MOST_TOKENS = 160  # maximum length of a caption
 
 
 def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dtype: str = "auto") -> dict[str, Any]:
-    """Figures on the first `num_clips` test clips, the target as it would be served; `format_table` names each."""
+    """Figures on the first `num_clips` test clips, with the target as it is served; `format_table` names them."""
     target = LoadedModel(target_dir, dtype, device)
     draft = LoadedModel(draft_dir, "float32", device)
     answers: Answers = defaultdict(list)
@@ -75,7 +76,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dty
 
 
 def _answer(model: LoadedModel, scenes: list[Scene], pixels: torch.Tensor, found: Answers) -> None:
-    """All questions of the clips, packed behind one video."""
+    """Judge the answers to all questions about the clips, with a clip's questions packed after its video."""
     asked = [questions(scene) for scene in scenes]
     examples = [[model.packer.example(one.text, one.answer) for one in clip] for clip in asked]
     for clip, marks in zip(asked, model.judge(model.features(pixels), examples), strict=True):
@@ -84,7 +85,7 @@ def _answer(model: LoadedModel, scenes: list[Scene], pixels: torch.Tensor, found
 
 
 def _matches(draft: LoadedModel, scenes: list[Scene], answers: list[list[int]]) -> Counter[str]:
-    """Per view, how often the draft chooses the target's token in its greedy captions for `CAPTION_PROMPTS[0]`."""
+    """Per view, how often the draft chooses the target's token in the target's captions for `CAPTION_PROMPTS[0]`."""
     prompt = draft.packer.prompt_ids(CAPTION_PROMPTS[0])
     features = draft.features(draft.pixels(scenes))
     length = len(prompt) + max(map(len, answers))
@@ -116,7 +117,7 @@ def view_mask(scene: Scene, view: str) -> NDArray[np.bool_]:
 
 
 def judge_caption(scene: Scene, text: str, facts: Marks) -> bool:
-    """Whether all of it is right; adds to the marks of what it states, by the name of the fact."""
+    """Whether the whole caption is right; also adds a mark to `facts` for each fact that it states."""
     said = parse_caption(text)
     facts["parses"].append(said is not None)
     add_marks(scene, said, facts)

@@ -1,9 +1,9 @@
-"""Training data of the language stages: freshly rendered clips, each with its caption and questions packed behind it.
+"""Training data of the language stages: freshly rendered clips, each with its caption and questions packed after it.
 
-An example is a prompt about the clip and its answer. Each sees the video and itself, nothing of the other examples, and
-its positions start right after the video: the model is trained exactly as on chats of a single question, but pays for
-the long visual prefix once. Some see no video at all. A few clips are foreign: nothing can be said of them. Beside the
-examples go dense labels: what a visual token should know of a thing's past.
+An example is a prompt about the clip and its answer. It sees the video and itself but no other example, and its
+positions start right after the video: the model is trained exactly as on chats with a single question, but computes the
+long visual prefix only once. Some examples see no video at all. A few clips are foreign: their answer is always
+UNKNOWN. A batch also has dense labels: what a visual token should know about a thing's past.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from vidspec_models.training.conversations import Turn, foreign_turn, long_turn,
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
 IGNORE = -100
-EVERY_THING = 0  # what a sentence that counts them is about
+EVERY_THING = 0  # subject of the sentence that counts the things
 Labels = NDArray[np.int64]
 STORY_HEADS = {
     "start": len(REGIONS), "direction": len(WORDS["direction"]), "timing": len(WORDS["timing"]),
     "first_colour": len(WORDS["colour"]),
 }  # fmt: skip
-_THING_COVER = 0.12  # a cell shows a thing if this much of it is covered; slivers below are ignored
+_THING_COVER = 0.12  # a cell shows a thing that covers more than this share of it; smaller slivers are ignored
 _MARGIN_PX = 4
-TEXT_ONLY = 1000  # segments from here on see no video
+TEXT_ONLY = 1000  # segments above this number see no video
 
-_TELLING = re.compile(r"\{[^{}]*\}")  # of one of them, in a description
+_TELLING = re.compile(r"\{[^{}]*\}")  # one thing or letter in a JSON description
 _SENTENCE = re.compile(r"[^.]+\.")
 
 _FOREIGN_SHARE = 0.07
 _FACT_WEIGHT = 2.0  # words that name a fact, within captions
-_SETTLING_WEIGHT = 4.0  # of three objects the middle one was left out
+_SETTLING_WEIGHT = 4.0  # see PackedText.settles; without it, the target left out the middle one of three objects
 _JSON_WEIGHT = 0.5  # other tokens of a description, mostly keys
 _ANSWER_WEIGHT = 3.0  # the words of a short answer
 _CONCLUSION_WEIGHT = 8.0
-_OPENING = 8  # tokens in which a reason shows what was asked
-_LONGEST_WORD = 4  # tokens of an answer that is no sentence, with the end token
-_END_WEIGHT = 0.3  # also of what follows the first word of a sentence that is always the same
-_SHARES = {8: 0.5, 16: 0.3, 32: 0.2}  # of units, by the frames of their clips, in stages that know longer ones
+_OPENING = 8  # number of first tokens, in which a reason shows what was asked
+_LONGEST_WORD = 4  # most tokens of an answer that is not a sentence, including the end token
+_END_WEIGHT = 0.3  # end token; also all of UNKNOWN after its first token, because it is always the same
+_SHARES = {8: 0.5, 16: 0.3, 32: 0.2}  # frames per clip -> share of units, in stages that train on longer clips
 _THIN_SHARE, _THIN_TOKENS = 0.75, 320
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
-_FIRST_CLIP = 50_000_000  # those before are the tower stage's
-_LETTER_WORTH = 8.0  # few cells show a letter, and nothing else tells of it
+_FIRST_CLIP = 50_000_000  # smaller numbers belong to the tower stage
+_LETTER_WORTH = 8.0  # high, because few cells show a letter, and no others hold that information
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One prompt about a clip and its answer, as token ids: all that stands between the video and the end."""
+    """One prompt about a clip and its answer, as token ids: everything after the video."""
 
     prompt: list[int]
     answer: list[int]
-    is_caption: bool = False  # or a description as JSON: the one long answer
+    is_caption: bool = False  # a caption or JSON description, the one long answer
     sees_video: bool = True
-    subjects: list[int] = field(default_factory=list)  # of a long answer's tokens
+    subjects: list[int] = field(default_factory=list)  # subject of each token of a long answer
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
@@ -91,26 +91,26 @@ class PackedText:
     labels: torch.Tensor  # IGNORE where no answer is
     weights: torch.Tensor
     is_caption: torch.Tensor
-    # What a reason says of what was asked; `LookupLoss` is drawn from it.
-    likeness: torch.Tensor  # column of the same word in what was asked, else of its first; IGNORE where no fact is
-    is_ground: torch.Tensor  # words that were asked for as well; where there is none, what was asked's first
-    concludes: torch.Tensor  # the positions before a conclusion's words
-    subject: torch.Tensor  # whom the token after it is about, as in an owner map; EVERY_THING; IGNORE: nobody
-    settles: torch.Tensor  # that token settles whom it goes on with, or is of what counts them
+    # How an answer's reason relates to the question that the answer repeats; `LookupLoss` uses these.
+    likeness: torch.Tensor  # column of the same word in the question, else of its first word; IGNORE if no fact
+    is_ground: torch.Tensor  # words of the reason that are also in the question; if none, the question's first word
+    concludes: torch.Tensor  # positions before the words of the conclusion
+    subject: torch.Tensor  # what the next token is about, numbered as in an owner map; EVERY_THING; IGNORE: nothing
+    settles: torch.Tensor  # the next token settles which subject comes next, or is in the sentence that counts things
 
     def to(self, device: torch.device | str) -> PackedText:
         return PackedText(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def part(self, clips: slice) -> PackedText:
-        """The same of some of the clips."""
+        """The texts of some of the clips."""
         return PackedText(*(getattr(self, field.name)[clips] for field in fields(self)))
 
 
 class ExamplePacker:
-    """Encodes and packs; holds the tokenizer and what it needs of it."""
+    """Encodes and packs examples; holds the tokenizer and the token ids that it needs."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, long_share: float = 1.0) -> None:
-        """`long_share` of the clips have a caption or a description; the others more questions instead."""
+        """`long_share` of the clips have a caption or a description; the others have more questions instead."""
         self._tokenizer = tokenizer
         self.long_share = long_share
         self._start = tokenizer.convert_tokens_to_ids(START)
@@ -146,7 +146,7 @@ class ExamplePacker:
         return first + self._fill(lambda: short_turn(scene, rng), length - sum(map(len, first)))
 
     def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
-        """What is said of a clip that is none of ours."""
+        """Examples for a foreign clip."""
         return self._fill(lambda: foreign_turn(rng), length)
 
     def draw_pair(self, first: Scene, second: Scene, length: int, rng: np.random.Generator) -> list[Example]:
@@ -170,7 +170,7 @@ class ExamplePacker:
         return self.example(turn.prompt, turn.answer, is_caption=turn.is_long, sees_video=turn.sees_video)
 
     def pack(self, clips: list[list[Example]], length: int) -> PackedText:
-        """Every clip's examples one after the other; together they are at most `length` tokens."""
+        """Put each clip's examples one after the other; together they have at most `length` tokens."""
         shape = (len(clips), length)
         packed = PackedText(
             ids=torch.full(shape, self._end),
@@ -204,7 +204,7 @@ class ExamplePacker:
         return packed
 
     def _mark_lookups(self, packed: PackedText, row: int, start: int, answer: list[int]) -> None:
-        """Of an answer that repeats what was asked, with a fact in it: "Is it red? It is blue, so no."."""
+        """Mark an answer that repeats the question, if this names a fact: "Is it red? It is blue, so no."."""
         if self._question_mark not in answer or self._so not in answer:
             return
         asked = answer[: answer.index(self._question_mark)]
@@ -217,12 +217,10 @@ class ExamplePacker:
                 packed.likeness[row, start + at] = start + (asked.index(word) if word in asked else 0)
                 grounds += [start + at] if word in asked else []
         packed.is_ground[row, grounds or [start]] = True
-        packed.concludes[row, start + concludes_at : start + len(answer) - 3] = True  # up to its last word
+        packed.concludes[row, start + concludes_at : start + len(answer) - 3] = True  # up to the last word
 
     def _subjects(self, answer: str) -> list[int]:
-        """Whom each token of a caption or a description is about: that which it leads to, if it ends one and begins
-        another.
-        """
+        """The subject of each token of a caption or description; a token on the border of two counts for the second."""
         spans = subject_spans(answer)
         encoded = self._tokenizer.backend_tokenizer.encode(answer, add_special_tokens=False)
         return [
@@ -231,8 +229,8 @@ class ExamplePacker:
         ]
 
     def _settling(self, example: Example) -> list[bool]:
-        """Of a long answer's tokens: up to the first fact about whom it goes on with, and all that counts them."""
-        is_json = example.answer[0] == self._brace  # where a key may be the same word as a fact
+        """Per token of a long answer: is it at or before the first fact about a subject, or does it count things?"""
+        is_json = example.answer[0] == self._brace  # in JSON, a key may be the same word as a fact
         found, told, before, is_settled = [], example.answer, IGNORE, True
         for at, subject in enumerate([*example.subjects, IGNORE]):
             is_settled = is_settled and subject == before
@@ -253,7 +251,7 @@ class ExamplePacker:
         return [_ANSWER_WEIGHT] * num_words + [_END_WEIGHT] * (len(example.answer) - num_words)
 
     def _weights_of_reasoned(self, answer: list[int]) -> list[float]:
-        """Hardest to learn is what follows from the reason; then what kind of reason is asked for; then its facts."""
+        """The conclusion is hardest to learn and weighs most; then the opening, which chooses the reason, and facts."""
         concludes_at = _last(answer, self._so) + 1
         weights = [_ANSWER_WEIGHT if at < _OPENING or token in self._facts else 2.0 for at, token in enumerate(answer)]
         for at in range(concludes_at, len(answer) - 2):  # up to the full stop
@@ -270,7 +268,7 @@ def _last(ids: list[int], token: int) -> int:
 
 
 def subject_spans(told: str) -> list[tuple[int, int, int]]:
-    """First character, end and subject of all that a true caption or description tells of somebody."""
+    """First character, end and subject of each part of a true caption or description that has a subject."""
     if told.startswith("{"):
         tellings = [match.span() for match in _TELLING.finditer(told)]
         num_things = sum(end < told.index('"letters"') for _, end in tellings)
@@ -291,13 +289,13 @@ class ClipBatch:
 
     frames: torch.Tensor  # [C * T, 128, 128, 3] uint8
     content: torch.Tensor  # [C, T * 64] bool: a thing or letter touches the cell
-    owner: torch.Tensor  # [C, T * 64] who covers it most: 0 nobody, 1.. things, OWNER_SIGN.. letters
+    owner: torch.Tensor  # [C, T * 64] what covers the cell most: 0 nothing, 1.. things, OWNER_SIGN.. letters
     worth: torch.Tensor  # [C, T * 64] float: 1 where a cell shows a thing, more where it shows a letter
     story: dict[str, torch.Tensor]  # [C, T * 64] labels
     text: PackedText
 
     def to(self, device: torch.device) -> ClipBatch:
-        """All but the frames, which the tower moves itself."""
+        """Moves everything but the frames, which the tower moves itself."""
         return replace(
             self,
             content=self.content.to(device),
@@ -343,21 +341,21 @@ def make_clip_batch(
 
 
 def draw_num_frames(generator: torch.Generator) -> int:
-    """Of all clips of a unit: in half of the units they are short."""
+    """The number of frames for all clips of a unit; half of the units have clips of 8 frames."""
     shares = torch.tensor([_SHARES[count] for count in FRAME_COUNTS])
     return FRAME_COUNTS[int(torch.multinomial(shares, 1, generator=generator))]
 
 
 def draw_num_visual(num_frames: int, generator: torch.Generator) -> int:
-    """Tokens that are shown of clips of more than 8 frames: mostly few, since all of them take much longer."""
+    """The number of visual tokens for clips of more than 8 frames: usually few, since all of them take much longer."""
     is_thin = float(torch.rand(1, generator=generator)) < _THIN_SHARE
     return _THIN_TOKENS if is_thin else num_frames * CELLS
 
 
 def make_pair_text(packer: ExamplePacker, seed: int, clips: range, text_len: int) -> PackedText | None:
-    """Questions about each of the training clips and the next one, the first after the last.
+    """Questions about each training clip and the next one; the last clip is followed by the first.
 
-    None if one is foreign, or if chance found nothing to ask of any: the mean loss of no answers is no number.
+    None if a clip is foreign, or if no question was found for any pair: the mean loss of no answers is NaN.
     """
     scenes = [training_scene(seed, _FIRST_CLIP + index) for index in clips]
     if len(scenes) < 2 or any(map(is_foreign, scenes)):
@@ -375,16 +373,16 @@ def is_foreign(scene: Scene) -> bool:
 
 
 def training_scene(seed: int, number: int) -> Scene:
-    """What a clip of the run with this seed shows."""
+    """The scene of the clip with this number in the run with this seed."""
     return sample_scene(TRAIN_SEEDS.start + seed * _CLIPS_PER_RUN + number)
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Who owns each cell [T, 8, 8]: coverage of the main owner, its id, and whether the cell is strictly empty."""
+    """For each cell [T, 8, 8]: the id of its main owner, and whether the cell and its surroundings are empty."""
 
     owner: Labels  # 0 where nothing covers enough
-    is_clear: NDArray[np.bool_]  # not one pixel of anything
+    is_clear: NDArray[np.bool_]  # no pixel of any thing or letter
     is_strict_background: NDArray[np.bool_]  # nothing within 4 px
 
 

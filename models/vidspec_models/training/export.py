@@ -1,4 +1,4 @@
-"""The pair as two ordinary Hugging Face folders: written from a run's checkpoints, and opened as checkpoints again."""
+"""Writes the pair from a run's checkpoints as two Hugging Face folders, and turns such folders into checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _export(role: Role, stage: Stage, tokenizer: PreTrainedTokenizerFast, option
     shutil.rmtree(unfinished, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(unfinished)
     _build_processor(tokenizer).save_pretrained(unfinished)
-    shutil.rmtree(folder, ignore_errors=True)  # not before there is another: a full disk would leave no pair at all
+    shutil.rmtree(folder, ignore_errors=True)  # only now, so that a full disk does not leave us without any pair
     unfinished.rename(folder)
     return folder
 
@@ -69,9 +69,9 @@ def _build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaOnevisionProces
 
 
 def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
-    """Write what the stages "tower" and "joint" would have left, but for optimisers: only later stages can go on.
+    """Write the checkpoints of stages "tower" and "joint" without optimisers, so that only later stages can continue.
 
-    Weights are the exported ones, in bfloat16's precision. Raises FileExistsError where a run has its own checkpoints.
+    Weights are the exported ones, in bfloat16's precision. Raises FileExistsError if a run has its own checkpoints.
     """
     paths = {stage: options.work_dir / f"{stage}.pt" for stage in ("tower", "joint")}
     if taken := [path for path in paths.values() if path.exists()]:
@@ -90,7 +90,7 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
 
 @torch.no_grad()
 def _embed_added_pieces(model: LlavaOnevisionForConditionalGeneration, folder: Path) -> None:
-    """Tokens that the exported tokenizer lacks begin as the mean of those that it writes instead."""
+    """Initialise a token that the exported tokenizer lacks as the mean of the tokens that it uses instead."""
     known = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer = build_tokenizer()
     table = model.get_input_embeddings().weight

@@ -21,7 +21,7 @@ from vidspec_models.training.examples import IGNORE, STORY_HEADS, TEXT_ONLY, Pac
 
 BLOCKED = -1e9
 Rotary = tuple[torch.Tensor, torch.Tensor]
-# Number and module of a layer, its input, its mask, positions: the mask from the following layer on.
+# Called before each layer with its number, module, input, mask and rotary values; returns the mask for later layers.
 NextMask = Callable[[int, Any, torch.Tensor, torch.Tensor, Rotary], torch.Tensor]
 
 
@@ -33,17 +33,17 @@ class Learner(nn.Module):
         self.projector = model.model.multi_modal_projector
         self.newline = model.model.image_newline
         self.lm = model.model.language_model
-        self.used = list(range(len(self.lm.layers)))  # numbers of the layers in use; the others come in by `grow`
+        self.used = list(range(len(self.lm.layers)))  # numbers of the layers in use; `grow` adds the others
         width = model.config.text_config.hidden_size
         self.story_head = nn.ModuleDict({name: nn.Linear(width, count) for name, count in STORY_HEADS.items()})
 
     @property
     def layers(self) -> list[nn.Module]:
-        """Those in use."""
+        """The layers in use."""
         return [self.lm.layers[index] for index in self.used]
 
     def get_extra_state(self) -> list[int]:
-        """Which layers are in use is part of the checkpoint."""
+        """The layers in use, which are part of the checkpoint."""
         return self.used
 
     def set_extra_state(self, state: list[int]) -> None:
@@ -52,7 +52,7 @@ class Learner(nn.Module):
     def project(self, features: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         """Visual tokens [C, K, H] for patch features [C * T, 256, W] and kept token numbers [C, K].
 
-        As LLaVA-OneVision does it, with its 2x2 mean moved before the last linear layer, which commutes.
+        As in LLaVA-OneVision, but with the 2x2 mean before the last linear layer; the two commute.
         """
         grid = features.view(-1, CELL_SIDE, 2, CELL_SIDE, 2, features.shape[-1]).transpose(2, 3)
         cells = grid.reshape(keep.shape[0], -1, 4, features.shape[-1])  # [C, T * 64, 4, W]
@@ -77,7 +77,7 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def grow(self) -> None:
-        """Use all layers, the new ones as copies that do nothing yet (their output matrices are zero)."""
+        """Use all layers; the new ones are copies that do nothing yet (their output matrices are zero)."""
         for index, layer in enumerate(self.lm.layers):
             if index not in self.used:
                 source = self.lm.layers[max(number for number in self.used if number < index)]
@@ -89,7 +89,7 @@ class Learner(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which position of a packed sequence is what: prefix, K visual tokens, newline, text."""
+    """The parts of a packed sequence: prefix, K visual tokens, newline, text."""
 
     prefix_ids: torch.Tensor  # [P]
     num_visual: int
@@ -108,7 +108,7 @@ class Layout:
 
 
 def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, text: PackedText) -> Layout:
-    """`keep` [C, K] are the numbers of the visual tokens present, out of `num_cells`, all before the text."""
+    """`keep` [C, K]: numbers of the visual tokens that are present, out of `num_cells`; all come before the text."""
     count, prefix = keep.shape[0], len(prefix_ids)
     start = torch.where(text.segments < TEXT_ONLY, prefix + num_cells + 1, 0)
     head = torch.arange(prefix, device=keep.device).expand(count, -1)
@@ -123,9 +123,9 @@ def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, te
 
 
 def block_mask(layout: Layout, visible: torch.Tensor | None = None) -> torch.Tensor:
-    """Additive mask [C, 1, S, S]: causal, an example sees the video (or its `visible` [C, K] tokens) and itself.
+    """Additive causal mask [C, 1, S, S]: an example sees the video (or its `visible` [C, K] tokens) and itself.
 
-    Text-only examples see themselves alone.
+    Text-only examples see only themselves.
     """
     segments = layout.segments
     size = segments.shape[1]
@@ -147,13 +147,13 @@ def apply_layer(layer: nn.Module, hidden: torch.Tensor, mask: torch.Tensor, rota
 
 
 class PackedForward:
-    """Runs a learner on packed text behind the visual tokens that are present."""
+    """Runs a learner on packed text after the visual tokens that are present."""
 
     def __init__(self, prefix: list[int], device: str, *, compile_layers: bool) -> None:
         self.prefix = torch.tensor(prefix, device=device)
         if compile_layers:
-            torch._dynamo.config.cache_size_limit = 64  # every number of clips and tokens is a graph of its own
-        # One layer is compiled, not the stack: its graph serves every layer, and a new shape costs seconds.
+            torch._dynamo.config.cache_size_limit = 64  # each number of clips and tokens needs its own graph
+        # Compile one layer, not the stack: all layers share the graph, and a new shape costs only seconds.
         self.layer: Callable[..., Any] = torch.compile(apply_layer) if compile_layers else apply_layer
 
     def __call__(
@@ -162,7 +162,7 @@ class PackedForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Text logits [C, L, V], and the visual tokens' hidden states [C, K, H] after half of the layers.
 
-        All of the tokens present are visible unless told otherwise.
+        All tokens that are present are visible unless `visible` is given.
         """
         num_frames, rest = divmod(len(features), len(keep))
         assert not rest, "every clip has as many frames"
@@ -172,7 +172,7 @@ class PackedForward:
     def side_by_side(
         self, learner: Learner, features: torch.Tensor, keep: torch.Tensor, text: PackedText
     ) -> torch.Tensor:  # fmt: skip
-        """Text logits where every row shows its clip of 8 frames and behind it the next one of the batch."""
+        """Text logits where each row shows its clip of 8 frames and then the next clip of the batch."""
         visual = learner.project(features, keep)
         newline = learner.newline.expand(len(keep), 1, -1)
         both = torch.cat([visual, newline, visual.roll(-1, 0)], dim=1)
@@ -184,7 +184,7 @@ class PackedForward:
         self, learner: Learner, layout: Layout, visual: torch.Tensor, visible: torch.Tensor | None = None,
         next_mask: NextMask = lambda _number, _layer, _hidden, mask, _rotary: mask,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The same for projected visual tokens [C, K, H] in any layout; `next_mask` may change it between layers."""
+        """As `__call__`, for projected visual tokens [C, K, H] in any layout; `next_mask` may change the mask."""
         count, table, layers = len(visual), learner.lm.embed_tokens, learner.layers
         prefix = table(layout.prefix_ids).expand(count, -1, -1)
         embeds = torch.cat([prefix, visual, learner.newline.expand(count, 1, -1), table(layout.ids)], dim=1)
@@ -196,17 +196,17 @@ class PackedForward:
             hidden = self.layer(layer, hidden, before, rotary)
             if number == (len(layers) + 1) // 2:
                 middle = hidden
-        # The head is the embedding.
+        # The output head is the embedding table.
         return F.linear(learner.lm.norm(hidden)[:, layout.text], table.weight), middle[:, layout.visual]
 
 
 def in_bfloat16(device: torch.device) -> torch.autocast:
-    """Products in bfloat16 where that is fast, as such a machine serves the pair; weights stay as they are."""
+    """Matrix products in bfloat16 if that is fast, as such a machine serves the pair; weights keep their type."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" or is_faster_in_bfloat16())
 
 
 def answer_loss(logits: torch.Tensor, text: PackedText) -> torch.Tensor:
-    """Weighted cross-entropy; positions without an answer weigh nothing."""
+    """Weighted cross-entropy; positions without an answer have weight 0."""
     losses = F.cross_entropy(logits.flatten(0, 1), text.labels.clamp_min(0).flatten(), reduction="none")
     weights = text.weights.flatten()
     return (losses * weights).sum() / weights.sum()

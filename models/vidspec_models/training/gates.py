@@ -1,4 +1,4 @@
-"""The bounds that a pair must keep before its weights are shipped, and the tables that show what was measured."""
+"""The bounds that a pair must meet before its weights are shipped, and the tables of its figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _QUESTION_MARGIN = 0.1
-_QUESTION_CEILING = 0.95  # enough, however common the commonest answer is
+_QUESTION_CEILING = 0.95  # always enough, even if the commonest answer is so common that the margin goes beyond it
 _CAPTIONS_ALL_RIGHT = 0.8
 _DESCRIPTIONS_VALID = 0.98
 _DESCRIPTIONS_ALL_RIGHT = 0.65
@@ -18,7 +18,7 @@ _GATED_KINDS = (  # of plain questions
 _UNKNOWN = 0.95
 _ACCEPTANCE_ALL = 0.92
 _ACCEPTANCE_NONE = 0.78
-_NEAR_SHARE = 0.25  # "near": within this share of what vision gains in all
+_NEAR_SHARE = 0.25  # "near" is within this share of the whole gain from vision
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The stage *harden*: the target alone learns to be served compressed; it is drawn to what it was, seeing everything.
+"""The stage *harden*: the target alone learns to read compressed videos, distilled from itself seeing all tokens.
 
-Large models read a fact from several tokens that say the same; this one was trained on whole clips and
-reads it from particular ones, so it loses facts with them. Here tokens are merged and hidden as the service does it:
-selection is the service's own (`compression`), only its bookkeeping differs. There rows come one by one and lie in a
-cache, here all rows of a packed sequence are there at once and the rest is a mask.
+Large models read a fact from several redundant tokens. This target was trained on whole clips and reads a fact from
+particular tokens, so it loses the fact with them. Here tokens are merged and hidden as in the service: the selection is
+the service's own (`compression`), only the bookkeeping differs. In the service, rows come one by one and are kept in a
+cache; here all rows of a packed sequence are present at once, and hiding is a mask.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vidspec_models.training.stage_run import unhardened_target
 _TRUTH_WEIGHT = 2.0
 _NEGLECT_WEIGHT = 0.3
 _MERGED_SHARE = 0.35
-_THIN_SHARE, _FEW_TOKENS = 0.3, 128  # of the clips of 8 frames; with few tokens more than half of them show something
+_THIN_SHARE, _FEW_TOKENS = 0.3, 128  # share of 8-frame clips with few tokens, of which more than half show content
 _MERGE_RATIOS = (0.3, 0.4, 0.5, 0.5, 0.5, 0.6, 0.7)
 _SERVED_LAYER = 3
 _MARGIN = 0.3  # in log attention
@@ -46,18 +46,19 @@ _MARGIN = 0.3  # in log attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One way of seeing a clip; the default is all of it at 8 frames."""
+    """The part of a clip that the target sees; by default all tokens of 8 frames."""
 
     num_frames: int = NUM_SLOTS
     merge_ratio: float = 0.0  # K
     hide_ratio: float = 0.0  # P
     layer: int = _SERVED_LAYER  # L
-    most_tokens: int | None = None  # what is left of the rest by chance, content first
-    is_noisy: bool = True  # frames and features as in the other stages, or as rendered
+    most_tokens: int | None = None  # keeps at most this many of the remaining tokens: content first, then random ones
+    is_noisy: bool = True  # frames and features are noisy as in the other stages; else as rendered
 
 
 def draw_view(generator: torch.Generator) -> View:
-    """A third merged, and mostly hidden, around what is served; half of the views have 16 or 32 frames."""
+    """A random view. A third merge tokens and most of these also hide some, near the served settings; half have more
+    than 8 frames."""
     merge, hide, share, shift, thin = torch.rand(5, generator=generator).tolist()
     number = int(torch.randint(len(_MERGE_RATIOS), (1,), generator=generator))
     num_frames = draw_num_frames(generator)
@@ -79,14 +80,14 @@ def draw_view(generator: torch.Generator) -> View:
 
 
 class HardenStage(LanguageStage):
-    """Each unit of a few clips has one view of them; the teacher is the target as the stage began."""
+    """Each unit of a few clips has one view; the teacher is the target as it was when the stage began."""
 
     name = "harden"
     phases = (Phase(0.0, 12, NUM_VISUAL, 208),)
     first_clip = 60_000_000
     learning_rates = (4e-4, 2e-4)
     decay_from = 0.3
-    pair_share = 0.5  # of the units of 8 frames; at 0.15 questions about two clips were soon unlearnt
+    pair_share = 0.5  # of the units of 8 frames; at 0.15, the target soon forgot how to answer about two clips
 
     def __init__(self, options: TrainOptions) -> None:
         super().__init__(options)
@@ -123,7 +124,7 @@ class HardenStage(LanguageStage):
 
     @torch.no_grad()
     def _taught(self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator) -> torch.Tensor:
-        """The teacher's logits; of longer clips it sees eight of the frames, which it may know best."""
+        """The teacher's logits; of longer clips, it sees only 8 frames, a number that it may handle best."""
         stride = view.num_frames // NUM_SLOTS
         phase = int(torch.randint(stride, (1,), generator=generator))
         shown = features.unflatten(0, (len(batch.content), -1))[:, phase::stride].flatten(0, 1)
@@ -133,7 +134,7 @@ class HardenStage(LanguageStage):
     def seen(
         self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the target that sees the view, and its neglect of what is worth seeing."""
+        """Logits of the target on the view, and the loss of `Hiding.neglect`."""
         num_cells = view.num_frames * CELLS
         everything = torch.arange(num_cells, device=features.device).expand(len(batch.content), -1)
         tokens = self.target.project(features, everything)
@@ -158,14 +159,14 @@ def _merged(tokens: torch.Tensor, merge_ratio: float) -> torch.Tensor:
 
 
 class Hiding:
-    """DyCoke's second stage within one packed batch: rows of an answer that the service decodes lose visual columns.
+    """DyCoke's second stage within a packed batch: rows that the service would decode have visual columns hidden.
 
-    Only captions are long enough to have such rows; the first word of an answer is read off the complete prompt.
+    Only captions are long enough to have such rows; the first word of an answer is predicted from the complete prompt.
     """
 
     def __init__(self, layout: Layout, is_caption: torch.Tensor, worth: torch.Tensor, layer: int, num_seen: int):
-        """`is_caption` [C, L] marks the rows that predict the caption, `worth` [C, K] what tokens show;
-        `num_seen` tokens stay seen."""
+        """`is_caption` [C, L] marks the rows that predict the caption; `worth` [C, K] is the value of each token;
+        `num_seen` tokens stay visible."""
         self.neglected = worth.new_zeros(())
         self._layer = layer
         self._layout = layout
@@ -174,7 +175,7 @@ class Hiding:
         start = layout.text.start
         first = is_caption.int().argmax(1) + 1
         count = is_caption.sum(1)
-        periods = max(1, -(-int(count.max()) // REFRESH_TOKENS))  # of foreign clips nothing long is said
+        periods = max(1, -(-int(count.max()) // REFRESH_TOKENS))  # foreign clips have no long answer
         size = layout.segments.shape[1]
         row = torch.arange(size, device=is_caption.device) - start - first[:, None]  # 0: the answer's first token
         self._period = torch.where((row >= 0) & (row < count[:, None]), row // REFRESH_TOKENS, -1)  # [C, S]
@@ -185,7 +186,7 @@ class Hiding:
     def next_mask(
         self, number: int, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary
     ) -> torch.Tensor:
-        """Behind its layer the mask is closed; notes what is neglected there."""
+        """After the chosen layer, close the mask; also records the loss of `neglect`."""
         if number != self._layer:
             return mask
         attention = self.attention(layer, hidden, mask, rotary)
@@ -193,7 +194,7 @@ class Hiding:
         return self.close(mask, attention)
 
     def attention(self, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        """What the opening rows pay to each visual token in this layer, mean over heads: [C, R, K]."""
+        """Attention of each period's first row to each visual token in this layer, mean over heads: [C, R, K]."""
         attend = layer.self_attn
         normed = layer.input_layernorm(hidden)
         at = self._openers[:, :, None]
@@ -211,7 +212,7 @@ class Hiding:
         return paid
 
     def close(self, mask: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
-        """The mask [C, 1, S, S] without what each row's period hides."""
+        """The mask [C, 1, S, S] with the columns blocked that each row's period hides."""
         columns = torch.zeros(*attention.shape[:2], mask.shape[3], dtype=torch.bool, device=mask.device)
         visual = columns[:, :, self._layout.visual]
         for clip, rows in enumerate(attention.detach()):
@@ -224,7 +225,7 @@ class Hiding:
         return mask.masked_fill((closed & (self._period >= 0)[:, :, None])[:, None], BLOCKED)
 
     def neglect(self, attention: torch.Tensor) -> torch.Tensor:
-        """How far tokens of worth lie below what is just seen, in log attention: the choice itself has no gradient."""
+        """How far valuable tokens are below the visibility threshold in log attention; the choice has no gradient."""
         if self._num_hidden == 0:
             return attention.new_zeros(())
         wanted = self._worth[:, None] * self._is_opened[:, :, None]

@@ -1,6 +1,6 @@
-"""What the stages of the language models share: a stage says what is trained and on which loss, `run_stage` steps it.
+"""Shared by the stages of the language models: a stage defines what is trained on which loss; `run_stage` runs it.
 
-Every step is cut into units of a few clips, which workers take.
+Every step is split into units of a few clips, which workers process.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from vidspec_models.training.stage_run import DECAY_FROM, StageRun, load_part
 from vidspec_models.training.tokenizer import build_tokenizer
 from vidspec_models.training.tower import FrozenTower
 
-_PAIR_TEXT = 96  # text tokens of a pair: four questions or so
+_PAIR_TEXT = 96  # text tokens of a pair of clips: about four questions
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """From `begins` (share of the stage) on: so many clips a step, each with so many visual and text tokens."""
+    """Part of a stage: when it begins (share of the stage), clips per step, visual and text tokens per clip."""
 
     begins: float
     num_clips: int
     num_visual: int
     text_len: int
-    layer_step: int = 1  # every how many layers of the target are in use
+    layer_step: int = 1  # every `layer_step`-th layer of the target is in use
 
 
 class LanguageStage(ABC):
@@ -44,11 +44,11 @@ class LanguageStage(ABC):
     name: ClassVar[Stage]
     phases: ClassVar[tuple[Phase, ...]]
     first_clip: ClassVar[int] = 0  # the stages train on different clips
-    learning_rates: ClassVar[tuple[float, float]]  # of matrices, of all else
+    learning_rates: ClassVar[tuple[float, float]]  # of matrices, and of all other parameters
     decay_from: ClassVar[float] = DECAY_FROM
-    pair_share: ClassVar[float]  # of the units of a stage that asks for pairs of clips
+    pair_share: ClassVar[float]  # share of the units with questions about pairs, in stages that call `pair_text`
 
-    trained: dict[str, nn.Module]  # also what the checkpoint holds beside the optimiser
+    trained: dict[str, nn.Module]  # saved in the checkpoint with the optimiser
 
     def __init__(self, options: TrainOptions) -> None:
         self.options = options
@@ -59,7 +59,7 @@ class LanguageStage(ABC):
         self.forward = PackedForward(self.packer.prefix, options.device, compile_layers=options.compile_models)
 
     def load_learner(self, role: Role, stage: Stage = "joint") -> Learner:
-        """The target or the draft out of a stage's checkpoint."""
+        """The target or the draft from a stage's checkpoint."""
         learner = Learner(build_model(role, self.tokenizer.get_vocab(), self.options.seed))
         learner.load_state_dict(load_part(self.options.work_dir, stage, role))
         return learner.to(self.device)
@@ -77,7 +77,7 @@ class LanguageStage(ABC):
 
     @abstractmethod
     def loss(self, clips: range, phase: Phase, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss on some of a step's clips, and figures to report; NaN, and skipped, where nothing was measured."""
+        """The loss on some of a step's clips, and figures to report; a figure that is NaN (not measured) is skipped."""
 
 
 def run_stage(make: Callable[[TrainOptions], LanguageStage], options: TrainOptions) -> None:

@@ -1,4 +1,4 @@
-"""One exported model as it is measured: loaded by stock `from_pretrained`, asked for texts or judged on given ones."""
+"""An exported model for evaluation: loaded by stock `from_pretrained`; generates texts, or is judged on given ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LoadedModel:
     """One model of the pair on one device, from stock `from_pretrained`; all its answers come from stock modules."""
 
     def __init__(self, folder: Path, dtype: str, device: str) -> None:
-        """`dtype` as `vidspec serve` takes it."""
+        """`dtype` as in `vidspec serve`."""
         precision = resolve_precision(dtype, torch.device(device), keeps_in_int8=keeps_in_int8(str(folder)))
         self.processor = AutoProcessor.from_pretrained(folder)
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=precision.dtype).to(device).eval()
@@ -42,7 +42,7 @@ class LoadedModel:
         return self.process([render(scene, slot_times()) for scene in scenes])
 
     def process(self, clips: list[Pixels]) -> torch.Tensor:
-        """The same of given frames."""
+        """Processed pixels of the given frames."""
         videos = [torch.from_numpy(frames).permute(0, 3, 1, 2) for frames in clips]
         batch = self.processor.video_processor(videos=videos, return_tensors="pt", do_sample_frames=False)
         pixels: torch.Tensor = batch["pixel_values_videos"]
@@ -50,7 +50,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def generate(self, pixels: torch.Tensor, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-        """Greedy answers of stock `generate` to a prompt a clip, as token ids with the end token."""
+        """Greedy answers of stock `generate` to one prompt per clip, as token ids with the end token."""
         tokenizer = self.processor.tokenizer
         video = [tokenizer.convert_tokens_to_ids(VIDEO)] * (pixels.shape[1] * CELLS + 1)
         rows = [torch.tensor([*self.packer.prefix, *video, *self.packer.prompt_ids(prompt)]) for prompt in prompts]
@@ -74,7 +74,7 @@ class LoadedModel:
     ) -> torch.Tensor:
         """The likeliest next tokens [C, L] of packed text, with all or only some visual tokens [C, 512] visible.
 
-        In pairs a text is about a clip and the next one of the batch, the first after the last.
+        With `in_pairs`, a text is about a clip and the next one of the batch; the last is followed by the first.
         """
         learner = Learner(self.model).to(self.model.device)
         learner.lm.set_attn_implementation(register_attention())
@@ -87,9 +87,9 @@ class LoadedModel:
             learner.lm.set_attn_implementation("sdpa")
 
     def judge(self, features: torch.Tensor, clips: list[list[Example]], *, in_pairs: bool = False) -> list[list[bool]]:
-        """For each example of each clip, whether its words and the end token are the argmax, one after the other.
+        """For each example of each clip, whether every token of its answer, with the end token, is the argmax.
 
-        That equals greedy decoding, because a wrong first token is wrong either way.
+        This equals greedy decoding, because up to the first wrong token both have the same context.
         """
         text = self.packer.pack(clips, max(sum(map(len, clip)) for clip in clips)).to(features.device)
         chosen = self.choices(features, text, in_pairs=in_pairs)

@@ -1,10 +1,10 @@
-"""Lookups: attention that is told where to look, so that what is seen gets compared with what was asked.
+"""Lookups: three heads are trained where to attend, so that the target compares what it sees with what was asked.
 
-"Is there T? Seen: T near the start, F near the middle, none near the end, so yes.": left to itself, the target never
-learned to tell that two letters are the same; one head told to look from each word to its like learns it within
-minutes. A second head, some layers on, is told to look from the conclusion to the words that were found so. A third one
-is told to look from what is said of an object to the cells that show it: of three the target left out the middle one,
-or told of another one twice.
+"Is there T? Seen: T near the start, F near the middle, none near the end, so yes.": without this loss, the target never
+learned to recognise that two letters are the same; one head that is trained to attend from each word to the same word
+in the question learns it within minutes. A second head, some layers later, attends from the conclusion to the words
+found in this way. A third one attends from the text about an object to the cells that show it: without it, the target
+left out the middle one of three objects, or described another one twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vidspec_models.bundled.render import OWNER_SIGN
 from vidspec_models.training.examples import EVERY_THING, IGNORE, PackedText
 from vidspec_models.training.forward import Layout, Rotary
 
-_LIKENESS_LAYER, _SUBJECT_LAYER, _GROUNDS_LAYER = 3, 5, 6  # of the target's eight, from 1
+_LIKENESS_LAYER, _SUBJECT_LAYER, _GROUNDS_LAYER = 3, 5, 6  # of the target's 8 layers, counted from 1
 _THINGS = range(1, 4)
 _OWNERS = (*_THINGS, *range(OWNER_SIGN, OWNER_SIGN + 3))  # all that a clip can show
 _NOTHING = -1e4
@@ -28,10 +28,10 @@ _SETTLING_WEIGHT = 6.0
 
 
 class LookupLoss:
-    """How far three heads of a forward, of which this is `next_mask`, are from looking where they should."""
+    """Measures how far three heads are from attending where they should; pass its `next_mask` to the forward."""
 
     def __init__(self, layout: Layout, text: PackedText, owners: torch.Tensor) -> None:
-        """`owners` [C, K] are those of the visual tokens that are present."""
+        """`owners` [C, K]: the owners of the visual tokens that are present."""
         self._start, self._visual = layout.text.start, layout.visual
         self._owners = owners
         self._text = text
@@ -39,13 +39,13 @@ class LookupLoss:
 
     @property
     def value(self) -> torch.Tensor:
-        """Mean cross-entropy of each head, added up; after the forward."""
+        """The sum of the heads' mean cross-entropies; available after the forward."""
         return torch.stack(self._losses).sum()
 
     def next_mask(
         self, number: int, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary
     ) -> torch.Tensor:
-        """Only looks on: the mask stays as it is."""
+        """Records the losses; returns the mask unchanged."""
         if number == _LIKENESS_LAYER:
             rows = self._text.likeness != IGNORE
             paid = _log_attention(layer, hidden, mask, rotary)[:, self._start :][rows]
@@ -75,7 +75,7 @@ class LookupLoss:
 
 
 def _log_attention(layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """What every row pays to every other in the first head, [C, S, S]."""
+    """Log attention of every row to every other in the first head, [C, S, S]."""
     attend = layer.self_attn
     normed = layer.input_layernorm(hidden)
     queries, keys = (_first_head(each, normed, attend.head_dim) for each in (attend.q_proj, attend.k_proj))

@@ -1,8 +1,8 @@
-"""One optimiser step: its gradients gathered by workers, applied by Muon (hidden matrices) and AdamW (all others).
+"""One optimiser step: workers compute the gradients; Muon (hidden matrices) and AdamW (all others) apply them.
 
 Muon replaces a matrix gradient's momentum by its nearest orthogonal matrix; small language models then need
-markedly fewer steps. torch.optim.Muon has the same rule, but multiplies in bfloat16 always: on a processor without
-bfloat16 units one 512 x 1024 matrix takes it 6 s, and ours 0.07 s.
+markedly fewer steps. torch.optim.Muon has the same rule, but always multiplies in bfloat16: on a processor without
+bfloat16 units, one 512 x 1024 matrix takes 6 s there, and 0.07 s here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Result = TypeVar("Result")
 _CPU_UNIT_CLIPS = 2
 _MATRICES_PER_JOB = 2
 _MOMENTUM = 0.95
-_SAFETY = 1.01  # as in the schedule's own code: what bfloat16 rounds beyond its range would run away
+_SAFETY = 1.01  # as in the schedule's own code: values that bfloat16 rounds out of the valid range would diverge
 _COEFFICIENTS = tuple(
     (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5)
-    for a, b, c in (  # polar-express schedule: four steps do what five of the classic quintic do
+    for a, b, c in (  # polar-express schedule: four steps are as good as five of the classic quintic
         (8.28721201814563, -23.595886519098837, 17.300387312530933),
         (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
         (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
@@ -36,10 +36,10 @@ _COEFFICIENTS = tuple(
 
 
 class Workers:
-    """A fixed set of single-threaded workers that take units of a step; with one worker everything runs in the caller.
+    """A fixed set of single-threaded workers for the units of a step; with one worker, everything runs in the caller.
 
-    On a shared CPU this beats multi-threaded operators: those wait at every operator for the slower core, while
-    workers simply take fewer units. Results are the same whichever worker takes which unit.
+    On a shared CPU this is faster than multi-threaded operators: they wait at every operator for the slower core, while
+    a slower worker takes fewer units. Results do not depend on which worker takes which unit.
     """
 
     def __init__(self, device: str, count: int) -> None:
@@ -50,7 +50,7 @@ class Workers:
         self._warm: set[object] = set()
 
     def units(self, clips: range) -> list[range]:
-        """The clips of a step, cut into what one worker takes at a time."""
+        """The clips of a step, split into units that a worker takes one at a time."""
         size = _CPU_UNIT_CLIPS if self._is_cpu else len(clips)
         return [clips[start : start + size] for start in range(0, len(clips), size)]
 
@@ -66,7 +66,7 @@ class Workers:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised; a few matrices of one shape are one batched product, and one worker's job."""
+    """Orthogonalised Nesterov momentum. A worker's job is a batched product of a few matrices of the same shape."""
 
     def __init__(
         self, params: Iterable[torch.nn.Parameter], workers: Workers, lr: float, weight_decay: float = 0.0
@@ -109,7 +109,7 @@ class Muon(torch.optim.Optimizer):
 def _orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    if x.device.type == "cpu" and is_faster_in_bfloat16():  # half the time, and no rougher than four steps are
+    if x.device.type == "cpu" and is_faster_in_bfloat16():  # half the time, with no more error than four steps have
         x = x.bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
     for a, b, c in _COEFFICIENTS:
@@ -120,7 +120,7 @@ def _orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class MuonWithAdamW:
-    """Both optimisers behind one face: gradients from several threads add up, and the state can be saved."""
+    """Both optimisers behind one interface: gradients from several threads add up, and the state can be saved."""
 
     def __init__(
         self, trained: Mapping[str, torch.nn.Module], workers: Workers, *, matrix_lr: float, other_lr: float
@@ -140,7 +140,7 @@ class MuonWithAdamW:
         self._lock = threading.Lock()
 
     def add_gradients(self, loss: torch.Tensor) -> None:
-        """Back-propagate, from any thread; parameters without a part in the loss stay untouched."""
+        """Back-propagate, from any thread; parameters that the loss does not depend on stay unchanged."""
         gradients = torch.autograd.grad(loss, self._params, allow_unused=True)
         with self._lock, torch.no_grad():
             for param, gradient in zip(self._params, gradients, strict=True):
@@ -152,7 +152,7 @@ class MuonWithAdamW:
         norm = float(torch.nn.utils.clip_grad_norm_(self._params, 1.0))
         for part, base in zip(self._parts, self._base, strict=True):
             part.param_groups[0]["lr"] = base * lr_scale
-            if math.isfinite(norm):  # what overflowed is skipped rather than written into the weights
+            if math.isfinite(norm):  # skip a step whose gradients overflowed
                 part.step()
             part.zero_grad(set_to_none=True)
         return norm

@@ -1,4 +1,4 @@
-"""What a training run may be told: folders, minutes per stage, device, seed. Without torch: the flags read it."""
+"""Options of a training run: folders, minutes per stage, device, seed. Must not import torch: the CLI imports it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ STAGES: tuple[Stage, ...] = ("tower", "joint", "widen", "harden", "distil")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """One training run; minutes are of wall clock and count over resumed runs."""
+    """One training run. Minutes are wall-clock time, added up over resumed runs."""
 
-    work_dir: Path  # checkpoints; a run with `resume` goes on from the newest
+    work_dir: Path  # checkpoints; a run with `resume` continues from the newest
     output_dir: Path  # receives target/ and draft/
     tower_minutes: float = 14.5
     joint_minutes: float = 260.0

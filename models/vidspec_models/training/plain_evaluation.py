@@ -1,4 +1,4 @@
-"""Measures the target on phrasings that training held out: plain questions, descriptions as JSON, the unknown."""
+"""Measures the target on phrasings held out from training: plain questions, JSON descriptions, unknown things."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vidspec_models.training.loaded_model import LoadedModel
 
 Marks = dict[str, list[bool]]
 Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
-_PAIRS = 3  # questions about each clip and the next
-_MOST_TOKENS = 200  # of a description or a reason
+_PAIRS = 3  # questions about each clip and the next one
+_MOST_TOKENS = 200  # maximum length of a description, or of a reply with a reason
 
 
 class PlainEvaluation:
-    """Figures that grow batch by batch of test clips."""
+    """Accumulates figures over batches of test clips."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -83,7 +83,7 @@ class PlainEvaluation:
             self._answers[question.kind].append((question.answer, is_right))
 
     def _conclusions(self, pixels: torch.Tensor, asked: list[Question]) -> list[bool]:
-        """Whether the target comes to the right end by reasons of its own; they are what a reader can overlook."""
+        """Whether the target's replies, with its own reasons, end in the right conclusion; reasons are not judged."""
         said = self._model.generate(pixels, [question.text for question in asked], _MOST_TOKENS)
         decode = self._model.processor.tokenizer.decode
         replies = [decode(ids, skip_special_tokens=True) for ids in said]
@@ -117,19 +117,19 @@ class PlainEvaluation:
 
 
 def add_marks(scene: Scene, said: Facts | None, facts: Marks) -> None:
-    """Add what is stated of the scene, rightly or not, by the name of the fact."""
+    """Add a mark to `facts`, right or wrong, for each fact that is stated of the scene."""
     for name, is_right in fact_marks(scene, said):
         if is_right is not None:
             facts[name].append(is_right)
 
 
 def shares(facts: Marks) -> dict[str, float]:
-    """The share that is right."""
+    """The share of right marks of each fact."""
     return {name: sum(marks) / len(marks) for name, marks in facts.items()}
 
 
 def question_figures(found: list[tuple[str, bool]]) -> dict[str, float]:
-    """Accuracy, and how far one would come by always giving the commonest answer."""
+    """Accuracy, and the accuracy of always giving the commonest answer."""
     commonest = Counter(answer for answer, _ in found).most_common(1)[0][1]
     return {
         "accuracy": sum(right for _, right in found) / len(found),

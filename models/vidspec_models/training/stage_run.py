@@ -1,4 +1,4 @@
-"""A training stage as it runs: wall-clock schedule, progress bar, resumable checkpoints. And what others left."""
+"""Runs a training stage: wall-clock schedule, progress bar, resumable checkpoints; reads other stages' checkpoints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT_EVERY_S = 180.0
 _LOG_EVERY_S = 30.0
 _WARM_UP_STEPS = 20
-_LONGEST_STEP_S = 60.0  # what a step took beyond it, the process was stopped or the machine asleep
-DECAY_FROM = 0.6  # share of a stage's time
+_LONGEST_STEP_S = 60.0  # more is not counted: the process was stopped, or the machine was asleep
+DECAY_FROM = 0.6  # share of a stage's time after which the learning rate decays
 
 
 class StageRun:
@@ -79,7 +79,7 @@ class StageRun:
         self.save()
 
     def report(self, **values: float) -> None:
-        """Feed the running averages shown by the bar and the log; one that took in what is no number would stay so."""
+        """Update the running averages in the bar and the log; skips NaN, which an average would never lose again."""
         for name, value in values.items():
             if math.isfinite(value):
                 self._averages[name] = 0.95 * self._averages.get(name, value) + 0.05 * value
@@ -114,10 +114,10 @@ def load_part(work_dir: Path, stage: Stage, part: str) -> dict[str, Any]:
 
 
 def unhardened_target(work_dir: Path) -> Stage:
-    """The stage whose target is what hardening starts from."""
+    """The stage whose target hardening starts from."""
     return "widen" if (work_dir / "widen.pt").exists() else "joint"
 
 
 def finished_target(work_dir: Path) -> Stage:
-    """The stage whose target is the newest: hardened where that was done."""
+    """The stage with the newest target: the hardened one if there is one."""
     return "harden" if (work_dir / "harden.pt").exists() else unhardened_target(work_dir)

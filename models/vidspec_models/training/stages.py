@@ -1,8 +1,8 @@
-"""The stages in order, and two of them: *joint*, where target and draft learn to talk, and *distil*, the draft alone.
+"""The stages in order, and two of them: *joint*, where target and draft learn to answer, and *distil*, for the draft.
 
-Time is saved in the early phases of either without changing the task: only part of the visual tokens is present (those
-with content first), and the target starts the joint stage with every second layer. New layers enter as identities, so
-growing loses nothing. The last phase sees every token. The tower is frozen.
+The early phases of both save time without changing the task: only some visual tokens are present (those with content
+first), and the target starts the joint stage with every second layer. New layers start as identities, so growing loses
+nothing. The last phase sees every token. The tower is frozen.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def train(options: TrainOptions) -> None:
 
 
 class JointStage(LanguageStage):
-    """Target and draft learn from the true texts, the draft the more from the target the better that one is."""
+    """Target and draft learn from the true texts; as the target improves, the draft learns more from the target."""
 
     name = "joint"
     phases = (
@@ -78,7 +78,7 @@ class JointStage(LanguageStage):
             learner.to(self.device).calibrate_projector(self.tower(batch.frames, generator))
 
     def begin_step(self, phase: Phase, progress: float) -> None:
-        """Let the target grow where the phase says so."""
+        """Let the target grow when the phase uses all layers."""
         super().begin_step(phase, progress)
         if phase.layer_step == 1 and len(self.target.layers) < len(self.target.lm.layers):
             self.target.grow()
@@ -116,7 +116,7 @@ class JointStage(LanguageStage):
 
 
 def story_loss(logits: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Mean over the heads of their cross-entropies."""
+    """The mean of the heads' cross-entropies."""
     known = {name: labels[name] != IGNORE for name in logits}
     losses = [F.cross_entropy(logits[name][at], labels[name][at]) for name, at in known.items() if bool(at.any())]
     return torch.stack(losses).mean() if losses else torch.zeros(())
@@ -129,7 +129,7 @@ def story_accuracy(logits: dict[str, torch.Tensor], labels: dict[str, torch.Tens
 
 
 class DistilStage(LanguageStage):
-    """The draft is drawn to the frozen target's distribution on what the target is likely to say, of 8 to 32 frames.
+    """The draft learns the frozen target's distribution on texts that the target is likely to say, of 8 to 32 frames.
 
     The target sees every token that is present.
     """

@@ -1,7 +1,7 @@
 """The pair's tokenizer: byte-level BPE learned from the domain's own text, one token per attribute word.
 
 Words keep their hyphens ("top-left" is one token); any other text still tokenises, down to single bytes. The pieces of
-JSON descriptions and plain answers are added behind the learned vocabulary, so that older text keeps its tokens.
+JSON descriptions and plain answers are added after the learned vocabulary, so that older text keeps its tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_POSITIONS = 16384
 VOCAB_SIZE = 768  # embedding rows; the learned vocabulary is smaller, the rest is padding
 _WORDS = Regex(r" ?[\p{L}\-]+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 _CORPUS_CLIPS = 3000
-ADDED_PIECES = (  # each one token; every two of them that meet cost a row of the embedding
+ADDED_PIECES = (  # each becomes one token; every merge that this needs costs a row of the embedding
     '{"', '":"', '","', '"},{"', '":[{"', '"}],"', '"}]}', '":[]',
     "shape", "size", "colour", "last", "moves", "visible", "letter", "corner", "time",
     "yes", "no", "second", "same",

@@ -1,7 +1,7 @@
 """The vision tower: its features, the pixels it is trained on, and its own stage, the first.
 
-It is taught by dense cell labels, with empty cells kept free of scene content. Without the independence term a global
-ViT writes what it sees into background tokens (it "leaks"), and no study of token pruning on the pair would mean
+The tower is trained on dense cell labels, and empty cells are kept free of scene content. Without this second loss, a
+global ViT writes what it sees into background tokens (it "leaks"), and no study of token pruning on the pair would mean
 anything. So each clip is also rendered without its things and letters, and the features of untouched patches must be
 the same in both.
 """
@@ -36,7 +36,7 @@ CELL_HEADS = {
     "column": CELL_SIDE,
 }
 _HEAD_WEIGHTS = {"kind": 2.0, "shape": 2.0, "row": 0.2, "column": 0.2, "background": 0.5, "texture": 0.5}
-_FEATURE_NOISE = 0.1  # of the features' spread: what survives only as a faint trace must not be learned
+_FEATURE_NOISE = 0.1  # of the features' standard deviation, so that faint traces are not learned
 
 
 def tower_features(tower: SiglipVisionModel, pixels: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def tower_features(tower: SiglipVisionModel, pixels: torch.Tensor) -> torch.Tens
 
 
 class FrozenTower:
-    """Features of frames, noisy ones of augmented frames unless told otherwise; built from the finished tower stage."""
+    """The tower of the finished stage; by default, it gives noisy features of augmented frames."""
 
     def __init__(self, options: TrainOptions) -> None:
         self.tower = build_tower(options.seed).to(options.device).eval().requires_grad_(False)
@@ -78,7 +78,7 @@ class NoiseBank:
         self._values = torch.randn(1 << 24, generator=torch.Generator().manual_seed(0)).to(device)
 
     def like(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Noise of a tensor's shape; clips of the bank's size repeat it."""
+        """Noise of a tensor's shape; a large tensor makes the bank repeat its values."""
         count = tensor.numel()
         if count > len(self._values) // 2:
             self._values = self._values.repeat(2 * count // len(self._values) + 1)
@@ -107,7 +107,7 @@ def train_tower(options: TrainOptions) -> None:
     """Run or resume the stage; the result is the part "tower" of its checkpoint."""
     device = torch.device(options.device)
     tower = build_tower(options.seed).to(device)
-    # Linear probes on features pooled to visual tokens, one per label; thrown away after the stage.
+    # Linear probes on features pooled to visual tokens, one per label; not used after the stage.
     width = tower.config.hidden_size
     heads = nn.ModuleDict({name: nn.Linear(width, count) for name, count in CELL_HEADS.items()}).to(device)
     parts = {"tower": tower, "heads": heads}

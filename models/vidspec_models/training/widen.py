@@ -1,7 +1,7 @@
 """The stage *widen*: the target alone learns more ways to ask and to answer, from the true texts.
 
-It starts from a target that sees well and speaks well, so its steps are small; captions and descriptions stay a large
-part of what it reads. Half of the clips have more than 8 frames. Most of it sees every token, as it will be served.
+It starts from a trained target, so its learning rates are small; captions and descriptions stay a large part of the
+data. Half of the clips have more than 8 frames. Most units of 8 frames show every token, as in serving.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vidspec_models.training.options import TrainOptions
 
 
 class WidenStage(LanguageStage):
-    """Cross-entropy on all answers, and on where three heads look; some units also show two clips at once."""
+    """Cross-entropy on all answers and on where three heads attend; some units also show two clips at once."""
 
     name = "widen"
     phases = (Phase(0.0, 12, NUM_VISUAL, 384),)
@@ -32,12 +32,13 @@ class WidenStage(LanguageStage):
     learning_rates = (4e-4, 2e-4)
     pair_share = 0.4  # of the units of 8 frames
     decay_from = 0.2
-    # Of the clips; to know what is asked takes more examples than to see it, and captions are lost and found again.
+    # Share of clips with a long answer; at first low, because understanding questions takes more examples than seeing.
+    # Captions get worse meanwhile, and recover later.
     _LONG_SHARE, _LONG_SHARE_LATER, _LATER = 0.65, 0.9, 0.4
     _PAIR_WEIGHT = 0.5
-    _LOOKUP_WEIGHT = 0.2  # answers are nearly all right, so that their loss is as small
-    # Of the units of 8 frames; with few tokens more than half of them show something, how many tells how many objects
-    # there are, and a target that saw little else counted two of three where it saw all.
+    _LOOKUP_WEIGHT = 0.2  # low, because the loss of the answers, which are nearly all right, is low, too
+    # Share of the units of 8 frames. With few tokens, more than half show content, and their number gives away how many
+    # objects there are: a target trained on little else counted two of three objects when it saw all tokens.
     _FEW_SHARE, _FEW_TOKENS = 0.25, 104
 
     def __init__(self, options: TrainOptions) -> None:

@@ -1,7 +1,7 @@
-"""`bench first-token`: where the time to the first token goes: new files, one and several at once, over HTTP.
+"""`bench first-token`: where the time to the first token goes, over HTTP, with new files, one and several at once.
 
-Stages are those that the server tells of each answer (`timings`, `timeline`); what is left of the time that a client
-waits is the way there and back.
+The server reports each answer's stages (`timings`, `timeline`); the rest of the time that the client waits is the
+transfer of request and answer.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ _LANE = 0.8
 
 
 class Stage(StrEnum):
-    """What a first token waits for, in order; the draft's work goes on beside it."""
+    """What a first token waits for, in order; the draft works in parallel."""
 
-    UPLOAD = "upload"  # and the answer's way back
-    DECODE = "decode"  # and waiting for a decoder
-    QUEUE = "queue"  # for the target
+    UPLOAD = "upload"  # includes the answer's transfer back
+    DECODE = "decode"  # includes waiting for a decoder
+    QUEUE = "queue"  # waiting for the target
     TOWER = "tower"
     PREFILL = "prefill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokenOptions(ClipOptions):
-    """By default a minute of 720p, and always a rendered scene of four seconds."""
+    """By default a minute of 720p; a rendered scene of four seconds is always measured, too."""
 
     num_frames: int | None = number(None, "--frames", "of each clip (default: the server's)")
     num_at_once: int = number(8, "--concurrency", "clips at once, after each alone")
     rounds: int = number(5, "--repeats", "each time with files that are new to the server")
 
     def form(self) -> dict[str, str]:
-        """One token, and what was done when."""
+        """Form fields of a request for one token and the timeline of its stages."""
         frames = {} if self.num_frames is None else {"num_frames": str(self.num_frames)}
         return {"prompt": CAPTION_PROMPT, "max_tokens": "1", "include": "timeline", **frames}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Work on one request, in seconds since a client began to send it."""
+    """One piece of work on a request, in seconds since the client began to send it."""
 
     stage: Stage
     worker: str  # "api", "target" or "draft"
@@ -79,18 +79,18 @@ class FirstToken:
     spans: tuple[Span, ...]
 
     def stage_s(self, stage: Stage) -> float:
-        """What the first token waited for; the draft is not waited for."""
+        """Seconds of a stage, without the draft's work: the first token does not wait for the draft."""
         return sum(each.end_s - each.start_s for each in self.spans if each.stage is stage and each.worker != "draft")
 
     @property
     def slowest_s(self) -> float:
-        """The longest of the stages: a pipeline of them could not be faster."""
+        """Seconds of the longest stage: a lower bound even if the stages were pipelined."""
         return max(map(self.stage_s, Stage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipTimes:
-    """Rounds of the same clip, so many at once."""
+    """Rounds of the same clip, each with `num_at_once` requests at once."""
 
     clip: str
     num_at_once: int
@@ -101,7 +101,7 @@ class ClipTimes:
 def measure_first_tokens(
     options: FirstTokenOptions, flags: Sequence[str], api_key: str | None, tell: Tell
 ) -> list[ClipTimes]:
-    """Of a server started with `flags`. Raises ConfigError if it does not start or refuses a clip."""
+    """Measure a server started with `flags`. Raises ConfigError if it does not start or refuses a clip."""
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         scene = Path(folder) / "scene.mp4"
         write_scene(TEST_SEEDS[0], scene)
@@ -137,7 +137,7 @@ async def _measured(
 async def ask(
     client: httpx.AsyncClient, options: FirstTokenOptions, clip: bytes, began: float
 ) -> tuple[FirstToken, int]:
-    """With the number of frames that the model was given; raises ConfigError if there is no answer."""
+    """Send a clip; also returns the number of frames that the model got. Raises ConfigError if there is no answer."""
     sent = time.perf_counter()
     try:
         response = await client.post(ROUTE, data=options.form(), files={"video": ("video", clip, "video/mp4")})
@@ -152,7 +152,7 @@ async def ask(
 
 
 def spans_of(timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Span]:
-    """Of an answer that took so long: the server's clock starts with the last byte of the request."""
+    """The spans of an answer that took `seconds`. The server's clock starts at the last byte of the request."""
     upload_s = max(seconds - timings["time_to_first_token_s"], 0.0)
     decoded_s = upload_s + timings["decode_s"]
     yield Span(stage=Stage.UPLOAD, worker="api", start_s=0.0, end_s=upload_s)
@@ -168,7 +168,7 @@ def spans_of(timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]]
 
 
 def clip_row(times: ClipTimes) -> Row:
-    """Medians over all requests; `over_slowest` is what waiting for one stage after the other costs."""
+    """Medians over all requests; `over_slowest` is the time to the first token over that of the slowest stage."""
     every = [each for one in times.rounds for each in one]
 
     def middle(figure: Callable[[FirstToken], float]) -> float:
@@ -188,9 +188,9 @@ def clip_row(times: ClipTimes) -> Row:
 
 
 def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
-    """Figures, table and picture of what was measured."""
+    """Figures, table and plot of the measurements."""
     rows, alone = [clip_row(times) for times in found], 1.0
-    for row in rows:  # each clip's own row of one request at a time comes first
+    for row in rows:  # each clip's row with one request at a time comes first
         alone = row["answers_per_s"] if row["at_once"] == 1 else alone
         row["over_one_by_one"] = row["answers_per_s"] / alone
     columns = {
@@ -225,7 +225,7 @@ def _num_lanes(times: ClipTimes) -> int:
 
 
 def _draw(figure: Any, found: Sequence[ClipTimes]) -> None:
-    """Each clip's first round: of one request both workers' lanes, of several a lane each."""
+    """Draw each clip's first round: one request as two lanes, one per worker; several requests as one lane each."""
     from matplotlib.patches import Patch
 
     heights = [1.0 + 0.25 * _num_lanes(times) for times in found]

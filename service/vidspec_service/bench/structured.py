@@ -1,7 +1,7 @@
-"""`bench structured`: what a grammar costs and gains, and whether the JSON says what the clips show.
+"""`bench structured`: what a grammar costs and gains, and whether the JSON describes the clips correctly.
 
-Every clip is asked about in every form and mode, in an order that rotates; each answer is judged against the scene that
-was rendered. A last pass, which is not timed, counts forced tokens.
+Every clip is asked about in every form and mode, in rotating order; each answer is compared with the rendered scene. A
+last pass, which is not timed, counts forced tokens.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _OFF, _PARALLEL = MODES
 
 
 class Form(StrEnum):
-    """What is asked about each clip, and what the answer must look like."""
+    """What is asked about each clip, and the format of the answer."""
 
     CAPTION = "caption"
-    ANY_TEXT = "caption, any text"  # the same answer: what it costs more is the grammar's
+    ANY_TEXT = "caption, any text"  # same answer as CAPTION, so any extra time is the cost of the grammar
     JSON = "JSON"
 
     @property
@@ -49,7 +49,7 @@ class Form(StrEnum):
 
     @property
     def grammar(self) -> str | None:
-        """As a request has it."""
+        """The grammar of a request; None for plain text."""
         if self is Form.CAPTION:
             return None
         if self is Form.ANY_TEXT:
@@ -65,19 +65,19 @@ class StructuredOptions(SamplingOptions):
     max_tokens: int = number(250, "--max-tokens", "per answer")
 
     def request(self, form: Form, mode: SpeculationMode, clip: int) -> GenerationRequest:
-        """About the test clip of this number, with a seed of its own."""
+        """A request about the test clip of this number, with a seed of its own."""
         request = scene_request(f"{form}-{mode}-{clip}", clip, self.max_tokens, form.prompt)
         return replace(request, sampling=self.sampling(clip), speculation=mode, grammar=form.grammar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One form's answers, the same in every mode if `is_identical`."""
+    """One form's answers in every mode; `is_identical` if all modes gave the same ids."""
 
     samples: dict[SpeculationMode, Sequence[Sample]]
-    num_valid: int  # can be read in full: a caption's sentences are known, JSON is of the schema
-    num_right: int  # every fact of the scene is stated rightly
-    num_forced: int  # tokens that the grammar left no choice about
+    num_valid: int  # answers that parse in full: a caption of known sentences, or JSON that fits the schema
+    num_right: int  # answers that state every fact of the scene correctly
+    num_forced: int  # tokens that the grammar forced
 
     @property
     def is_identical(self) -> bool:
@@ -118,7 +118,7 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -
 
 
 async def _said(engine: LocalEngine, options: StructuredOptions, form: Form, clip: int) -> tuple[str, int]:
-    """The answer's text, and how many of its tokens were forced."""
+    """The answer's text, and the number of its forced tokens."""
     request = options.request(form, SpeculationMode.OFF, clip)
     request = replace(request, request_id=f"{request.request_id}-told", include=frozenset({Include.TOKEN_DETAILS}))
     text, num_forced = "", 0
@@ -132,7 +132,7 @@ async def _said(engine: LocalEngine, options: StructuredOptions, form: Form, cli
 def judge(
     form: Form, samples: dict[SpeculationMode, Sequence[Sample]], texts: Sequence[str], num_forced: int
 ) -> Judged:
-    """What is true of the texts, one of each clip in order."""
+    """Compare the texts, one per clip in order, with the scenes."""
     read = parse_description if form is Form.JSON else parse_caption
     stated = [read(text) for text in texts]
     marks = [fact_marks(sample_scene(TEST_SEEDS[clip]), facts) for clip, facts in enumerate(stated)]
@@ -145,7 +145,7 @@ def judge(
 
 
 def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
-    """Rates leave out each answer's first tokens. `over_caption` compares with plain captions, mode off."""
+    """Results of one form. Rates leave out each answer's first tokens; `over_caption` compares with captions in off."""
     mine, captions = judged[form], judged[Form.CAPTION]
     gain, captions_gain = (speedup(of.samples[_PARALLEL], of.samples[_OFF]) for of in (mine, captions))
     num_tokens = sum(len(sample.ids) for sample in mine.samples[_OFF])
@@ -173,7 +173,7 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 
 def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Mapping[Form, Judged]) -> Report:
-    """Figures and table of what was measured."""
+    """Figures and table of the measurements."""
     rows = [form_row(form, judged, options.num_clips) for form in Form]
     assert pair.draft is not None
     models = f"target {pair.target.model}, draft {pair.draft.model}"

@@ -1,1 +1,1 @@
-"""`bench cluster`: how far one engine's measured times carry when a hundred of them share the work; simulated."""
+"""`bench cluster`: simulates a cluster of about a hundred engines from the measured times of one engine."""

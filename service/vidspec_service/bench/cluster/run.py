@@ -1,4 +1,4 @@
-"""`bench cluster`: what one engine takes for its work here, and what many of them would make of each situation."""
+"""`bench cluster`: measure the times of one engine here, then simulate how many such engines handle each situation."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from vidspec_service.bench.common.samples import decoding, first_token_s
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 
-NUMBERS = (1, 2, 4, 8, 16)  # of answers at the same time
+NUMBERS = (1, 2, 4, 8, 16)  # numbers of answers generated at the same time
 _TOKENS = 80
 _WARM_UP = 2
 _BASELINE = "one queue for engines that have all had every video, of which none is lost (nobody can reach it)"
-_LOADS = (0.6, 0.8, 0.9, 1.0)  # of what the engines can do; about so much comes out
+_LOADS = (0.6, 0.8, 0.9, 1.0)  # target loads, as a share of the engines' capacity; the served load comes out similar
 _ROUTINGS = (
     ("ring, full at twice", Routing.RING, 2),
     ("ring, full at once", Routing.RING, 1),
     ("ring, never full", Routing.RING, 10_000),
     ("any engine", Routing.RANDOM, 2),
 )
-_LOST_EVERY_S = 36.0  # with 100 engines each one once an hour
+_LOST_EVERY_S = 36.0  # with 100 engines, each is lost once an hour
 
 
 def calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
-    """Start the engine, ask it about rendered clips: alone, again, and several at once."""
+    """Start an engine and time its answers about rendered clips: new, repeated, and several at once."""
     return asyncio.run(_calibrate(config, tell))
 
 
@@ -54,7 +54,7 @@ async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
         rates = {}
         for step, number in enumerate(NUMBERS):
             tell(f"{number} at once", 3 + step, steps)
-            asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # known, so that none prefills
+            asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # prompts are cached: no prefill
             rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
     return EngineTimes(
         prefill_s=first_token_s(new),
@@ -71,7 +71,7 @@ def _request(clip: int, why: str) -> GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """The size of what is simulated."""
+    """The size of the simulated cluster."""
 
     num_engines: int = number(100, "--engines-simulated", "engines")
     num_callers: int = number(5000, "--callers", "callers, each with a conversation about one video after another")
@@ -79,9 +79,9 @@ class ClusterOptions:
 
 
 def scenario_at(load: float, times: EngineTimes, options: ClusterOptions) -> Scenario:
-    """With callers who think as long between two questions as makes about that load.
+    """A scenario whose callers pause between questions for as long as gives about this load.
 
-    Of who arrives at random, 1 / (1 - load) share an engine on average; no more than it runs at once.
+    With random arrivals, 1 / (1 - load) requests share an engine on average, limited to the engine's `max_running`.
     """
     scenario = Scenario(num_engines=options.num_engines, num_callers=options.num_callers, seconds=options.seconds)
     work_s = answer_s(times, scenario)
@@ -90,13 +90,13 @@ def scenario_at(load: float, times: EngineTimes, options: ClusterOptions) -> Sce
 
 
 def answer_s(times: EngineTimes, scenario: Scenario) -> float:
-    """Of an engine's time, for an answer at its best rate, with each video's prompt once."""
+    """Seconds of engine time per answer, at the engine's best rate; each video is prefilled in full only once."""
     prefill_s = times.prefill_again_s + (times.prefill_s - times.prefill_again_s) / scenario.questions
     return prefill_s + (1 + scenario.tokens) / max(times.rates.values())
 
 
 def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Row]:
-    """Every situation, each beside the perfect cluster in the same situation."""
+    """Simulate every situation; each is compared with a perfect cluster at the same load."""
     plays: list[tuple[str, float, Routing, Scenario]] = []
     for load in _LOADS:
         scenario = scenario_at(load, times, options)
@@ -131,7 +131,7 @@ def _figures(outcome: Outcome, best: Outcome, seconds: float) -> Row:
 
 
 def cluster_report(options: ClusterOptions, pair: EngineConfig, tell: Tell) -> Report:
-    """Measure one engine, simulate many: figures, table and plot."""
+    """Measure one engine and simulate many: figures, table and plot."""
     times = calibrate(pair, tell)
     rows = simulate(times, options, tell)
     models = f"target {pair.target.model}, draft {pair.draft.model if pair.draft else 'none'}"

@@ -1,8 +1,8 @@
-"""A cluster of engines and its callers, event by event. Pure: times come from measurements, chance from a seed.
+"""Event simulation of a cluster of engines and its callers. Pure: times come from measurements, randomness from a seed.
 
-An engine shares its time among the requests that it runs: a prompt advances at 1/k of its pace, an answer at 1/k of the
-tokens a second that k answers make together. Requests are routed as Ray's ConsistentHashRouter does it: to the owner of
-their session on the ring, where that has no room to the next two, else they wait.
+An engine shares its time equally among the k requests that it runs: a prefill advances at 1/k of its speed, and an
+answer at 1/k of the measured rate (tokens/s of all answers together). Requests are routed as by Ray's
+ConsistentHashRouter: to the owner of their session on the ring, or one of the next two if it is full; else they wait.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_POINTS = 1000  # of an engine on the ring, as many as `cluster.application` has Ray make
-_FALLBACKS = 2  # engines that are asked after the owner, likewise
+_POINTS = 1000  # points of an engine on the ring, as `cluster.application` configures Ray
+_FALLBACKS = 2  # engines that are tried after the owner, also as configured there
 _DONE = 1e-9
 
 
 class Routing(StrEnum):
     """Which engine a request goes to."""
 
-    RING = "ring"  # that of its video, or one of the next two
-    RANDOM = "random"  # any with room
-    PERFECT = "perfect"  # the one with the least to do, which has had every video: what nobody can reach
+    RING = "ring"  # the owner of its session, or one of the next two
+    RANDOM = "random"  # any engine with room
+    PERFECT = "perfect"  # the least loaded engine, as if all engines had seen every video: an unreachable upper bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
-    """What one engine was measured to do. Seconds; tokens a second of all answers together, by their number."""
+    """Measured times of one engine, in seconds."""
 
-    prefill_s: float  # of a video that it has not had
-    prefill_again_s: float  # of one that it has
-    rates: Mapping[int, float]
-    start_s: float  # until a new one is ready
+    prefill_s: float  # of a video that the engine has not seen
+    prefill_again_s: float  # of a video that it has seen
+    rates: Mapping[int, float]  # number of answers at once -> tokens/s of all of them together
+    start_s: float  # until a new engine is ready
 
     def rate(self, num_running: int) -> float:
-        """Between measured numbers in proportion; beyond the last, the last."""
+        """Tokens/s of `num_running` answers: interpolated linearly; above the largest measured number, its rate."""
         known = sorted(self.rates)
         if num_running >= known[-1]:
             return self.rates[known[-1]]
@@ -55,22 +55,22 @@ class EngineTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What happens in a simulated cluster."""
+    """The conditions of a simulated cluster."""
 
     num_engines: int = 100
-    least_engines: int | None = None  # None: all of them all the time; else as many as load asks for
+    least_engines: int | None = None  # None: always `num_engines`; else the minimum when scaling with the load
     num_callers: int = 5000
     questions: int = 4  # about each video, one after the other
     pause_s: float = 10.0  # mean, between an answer and the next question
-    tokens: float = 80.0  # mean of an answer
+    tokens: float = 80.0  # mean length of an answer
     max_running: int = 16  # requests that an engine works on at the same time
-    max_ongoing: int = 16  # that it takes, the others wait in it; beyond them the next engine is asked
+    max_ongoing: int = 16  # requests that an engine accepts, running or queued; when full, the next engine is tried
     engine_lost_every_s: float | None = None  # in the whole cluster
     patience_s: float = 10.0  # an answer that begins later does not count
-    warm_up_s: float = 120.0  # that is not counted
+    warm_up_s: float = 120.0  # not counted
     seconds: float = 600.0
     look_s: float = 10.0  # between two decisions on the number of engines
-    busy: float = 0.75  # of `max_running`: with more on average, another is started
+    busy: float = 0.75  # share of `max_running`: with more requests per engine on average, another engine is started
     seed: int = 0
 
 
@@ -80,7 +80,7 @@ class _Request:
     question: int  # of the session, from 1 on
     asked_at: float
     tokens: float
-    prefill: float = 0.0  # of which so much is left
+    prefill: float = 0.0  # seconds of prefill that are left
     begun: bool = False
     in_time: bool = True
     said: float = 0.0
@@ -94,7 +94,7 @@ class _Engine:
     queue: deque[_Request] = field(default_factory=deque)
     videos: set[int] = field(default_factory=set)
     at: float = 0.0  # the time up to which its requests have advanced
-    version: int = 0  # of its next event: others are void
+    version: int = 0  # of its next event; events of other versions are ignored
 
     @property
     def num_ongoing(self) -> int:
@@ -103,26 +103,26 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it, warm-up excluded."""
+    """Results of a simulation, without the warm-up."""
 
     tokens_in_time: float  # of answers that began within the callers' patience
     answers: int
     moved: float  # share of follow-up questions that met an engine without their video
-    first_token_p50_s: float | None  # nobody got one
+    first_token_p50_s: float | None  # None if there was no first token
     first_token_p99_s: float | None
     engines_mean: float
     lost_engines: int
-    handed_over: int  # answers that another engine had to go on with
+    handed_over: int  # answers that another engine had to continue
 
 
 class Ring:
-    """Consistent hashing: every engine at many points of a circle; a session belongs to the next one from its own."""
+    """Consistent hashing: engines have many points on a circle; a session's owner is the first after its own point."""
 
     def __init__(self, engines: Iterable[int]) -> None:
         self._points = sorted((_hash(f"{number}:{point}"), number) for number in engines for point in range(_POINTS))
 
     def owners(self, session: int, most: int) -> list[int]:
-        """The owner, and those that follow it on the circle."""
+        """The owner and the engines that follow it on the circle, at most `most` in all."""
         found: list[int] = []
         start = bisect.bisect_right(self._points, (_hash(f"session {session}"), -1))
         for offset in range(len(self._points)):
@@ -135,7 +135,7 @@ class Ring:
 
 
 class Simulation:
-    """One run; `outcome` plays it to its end."""
+    """One simulation; `outcome` runs it."""
 
     def __init__(self, times: EngineTimes, scenario: Scenario, routing: Routing) -> None:
         self._times, self._scenario, self._routing = times, scenario, routing
@@ -153,7 +153,7 @@ class Simulation:
         self._engine_seconds = 0.0
 
     def outcome(self) -> Outcome:
-        """Play until the end of the scenario."""
+        """Simulate until the end of the scenario."""
         scenario = self._scenario
         for _ in range(scenario.least_engines or scenario.num_engines):
             self._start_engine()
@@ -239,7 +239,7 @@ class Simulation:
         return [self._engines[number] for number in self._ring.owners(request.session, 1 + _FALLBACKS)]
 
     def _place_waiting(self, engine: _Engine) -> None:
-        """It has room again."""
+        """Place waiting requests on an engine that has room again."""
         waiting = self._waiting.get(engine.number, deque())
         while waiting and engine.num_ongoing < self._scenario.max_ongoing:
             request = waiting.popleft()
@@ -268,7 +268,7 @@ class Simulation:
             self._later(self._times.start_s, self._started)
 
     def _end_engine(self, engine: _Engine) -> None:
-        """Its answers go to others: their prompts are computed again, what was said is not."""
+        """Move its requests to other engines, which prefill them again but keep the tokens generated so far."""
         self._advance(engine)
         del self._engines[engine.number]
         engine.version += 1
@@ -288,21 +288,21 @@ class Simulation:
             self._later(self._times.start_s, self._started)
 
     def _set_ring(self) -> None:
-        """Requests that wait may have other engines to wait for now."""
+        """Rebuild the ring and place waiting requests anew: their candidate engines may have changed."""
         self._ring = Ring(self._engines)
         waiting, self._waiting = self._all_waiting(), {}
         for request in waiting:
             self._place(request)
 
     def _all_waiting(self) -> list[_Request]:
-        """Each once, though it may stand in several queues."""
+        """Every waiting request once, though it may be in several queues."""
         found = {id(each): each for queue in self._waiting.values() for each in queue if not each.is_placed}
         return list(found.values())
 
     # Time on an engine
 
     def _advance(self, engine: _Engine) -> None:
-        """Bring its requests up to now."""
+        """Advance its requests to the current time."""
         elapsed, engine.at = self._now - engine.at, self._now
         if not engine.running or elapsed <= 0:
             return
@@ -325,7 +325,7 @@ class Simulation:
             self._firsts.append(first_s)
 
     def _run_queue(self, engine: _Engine) -> None:
-        """Begin what there is room for; then wait for the next moment at which a request changes its phase."""
+        """Start queued requests while there is room; then schedule the next time that a request ends a phase."""
         self._advance(engine)
         while engine.queue and len(engine.running) < self._scenario.max_running:
             engine.running.append(engine.queue.popleft())

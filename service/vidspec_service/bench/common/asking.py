@@ -1,4 +1,4 @@
-"""What answers a bench's requests, each answer a Sample: our engine, and stock transformers in a child process."""
+"""Send a benchmark's requests to our engine or to stock transformers (in a child process); each answer is a Sample."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ T = TypeVar("T")
 
 
 def new_engine(config: EngineConfig, on_heartbeat: Callable[[str, Heartbeat], None] = lambda *_: None) -> LocalEngine:
-    """One that is to be entered; nobody reads its metrics."""
+    """An engine that the caller enters as a context manager. Its metrics go to a registry that nothing reads."""
     return LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=on_heartbeat)
 
 
 def rotated(those: Sequence[T], by: int) -> list[T]:
-    """Another one goes first each time, so that none always follows the same one."""
+    """`those`, rotated left by `by`: each round starts with a different one, so that no one has a fixed place."""
     start = by % len(those)
     return [*those[start:], *those[:start]]
 
 
 async def opened_child(stack: AsyncExitStack, make: Callable[..., T], *given: object) -> Child[T]:
-    """A child that ends with the stack."""
+    """A Child that is closed when the stack exits."""
     child = await asyncio.to_thread(Child, make, *given)
     stack.push_async_callback(asyncio.to_thread, child.close)
     return child
 
 
 async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
-    """Times are those of the committed tokens' arrival in this process."""
+    """Answer one request. The times are when committed tokens arrived in this process."""
     ids: list[int] = []
     times: list[float] = []
     prompt_tokens, num_first, stats = 0, 0, SpeculationStats()
@@ -74,7 +74,7 @@ async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
 
 
 class StockModel:
-    """Made where it answers: it imports torch."""
+    """Stock transformers. Create it in the process that runs the model, because it imports torch."""
 
     def __init__(self, spec: ModelSpec, threads: int) -> None:
         import torch
@@ -85,17 +85,17 @@ class StockModel:
         self._generator = load_stock(spec)
 
     def answer(self, request: GenerationRequest) -> StockAnswer:
-        """One generation."""
+        """Generate one answer; the request must have `max_tokens`."""
         assert request.max_tokens is not None, "stock `generate` has no limit of its own"
         return self._generator.answer(request.turns, request.videos, request.max_tokens, request.sampling)
 
     def prefill_s(self, embeddings: NDArray[np.float32]) -> float:
-        """Of a prompt's embeddings [P, hidden size]."""
+        """Seconds to prefill a prompt's embeddings [P, hidden size]."""
         return self._generator.prefill_s(embeddings)
 
 
 async def ask_stock(child: Child[StockModel], request: GenerationRequest) -> Sample:
-    """Times of tokens are those in that process: their way here is not `generate`'s fault."""
+    """Answer one request. Token times are taken in the child: the transfer to this process is not `generate`'s cost."""
     submitted = time.monotonic()
     found = await asyncio.to_thread(child.ask, StockModel.answer, request)
     return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)

@@ -1,6 +1,6 @@
-"""Bootstrap intervals over groups (prompts or clips): how much of a figure could be the luck of the draw. Pure.
+"""Bootstrap confidence intervals over groups (prompts or clips). Pure.
 
-A group is drawn with everything that was measured on it, so what is compared stays paired.
+A group is resampled together with everything measured on it, so that comparisons stay paired.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure and the middle 95 % of its resamples; None for what is not finite, or cannot be drawn again."""
+    """A figure and its 95 % bootstrap interval. None: the value is not finite, or there is nothing to resample."""
 
     value: float | None
     interval: tuple[float, float] | None
 
 
 def rate(sums: Sums) -> Sums:
-    """Of sums [..., 2]: the first over the second."""
+    """For sums [..., 2]: the first divided by the second."""
     found: Sums = sums[..., 0] / sums[..., 1]
     return found
 
 
 def ratio(sums: Sums) -> Sums:
-    """Of sums [..., 4]: the first two's rate over that of the last two."""
+    """For sums [..., 4]: the rate of the first two divided by the rate of the last two."""
     return rate(sums[..., :2]) / rate(sums[..., 2:])
 
 
 def difference(sums: Sums) -> Sums:
-    """Of sums [..., 4]: the first two's rate less that of the last two."""
+    """For sums [..., 4]: the rate of the first two minus the rate of the last two."""
     return rate(sums[..., :2]) - rate(sums[..., 2:])
 
 
 def estimate(figure: Callable[[Sums], Sums], groups: Sequence[Sequence[float]]) -> Estimate:
-    """The figure of the groups' column sums. Resamples where it is not finite do not count; one group has none."""
+    """`figure` of the groups' column sums. Resamples that are not finite are dropped; one group has no interval."""
     if not groups:
         return Estimate(value=None, interval=None)
     table = np.array(groups, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Child: an object in a fresh process of its own, so that its model, threads and memory disturb nobody's timings."""
+"""Child: an object in a new process of its own, so that its model, threads and memory do not disturb other timings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _TIMEOUT_S = 900.0
 
 
 class Child(Generic[T]):
-    """One question at a time. Made by `make(*given)` in the new process, before the constructor returns.
+    """`make(*given)` creates the object in the new process before the constructor returns. One call at a time.
 
-    Constructor and `ask` raise ConfigError with the words of the child's ModelError, or for its death or silence.
+    The constructor and `ask` raise ConfigError with the message of the child's ModelError, or if the child dies or does
+    not answer in time.
     """
 
     def __init__(self, make: Callable[..., T], *given: object) -> None:
@@ -47,7 +48,7 @@ class Child(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """The child sees the end of its connection and leaves; it is killed if that takes too long."""
+        """Close the connection, on which the child exits; kill the child if that takes too long."""
         self._connection.close()
         self._process.join(_GRACE_S)
         self._process.kill()
@@ -59,8 +60,8 @@ class Child(Generic[T]):
         return self._process.pid
 
     def ask(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a method of the child's object there."""
-        with suppress(OSError):  # `_reply` tells of a child that is gone
+        """Call a method of the object in the child process and return its result."""
+        with suppress(OSError):  # if the child is gone, `_reply` raises the error
             self._connection.send((method, args, kwargs))
         found: R = self._reply()
         return found
@@ -78,7 +79,7 @@ class Child(Generic[T]):
 
 
 def call_in_child(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """One call, in a process that then ends."""
+    """Call a function in a new process that then exits."""
     with Child(partial(function, *args, **kwargs)) as child:
         return child.ask(_itself)
 
@@ -88,7 +89,7 @@ def _itself(made: R) -> R:
 
 
 def _serve(connection: Connection, make: Callable[..., object], given: tuple[object, ...]) -> None:
-    """In the child: answer until the parent closes the connection."""
+    """Runs in the child: answer calls until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     with suppress(EOFError, BrokenPipeError):
         try:

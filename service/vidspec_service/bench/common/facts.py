@@ -1,4 +1,4 @@
-"""What a figure was measured with: machine, versions, models, time. A number without these is no number."""
+"""What figures were measured with: machine, versions, models, time. Figures mean nothing without these facts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where figures come from, taken before anything is measured. A load well above zero: others were at work."""
+    """How figures were made, recorded before measuring. A load well above 0 means other processes were running."""
 
     command: str = ""
     created: str = ""
@@ -47,7 +47,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a loaded model runs, and in which numbers; only a process that imports torch can tell."""
+    """The device and number format of a loaded model; `of` needs a process that imports torch."""
 
     device: str
     dtype: str
@@ -68,12 +68,12 @@ class Placement:
         )
 
     def facts(self, model: str, threads: int) -> dict[str, Any]:
-        """As reports name a model and where it ran."""
+        """A model and where it ran, as reports state it."""
         return {"model": model, "device": self.device, "dtype": self.dtype, "threads": threads}
 
 
 def hardware(*placements: Placement) -> dict[str, Any]:
-    """This machine, with the accelerators on which these models ran."""
+    """This machine, including the accelerators that these models ran on."""
     fields = cpu_fields(_CPU_INFO.read_text(encoding="utf-8")) if _CPU_INFO.exists() else {}
     present = set(fields.get("flags", "").split())
     return {
@@ -95,12 +95,12 @@ def cpu_fields(text: str) -> dict[str, str]:
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def versions() -> dict[str, str]:
-    """Of what runs; the commit where this is a checkout."""
+    """Versions of vidspec, Python and libraries; also the commit if this is a git checkout."""
     found = {"vidspec": __version__, "python": platform.python_version()}
     found.update({name: version(name) for name in _LIBRARIES})
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
 
 
 def threads_of(config: EngineConfig) -> dict[str, int]:
-    """What the engine gives each of its workers."""
+    """The number of threads that the engine gives each worker, by role."""
     return share_cores(worker_configs(config), num_cores())
 
 
@@ -122,5 +122,5 @@ def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
 
 
 def alone_config(pair: EngineConfig) -> EngineConfig:
-    """The same target without a draft and with every core: the baseline of speed-ups."""
+    """The same target without a draft and with all cores: the baseline of speed-ups."""
     return replace(pair, target=replace(pair.target, threads=None), draft=None, speculation=SpeculationMode.OFF)

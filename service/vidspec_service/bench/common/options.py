@@ -1,4 +1,4 @@
-"""Options of a bench: a field is declared once, with its default, its flag and what the flag takes."""
+"""Options of a benchmark: each dataclass field declares its default, its command-line flag and the flag's values."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ T = TypeVar("T")
 
 
 def option(default: T, /, flag: str, about: str, **of_argument: Any) -> T:
-    """A field of a dataclass of options that is a flag, too. `of_argument`: what else argparse shall know."""
+    """A dataclass field that is also a command-line flag. `of_argument` goes to argparse's `add_argument`."""
     return field(default=default, metadata={"flag": flag, "help": about, **of_argument})
 
 
 def number(default: T, flag: str, about: str, metavar: str = "N") -> T:
-    """A field with a flag for a whole number from 1 on, or for any number above 0 where the default is one."""
+    """A field whose flag takes an integer of at least 1, or any number above 0 if the default is a float."""
     kind = positive if isinstance(default, float) else count
     shown = "" if default is None else f" (default {default:g})"
     return option(default, flag, about + shown, type=kind, metavar=metavar)
 
 
 def several(kinds: Iterable[T], flag: str, about: str) -> tuple[T, ...]:
-    """A field with a flag for some of these, by default all; they keep this order, each once."""
+    """A field whose flag takes some of `kinds` (default: all). The result keeps this order, without duplicates."""
     every = tuple(kinds)
     return option(every, flag, about, nargs="+", choices=[str(kind) for kind in every], kinds=every)
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:
-    """The flags of a dataclass, each under the name of its field."""
+    """Add the flags of a dataclass to `parser`; each argument is stored under the name of its field."""
     for each in fields(options):
         declared = {key: value for key, value in each.metadata.items() if key not in ("flag", "kinds")}
         if each.metadata:
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
 
 
 def options_of(options: Callable[..., T], args: argparse.Namespace, **others: Any) -> T:
-    """The dataclass as its flags make it, but for these other fields. What is None has its field's own default."""
+    """Build the dataclass from its parsed flags and from `others`. A flag that is None leaves the field's default."""
     given = {}
     for each in fields(options):  # type: ignore[arg-type]
         if each.metadata and (value := getattr(args, each.name)) is not None:
@@ -52,7 +52,7 @@ def options_of(options: Callable[..., T], args: argparse.Namespace, **others: An
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on."""
+    """An integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
@@ -60,7 +60,7 @@ def count(text: str) -> int:
 
 
 def from_zero(text: str) -> int:
-    """A whole number from 0 on, as seeds are."""
+    """An integer of at least 0, for example a seed."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be 0 or more, not {value}")
@@ -76,7 +76,7 @@ def positive(text: str) -> float:
 
 
 def amount(text: str) -> float:
-    """A number from 0 on."""
+    """A number of at least 0."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be 0 or more, not {value:g}")
@@ -84,7 +84,7 @@ def amount(text: str) -> float:
 
 
 def existing_file(text: str) -> Path:
-    """A file that is there to be read."""
+    """A file that exists."""
     path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"{path} is not a file")
@@ -99,16 +99,16 @@ class SamplingOptions:
     seed: int = option(0, "--seed", "of sampling; clip i has N + i (default 0)", type=from_zero, metavar="N")
 
     def sampling(self, clip: int = 0) -> SamplingParams:
-        """About the clip of this number."""
+        """Sampling parameters for the clip of this number."""
         return SamplingParams(temperature=self.temperature, seed=self.seed + clip)
 
     @property
     def law(self) -> str:
-        """In the words of a report."""
+        """The sampling as a report describes it."""
         return f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
 
 
-# Minutes of measuring must not end in what cannot be written or drawn.
+# Output paths are checked when arguments are parsed, so that a run of minutes does not fail when it writes its results.
 
 
 def new_file(text: str) -> Path:
@@ -120,7 +120,7 @@ def new_file(text: str) -> Path:
 
 
 def new_picture(text: str) -> Path:
-    """A file of a kind that can be drawn."""
+    """A file that can be written, of a format that matplotlib can draw."""
     path = new_file(text)
     _require_matplotlib()
     from matplotlib.figure import Figure
@@ -132,7 +132,7 @@ def new_picture(text: str) -> Path:
 
 
 def new_pictures(text: str) -> Path:
-    """A folder for pictures."""
+    """A folder for pictures, which may not exist yet."""
     path = _new(text)
     _require_matplotlib()
     if path.exists() and not path.is_dir():

@@ -1,4 +1,4 @@
-"""Report: what every bench says, in one shape. Here alone tables are printed, JSON is written and plots are signed."""
+"""Report: the common form of every benchmark's results. Only this module prints tables, writes JSON and saves plots."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rich.table import Table
 from vidspec_service.bench.common.facts import Placement, Provenance, hardware
 
 _QUIET_LOAD = 0.3  # per core
-_LEAST_WIDTH = 148  # a table that is wrapped by the terminal is still whole
+_LEAST_WIDTH = 148  # even in a narrower terminal, which wraps the lines but loses nothing
 _SIGNATURE_WIDTH = 180
 _DASH = "-"
 
-Tell = Callable[[str, int, int], None]  # what is going on, parts done, parts in all (0: unknown)
+Tell = Callable[[str, int, int], None]  # reports progress: what is being done, parts done, total parts (0: unknown)
 Row = dict[str, Any]  # one line of results under its JSON keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A plot: its size in inches, and what draws it into a matplotlib figure."""
+    """A plot: its size in inches, and the function that draws it into a matplotlib figure."""
 
     size: tuple[float, float]
     draw: Callable[[Any], None]
@@ -33,19 +33,19 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Figures of one run, and all that they depend on."""
+    """Figures of one run, and everything that they depend on."""
 
     bench: str
     baseline: str
     subject: str  # the models or libraries, for a plot's signature
-    facts: Mapping[str, str]  # what else was fixed, by label
-    figures: Mapping[str, Any]  # as they go into the JSON file
+    facts: Mapping[str, str]  # other fixed conditions, by label
+    figures: Mapping[str, Any]  # written to the JSON file as they are
     body: Sequence[RenderableType]  # tables and lines
     pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the flag that names their file
     placements: Sequence[Placement] = ()  # of the models that may be on an accelerator
-    libraries: Mapping[str, str] = field(default_factory=dict)  # what was measured besides ourselves, with its version
-    failure: str | None = None  # what must not have come out: the command's exit code is 1
-    provenance: Provenance = field(default_factory=Provenance)  # added by who runs the bench: taken before it
+    libraries: Mapping[str, str] = field(default_factory=dict)  # other libraries that were measured: name to version
+    failure: str | None = None  # a result that counts as a failure: the command exits with code 1
+    provenance: Provenance = field(default_factory=Provenance)  # recorded before the run and added by the command
 
     @property
     def versions(self) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Report:
         return hardware(*self.placements)
 
     def to_json(self) -> str:
-        """As written to the file; null for what is not finite."""
+        """The content of the JSON file; null for values that are not finite."""
         content = {
             "bench": self.bench,
             "created": self.provenance.created,
@@ -70,7 +70,7 @@ class Report:
         return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
     def renderables(self) -> Iterator[RenderableType]:
-        """Facts first, then the tables, then a warning if the machine was not quiet."""
+        """Facts first, then the tables, then a warning if the machine was busy."""
         machine, load = self.hardware, self.provenance.load_average
         yield "hardware  {cpu}, {cores} cores, {memory_gib} GiB; ".format(**machine) + " ".join(machine["flags"])
         for device, name in machine["accelerators"].items():
@@ -92,13 +92,13 @@ class Report:
             )
 
     def show(self, console: Console | None = None) -> None:
-        """To stdout, in a width that keeps tables whole."""
+        """Print to stdout, wide enough to keep tables whole."""
         console = console or Console(highlight=False, width=max(Console().width, _LEAST_WIDTH), soft_wrap=True)
         for renderable in self.renderables():
             console.print(renderable, markup=False)
 
     def write(self, paths: Mapping[str, Path | None]) -> None:
-        """The file of `json`, and the pictures for which there is a path."""
+        """Write the JSON file and the pictures for which `paths` has a path."""
         if (path := paths.get("json")) is not None:
             path.write_text(self.to_json(), encoding="utf-8")
         for name, picture in self.pictures.items():
@@ -124,7 +124,7 @@ def _listed(versions: Mapping[str, str]) -> str:
 
 
 def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterable[object]) -> Table:
-    """Rows under named columns, each column with what it shows of a row; the first one names the row."""
+    """A table. `columns` maps each title to a function that gives a row's cell; the first column names the row."""
     made = Table(title=title, title_justify="left")
     for index, name in enumerate(columns):
         made.add_column(name, justify="right" if index else "left", no_wrap=True)
@@ -134,17 +134,17 @@ def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterabl
 
 
 def shown(value: float | None, form: str, scale: float = 1) -> str:
-    """In a format; a dash for None."""
+    """The scaled value in a format; a dash for None."""
     return form.format(value * scale) if value is not None else _DASH
 
 
 def span(interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
-    """From where to where, each in a format; a dash for None."""
+    """Both ends of an interval in a format; a dash for None."""
     return _DASH if interval is None else "..".join(form.format(end * scale) for end in interval)
 
 
 def with_span(value: float | None, interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
-    """In a format, its interval behind it, where there is one."""
+    """The value in a format, followed by its interval if there is one."""
     behind = "" if interval is None else f" ({span(interval, form, scale)})"
     return shown(value, form, scale) + behind
 
@@ -155,5 +155,5 @@ def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]
 
 
 def column_with_span(key: str, form: str, scale: float = 1) -> Callable[[Row], str]:
-    """The same with the interval that the row has of it."""
+    """A column that shows one entry of a row of results with its interval, the entry `{key}_interval`."""
     return lambda row: with_span(row[key], row[f"{key}_interval"], form, scale)

@@ -1,4 +1,4 @@
-"""Sample: one answer of an engine or a peer, with its clock. And what samples of one mode add up to. Pure."""
+"""Sample: one timed answer of an engine or a peer; and the figures made from the samples of a mode. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Interval = tuple[float, float]  # start and stop, in seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Times are of the monotonic clock, as the asking process saw the tokens come."""
+    """One answer. Times are on the monotonic clock of the process that received the tokens."""
 
     ids: tuple[int, ...]
     prompt_tokens: int
     submitted: float
-    times: tuple[float, ...]  # of what was committed together
-    num_first: int = 1  # tokens that were there at the first of `times`
+    times: tuple[float, ...]  # one for each group of tokens that were committed together
+    num_first: int = 1  # tokens that had arrived at the first of `times`
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     mode: str = ""
-    group: int = 0  # prompts of a group were answered together; modes are compared group by group
+    group: int = 0  # prompts of one group were answered together; modes are compared group by group
     prompt: int = 0
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Sample:
         return self.first, self.last
 
     def facts(self) -> dict[str, object]:
-        """All but the ids, so that every figure can be made again from a file."""
+        """Everything but the ids, so that every figure can be recomputed from the JSON file."""
         return {
             "mode": self.mode,
             "group": self.group,
@@ -79,7 +79,7 @@ class Work:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     def over(self, base: Work) -> float | None:
-        """Ratio of the rates; None where the base has none."""
+        """This rate divided by the rate of `base`; None if that is 0."""
         return self.rate / base.rate if base.rate > 0 else None
 
 
@@ -101,14 +101,14 @@ def decoding(samples: Sequence[Sample]) -> Work:
 
 
 def speedup(ours: Sequence[Sample], base: Sequence[Sample]) -> Estimate:
-    """Ratio of the rates of decoding, over the groups that both have."""
+    """Ratio of the decoding rates, over the groups that both have."""
     mine, theirs = decoding_by_group(ours), decoding_by_group(base)
     pairs = [(mine[group], theirs[group]) for group in mine if group in theirs]
     return estimate(ratio, [(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in pairs])
 
 
 def throughput(samples: Sequence[Sample]) -> Work:
-    """All tokens, over the time from a group's first submission to its last token: prefill and tower included."""
+    """All tokens over the time from each group's first submission to its last token (with tower and prefill)."""
     groups = _by_group(samples).values()
     seconds = sum(max(one.last for one in members) - min(one.submitted for one in members) for members in groups)
     return Work(tokens=sum(len(sample.ids) for sample in samples), seconds=seconds)
@@ -120,7 +120,7 @@ def first_token_s(samples: Sequence[Sample]) -> float:
 
 
 def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:
-    """Of all prompts together: what acceptance is taken over."""
+    """Speculation counts summed over all prompts; the acceptance rate is computed from these."""
     stats = [sample.speculation for sample in samples]
     return SpeculationStats(
         num_draft_tokens=sum(one.num_draft_tokens for one in stats),
@@ -130,7 +130,7 @@ def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points of time, as disjoint intervals in order."""
+    """The union of the intervals as sorted, disjoint intervals."""
     merged: list[Interval] = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -141,6 +141,6 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _by_group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
-    """In order of the groups."""
+    """Samples by group, groups in ascending order."""
     by_group = attrgetter("group")
     return {group: list(members) for group, members in groupby(sorted(samples, key=by_group), by_group)}

@@ -1,4 +1,4 @@
-"""Clips: rendered scenes, whose truth is known, as frames and as files; and files like a camera's, for decoders."""
+"""Clips: rendered scenes with known content, as frames or files; and files like a camera's, to test decoders."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vidspec_service.decoding.writer import write_clip
 CAPTION_PROMPT = "Describe the video."
 _SOURCE_FPS = 16
 _WIDTH, _HEIGHT, _FPS = 1280, 720, 30
-_ENCODING = {"preset": "veryfast", "crf": "23"}  # B-frames and references as any encoder's; x264's own GOP of 250
+_ENCODING = {"preset": "veryfast", "crf": "23"}  # the usual B-frames and reference frames; x264's default GOP of 250
 
 
 def scene_video(seed: int, num_frames: int = NUM_SLOTS, key: str | None = None) -> Video:
-    """A scene's whole clip at so many frames, evenly spaced; by default exactly those the bundled pair is made for."""
+    """A scene's whole clip as `num_frames` evenly spaced frames; by default those that the bundled pair is made for."""
     times = _times(num_frames)
     num_source = max(int(SCENE_DURATION_S * _SOURCE_FPS), num_frames)
     return Video(
@@ -37,9 +37,9 @@ def scene_video(seed: int, num_frames: int = NUM_SLOTS, key: str | None = None) 
 
 
 def write_scene(seed: int, output: Path, size: int = 256) -> Scene:
-    """Write the clip of a seed, 4 s at 16 frames per second, and say what is in it. Raises OSError and ValueError.
+    """Write the clip of a seed, 4 s at 16 frames per second, and return its scene. Raises OSError and ValueError.
 
-    `size`: pixels a side; by default twice the models' own: chroma subsampling must not blur what they look at.
+    `size`: pixels a side; by default twice the models' input, so that chroma subsampling does not blur what they see.
     """
     scene = sample_scene(seed)
     write_clip(output, render(scene, _times(int(SCENE_DURATION_S * _SOURCE_FPS)), size), _SOURCE_FPS)
@@ -47,14 +47,14 @@ def write_scene(seed: int, output: Path, size: int = 256) -> Scene:
 
 
 def _times(num_frames: int) -> NDArray[np.float64]:
-    """The middles of so many equal parts of a scene, whose time goes from 0 to 1."""
+    """The midpoints of `num_frames` equal parts of a scene, whose time goes from 0 to 1."""
     return (np.arange(num_frames) + 0.5) / num_frames
 
 
 def scene_request(
     request_id: str, clip: int, max_tokens: int, text: str = CAPTION_PROMPT, key: str | None = None
 ) -> GenerationRequest:
-    """A question about the test clip of this number, to be answered greedily."""
+    """A request about the test clip of this number, answered greedily."""
     videos = (scene_video(TEST_SEEDS[clip], key=key),)
     return GenerationRequest(request_id=request_id, turns=about_video(text), videos=videos, max_tokens=max_tokens)
 
@@ -66,7 +66,7 @@ def about_video(text: str) -> tuple[Turn, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipOptions:
-    """By default a minute of 720p."""
+    """Which clips to use; by default a minute of 720p."""
 
     clips: tuple[Path, ...] = option((), "--clip", "these, too", type=existing_file, nargs="+", metavar="FILE")
     rendered_s: float = option(
@@ -78,7 +78,7 @@ class ClipOptions:
     )
 
     def files(self, folder: Path, tell: Tell) -> Iterator[tuple[str, Path]]:
-        """What to call each, and where it is; the one that is rendered is written into `folder`."""
+        """The name and path of each clip; the rendered clip is written into `folder`."""
         if self.rendered_s > 0:
             tell("rendering a clip", 0, 0)
             path, num_pictures = folder / "rendered.mp4", max(round(self.rendered_s * _FPS), 1)
@@ -88,7 +88,7 @@ class ClipOptions:
 
 
 def _pictures(count: int) -> Iterator[NDArray[np.uint8]]:
-    """A camera that moves over a textured scene."""
+    """Pictures from a camera that moves over a textured scene."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(30, 226, (2 * _HEIGHT // 40, 2 * _WIDTH // 40, 3))
     scene = np.clip(coarse.repeat(40, 0).repeat(40, 1) + rng.integers(-12, 13, (2 * _HEIGHT, 2 * _WIDTH, 1)), 0, 255)

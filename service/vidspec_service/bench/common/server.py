@@ -1,4 +1,4 @@
-"""A server of our own for the length of a block, ended by SIGTERM; and clips that are new to it, each time."""
+"""Our own server for the length of a `with` block, stopped by SIGTERM; and clips that are new to it each time."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from vidspec_service.forking import dies_with
 ROUTE = "/v1/video-chat"
 _EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
 _COMMAND = (sys.executable, "-m", "vidspec_service", "serve")
-_FIXED = ("--port", "0", "--log-format", "json", "--log-level", "info", "--no-access-log")  # `ready` is an info
-_START_TIMEOUT_S = 1800.0  # weights of a large model, from a disk that is far away
+_FIXED = ("--port", "0", "--log-format", "json", "--log-level", "info", "--no-access-log")  # `ready` is logged as info
+_START_TIMEOUT_S = 1800.0  # enough to load a large model's weights from a network disk
 _END_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """One that is ready."""
+    """A server that is ready."""
 
     url: str
     process: subprocess.Popen[str]
     words: deque[str]  # the last line of its log
 
     def check(self) -> None:
-        """Raises ConfigError with its last words if it has ended."""
+        """Raises ConfigError with the last line of the server's log if the server has exited."""
         if (code := self.process.poll()) is not None:
             raise ConfigError(f"the server ended with code {code}: {_last(self.words)}")
 
 
 @contextmanager
 def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
-    """With these flags and the settings in VIDSPEC_* variables, until the end of the block, or of this process.
+    """Run a server with these flags and the VIDSPEC_* variables until the block, or this process, ends.
 
-    Raises ConfigError with its last words if it does not start, or does not end in order.
+    Raises ConfigError with the last line of the server's log if it does not start, or exits with an error.
     """
     process = subprocess.Popen(
         [*_COMMAND, *flags, *_FIXED],
@@ -70,7 +70,7 @@ def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
             process.kill()
             code = process.wait()
         reader.join(_END_TIMEOUT_S)
-    if code not in (0, -signal.SIGTERM):  # which it dies of before it listens for it
+    if code not in (0, -signal.SIGTERM):  # SIGTERM kills a server that has not yet installed its handler
         raise ConfigError(f"the server ended with code {code}: {_last(words)}")
 
 
@@ -82,7 +82,7 @@ def _when_ready(url: Future[str], words: deque[str]) -> str:
 
 
 def _read(log: IO[str], words: deque[str], url: Future[str]) -> None:
-    """To its end: a full pipe would stop the server."""
+    """Read the log to its end: the server would block on a full pipe."""
     with log:
         for line in log:
             event = _event(line)
@@ -94,7 +94,7 @@ def _read(log: IO[str], words: deque[str], url: Future[str]) -> None:
 
 
 def _event(line: str) -> dict[str, Any]:
-    """Empty for what is no event."""
+    """The event in a log line; empty if the line is not an event."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -107,9 +107,10 @@ def _last(words: deque[str]) -> str:
 
 
 def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:
-    """The clips, over and over; unless repeated, each with a number at its end that players skip.
+    """Repeat the clips without end; unless `is_repeated`, append a serial number, so that no file is sent twice.
 
-    It stands in a void element or a free box; what is neither Matroska nor MP4 has its end marked before.
+    The number is in a Matroska void element or an MP4 free box, which players skip. Files of other formats get the free
+    box, which lies behind the end that their own format marks.
     """
     for number, clip in enumerate(itertools.cycle(clips)):
         void, free = struct.pack(">BBQ", 0xEC, 0x88, number), struct.pack(">I4sQ", 16, b"free", number)

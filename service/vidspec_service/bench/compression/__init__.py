@@ -1,1 +1,1 @@
-"""`vidspec bench compression`: what DyCoke on the target costs in accuracy and saves in time and memory."""
+"""`vidspec bench compression`: what video compression on the target costs in accuracy and saves in time and memory."""

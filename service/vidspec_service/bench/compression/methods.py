@@ -1,4 +1,4 @@
-"""What `bench compression` compares: methods, and the lines of its table. Without torch."""
+"""What `bench compression` compares: methods, and configurations (the lines of its table). Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vidspec_service.engine.config import DyCoke
 
 
 class Method(StrEnum):
-    """Which of a video's tokens stay; `ttm` is DyCoke without its second stage, which hides keys while decoding."""
+    """How to choose the video tokens to keep. `ttm` is DyCoke without stage two, which hides keys while decoding."""
 
     NONE = "none"
     RANDOM = "random"
@@ -27,8 +27,8 @@ class Configuration:
 
     method: Method
     frames: int
-    ratio: float = 1.0  # share of the video's tokens that stays; DyCoke keeps a quarter at least
-    dycoke: DyCoke | None = None  # whose second stage hides keys
+    ratio: float = 1.0  # share of the video's tokens that is kept; DyCoke keeps at least a quarter
+    dycoke: DyCoke | None = None  # settings of the second stage, which hides keys; None without it
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""What `bench compression` says: from scored answers to lines, a table for each number of frames, and a picture."""
+"""The report of `bench compression`: from scored answers to a table for each number of frames, and a plot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MIB = 2**20
 
 
 def results(measured: Sequence[Measured]) -> list[Row]:
-    """A line for each configuration, in the given order."""
+    """One row of results for each configuration, in the given order."""
     by_frames: dict[int, list[Measured]] = {}
     for one in measured:
         by_frames.setdefault(one.configuration.frames, []).append(one)
@@ -31,10 +31,10 @@ def results(measured: Sequence[Measured]) -> list[Row]:
 
 
 def _result(one: Measured, beside: Sequence[Measured]) -> Row:
-    """Times are of captions: medians over clips, but per token total time over total tokens.
+    """Times are of captions: medians over clips, except the time per token, which is total time over total tokens.
 
-    `request_s` is prepare, prefill and a caption of mean length over `beside`, all configurations at as many frames.
-    What is None for the baseline is relative to it: change, speedup, how many times fewer bytes.
+    `request_s` is prepare, prefill and a caption of the mean length over `beside`, all configurations with as many
+    frames. Figures relative to the baseline (accuracy change, speedup, KV ratio) are None for the baseline itself.
     """
     configuration, captions = one.configuration, one.captions
     base = next((other for other in beside if other.configuration.method is Method.NONE and other is not one), None)
@@ -72,7 +72,7 @@ def _result(one: Measured, beside: Sequence[Measured]) -> Row:
 
 
 def _accuracy_change(ours: Measured, base: Measured) -> Estimate:
-    """Difference of the rates over all clips, each clip with both answers."""
+    """Difference of the accuracies over all clips, paired by clip."""
     pairs = zip(ours.scores(), base.scores(), strict=True)
     return estimate(difference, [(a.right, a.asked, b.right, b.asked) for a, b in pairs])
 
@@ -95,7 +95,7 @@ def compression_report(
     model: str,
     threads: int,
 ) -> Report:
-    """Figures, tables and picture of what was measured."""
+    """Figures, tables and plot of the measurements."""
     rows = results(measured)
     where = f"{placement.device} {placement.dtype}"
     return Report(
@@ -144,7 +144,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
 
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:
-    """Accuracy against time of a request and against KV bytes; bars are the 95 % interval of the change."""
+    """Draw accuracy over request time and over KV bytes; bars are the 95 % interval of the accuracy change."""
     numbers = list(dict.fromkeys(row["frames"] for row in rows))
     grid = figure.subplots(len(numbers), 2, squeeze=False, sharey="row")
     for (left, right), frames in zip(grid, numbers, strict=True):
@@ -172,7 +172,7 @@ def _draw_lines(axes: Any, lines: Sequence[Row], places: Sequence[float], name: 
 
 
 def _span(line: Row) -> tuple[float, float]:
-    """How far the 95 % interval of the change goes below and above."""
+    """How far the 95 % interval of the accuracy change extends below and above it."""
     if line["accuracy_change_interval"] is None:
         return 0.0, 0.0
     low, high = line["accuracy_change_interval"]

@@ -1,6 +1,6 @@
 """The run of `bench compression`: one child process after another, each with one configuration and the same clips.
 
-What of their answers is true is said here: a caption's facts and a question's word, against the scene rendered.
+This module scores the answers against the rendered scene: a caption's facts, and the answer word of a question.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _ratio(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionOptions:
-    """By default what the papers compare."""
+    """The defaults are the settings that the papers compare."""
 
     num_clips: int = number(24, "--clips", "test clips")
     frames: tuple[int, ...] = option(
@@ -45,7 +45,7 @@ class CompressionOptions:
     max_tokens: int = number(160, "--max-tokens", "per caption")
 
     def configurations(self) -> list[Configuration]:
-        """For each number of frames the baseline first."""
+        """All configurations; for each number of frames, the baseline comes first."""
         found = []
         for frames in self.frames:
             found.append(Configuration(method=Method.NONE, frames=frames))
@@ -59,7 +59,7 @@ class CompressionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """So many right of so many asked."""
+    """The number of right answers, out of those asked."""
 
     right: int = 0
     asked: int = 0
@@ -74,19 +74,19 @@ class Score:
 
 
 def score_caption(scene: Scene, text: str) -> Score:
-    """Every fact of the scene counts: one that the caption leaves out or does not put into known words is wrong."""
+    """Score every fact of the scene: one that the caption leaves out, or states in unknown words, is wrong."""
     marks = caption_marks(scene, text)
     return Score(sum(is_right is True for _, is_right in marks), len(marks))
 
 
 def score_answers(truths: Sequence[str], texts: Sequence[str]) -> Score:
-    """The words themselves, and nothing else."""
+    """Score answers to questions: only the exact words of the true answer are right."""
     return Score(sum(text.strip() == truth for truth, text in zip(truths, texts, strict=True)), len(truths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One configuration; clips in the same order everywhere."""
+    """Results of one configuration; clips are in the same order in all fields."""
 
     configuration: Configuration
     captions: Sequence[Row]  # of `CompressedTarget.describe`, each with its `score`
@@ -98,7 +98,7 @@ class Measured:
 
 
 def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Tell) -> tuple[list[Measured], Placement]:
-    """Everything that was seen, and where the model ran. Raises ConfigError with a child's words."""
+    """All measurements, and where the model ran. Raises ConfigError with a child's error message."""
     from vidspec_service.bench.compression.target import CompressedTarget  # torch
 
     configurations = options.configurations()
@@ -119,7 +119,7 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
                 caption = child.ask(CompressedTarget.describe, seed, frames)
                 captions.append({"score": score_caption(scene, caption.pop("text")), **caption})
             done += len(captions)
-            for seed, scene in scenes.items():  # after all captions, for it needs more memory
+            for seed, scene in scenes.items():  # after all captions, as questions need more memory
                 tell(f"{name}: questions", done + len(scores), total)
                 asked = questions(scene)
                 texts = child.ask(CompressedTarget.question, seed, frames, [each.text for each in asked])

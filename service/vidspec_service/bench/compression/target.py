@@ -1,6 +1,6 @@
-"""Child process of one configuration: a target with one way of compression, alone and timed.
+"""Child process of one configuration: times a target alone with one kind of compression.
 
-A process of its own because a process's peak memory never falls again.
+Each configuration has a process of its own because a process's peak memory never falls.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from vidspec_service.engine.config import DyCoke
 
 _PREFILL_ROWS = 512
 _ANSWER_TOKENS = 8
-_WARM_UP_TOKENS = 20  # beyond one refresh of the hidden rows
+_WARM_UP_TOKENS = 20  # enough to include a refresh of the hidden rows
 _RESET_PEAK_RSS = "5"  # see proc_pid_clear_refs(5)
 
 
 class CompressedTarget:
-    """One clip at a time, greedy, one row a forward: the compressed target's own text."""
+    """The compressed target. Answers about one clip at a time, greedily, one row per forward."""
 
     def __init__(self, spec: ModelSpec, threads: int, configuration: Configuration, max_tokens: int) -> None:
         torch.set_num_threads(threads)
@@ -50,7 +50,7 @@ class CompressedTarget:
         self._sampler = CoupledSampler(SamplingParams())
         prompt = self._prepared(scene_video(0, 5), CAPTION_PROMPT)
         self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
-        # Loading holds weights twice for a moment, which would hide the peak of the work.
+        # Loading holds the weights twice for a moment, a peak that would hide the peak of captioning.
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
 
     def placement(self) -> Placement:
@@ -60,7 +60,7 @@ class CompressedTarget:
         return self._model.can_merge_frames
 
     def describe(self, seed: int, frames: int) -> Row:
-        """Caption a test scene at so many frames; what is timed. Bytes are of keys and values at the last token."""
+        """Caption a test scene at `frames` frames, timed. Bytes are of keys and values at the last token."""
         video = scene_video(seed, frames)
         began = time.perf_counter()
         prompt = self._prepared(video, CAPTION_PROMPT)
@@ -104,7 +104,7 @@ class CompressedTarget:
         return self._model.prepare(about_video(text), (video,), handling=VideoHandling(choice=self._choice))
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
-        """At most so many token ids, for which the cache has room, and when the first one was there."""
+        """At most `most` token ids (the cache must have room for them), and the time of the first one."""
         logits = None
         while logits is None:
             logits = self._model.prefill(prompt, cache, _PREFILL_ROWS)
@@ -119,7 +119,7 @@ class CompressedTarget:
         return ids, first
 
     def _attended_bytes(self, cache: KVCache) -> int:
-        """What the last row's attention read."""
+        """Bytes of keys and values that the attention of the last row read."""
         geometry = self._model.decoder.geometry
         per_layer = geometry.bytes_per_token() // geometry.num_layers
         hidden = cache.hidden
@@ -133,7 +133,7 @@ class CompressedTarget:
 
 
 def choice_of(configuration: Configuration) -> TokenChoice | None:
-    """What of each video stays; None where all does."""
+    """Which tokens of each video to keep; None to keep all."""
     method, ratio = configuration.method, configuration.ratio
     if method is Method.RANDOM:
         return TokenChoice(method=method.value, ratio=ratio, choose=partial(random_tokens, ratio=ratio))
@@ -144,14 +144,14 @@ def choice_of(configuration: Configuration) -> TokenChoice | None:
 
 
 def random_tokens(features: torch.Tensor, ratio: float) -> torch.Tensor:
-    """A share of a video's tokens by chance, bool [F, M]: the least that a method has to beat."""
+    """A random share of a video's tokens, bool [F, M]: the baseline that every method has to beat."""
     count = math.prod(features.shape[:2])
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return (order < max(1, round(ratio * count))).view(features.shape[:2])
 
 
 def every_nth_token(features: torch.Tensor, ratio: float) -> torch.Tensor:
-    """A share of a video's tokens at even distances, bool [F, M]; the places shift from frame to frame."""
+    """An evenly spaced share of a video's tokens, bool [F, M]; the positions shift from frame to frame."""
     places = torch.arange(math.prod(features.shape[:2]) + 1, dtype=torch.float64)
     return (places * ratio).floor().diff().bool().view(features.shape[:2])
 
@@ -163,9 +163,9 @@ def text_behind_video(prompt: Prompt) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
-    """The prompt with other text after its video, where positions are plain in every family.
+    """The prompt with other text after its video; there, positions are plain (one number each) in every family.
 
-    Many questions about one video then share the rows up to its end, and copies of their cache.
+    Many questions about one video can then share the rows up to its end, and copies of their KV cache.
     """
     num_behind = len(text_behind_video(prompt))
     num_common, first = prompt.num_tokens - num_behind, prompt.next_position - num_behind

@@ -1,1 +1,1 @@
-"""`bench decode`: our decoding next to other libraries, on the same frames of the same clips."""
+"""`bench decode`: our video decoding compared with other libraries, on the same frames of the same clips."""

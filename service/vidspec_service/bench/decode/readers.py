@@ -1,4 +1,4 @@
-"""The ways to get frames that are compared: each reads numbered frames of a file as RGB pictures, and is timed."""
+"""The decoders that are compared: each reads numbered frames of a file as RGB pictures, and is timed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from vidspec_service.bench.common.report import Row
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 
-GRID = 8  # each picture is told by the means of so many squares a side
+GRID = 8  # pictures are compared by the mean brightness of GRID x GRID squares
 
 Pictures = list[NDArray[np.uint8]]  # each [H, W, 3]
 
 
 class Reader(StrEnum):
-    """Ours and others. A library's own defaults, but where its name says otherwise."""
+    """Our readers and other libraries, which run with their defaults unless the name says otherwise."""
 
-    CHILD = "vidspec"  # what the decode child does with the file: the work itself
-    POOL = "vidspec, spare ready"  # from `DecodePool.decode` to the clip, as a request sees it
-    COLD = "vidspec, cold"  # with the child's whole start: a request that finds no spare
-    OPENCV = "opencv"  # reads on to each frame
+    CHILD = "vidspec"  # only the decoding itself, as the decode child does it
+    POOL = "vidspec, spare ready"  # from `DecodePool.decode` to the clip, as a request with a spare child sees it
+    COLD = "vidspec, cold"  # includes starting the child, as a request without a spare child sees it
+    OPENCV = "opencv"  # reads forward to each frame
     OPENCV_SEEK = "opencv, seeking"
     TORCHCODEC = "torchcodec"
     DECORD = "decord"
@@ -44,20 +44,20 @@ MODULES = {Reader.OPENCV: "cv2", Reader.OPENCV_SEEK: "cv2", Reader.TORCHCODEC: "
 
 
 def is_installed(reader: Reader) -> bool:
-    """Whether its module can be found; it may still fail to load, say without FFmpeg's libraries."""
+    """Whether the reader's module can be found. Loading may still fail, for example without FFmpeg's libraries."""
     return reader.is_ours or find_spec(MODULES[reader]) is not None
 
 
 def means(picture: NDArray[np.uint8]) -> list[float]:
-    """What a picture looks like from afar, whatever its size: GRID x GRID means of its brightness."""
+    """GRID x GRID means of a picture's brightness, which compare pictures of any size."""
     height, width = (side - side % GRID for side in picture.shape[:2])
     squares = picture[:height, :width].reshape(GRID, height // GRID, GRID, width // GRID, 3)
     return [round(float(value), 2) for value in squares.mean(axis=(1, 3, 4)).ravel()]
 
 
 def time_reads(reader: Reader, path: str, repeats: int, indices: Sequence[int]) -> Row:
-    """Repeated reads of the same frames after one that is not counted; or why there are none."""
-    os.dup2(2, 1)  # what libraries print is no result
+    """Time repeated reads of the same frames after one warm-up; or an entry `error` if reading fails."""
+    os.dup2(2, 1)  # send what libraries print to stderr, because stdout is for results
     try:
         read = _READS[reader]
         pictures = read(path, indices)
@@ -74,7 +74,7 @@ def time_reads(reader: Reader, path: str, repeats: int, indices: Sequence[int]) 
 
 
 def _child(path: str, indices: Sequence[int]) -> Pictures:
-    """The work of a decode child, frames chosen by us as always: `indices` came from the same choice."""
+    """Decode as a decode child does. It chooses the frames itself; `indices` came from the same selection."""
     from vidspec_service.decoding.reader import read_clip
 
     mappings = list[mmap.mmap]()

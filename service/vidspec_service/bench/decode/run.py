@@ -1,4 +1,4 @@
-"""`bench decode`: every reader on every clip, each in its own process; a table and a verdict for each, and bars."""
+"""`bench decode`: every reader on every clip, in a process of its own; a table and comparison per clip, and a plot."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from vidspec_service.forking import ForkServer
 _SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
 _OURS, _OTHERS = "#1f5f8b", "#b0b0b0"
 _START_TIMEOUT_S = 60.0
-_LIMITS = DecodingLimits(timeout_s=600.0)  # slow is a result, too
+_LIMITS = DecodingLimits(timeout_s=600.0)  # long, because a slow reader is also a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderResult:
-    """One reader on one clip: wall and processor time of each repeat, or why there are none."""
+    """One reader on one clip: wall and processor time of each repeat, or the error."""
 
     wall_s: Sequence[float] = ()
     cpu_s: Sequence[float] = ()
-    difference: float | None = None  # mean brightness, of 255, of the frame that is least like ours; None for ours
+    difference: float | None = None  # largest mean brightness difference of a frame from ours, of 255; None for ours
     error: str | None = None
     version: str = ""  # of the library; empty for ours
 
@@ -53,7 +53,7 @@ class ReaderResult:
 
     @property
     def has_same_frames(self) -> bool:
-        """A library that gives other frames than those asked for is no peer, however fast."""
+        """Whether the frames match ours; a library that returns other frames is not compared, however fast."""
         return self.difference is None or self.difference < _SAME_FRAME
 
 
@@ -66,12 +66,12 @@ class ClipResult:
     duration_s: float
     source_num_frames: int
     num_frames: int
-    frame_size: tuple[int, int]  # (width, height) as we give it
+    frame_size: tuple[int, int]  # (width, height) of the decoded frames
     readers: Mapping[Reader, ReaderResult]
 
     @property
     def fastest_other(self) -> Reader | None:
-        """Of those that gave the frames asked for."""
+        """The fastest library among those that returned the requested frames."""
         times = {
             reader: result.median_s
             for reader, result in self.readers.items()
@@ -81,7 +81,7 @@ class ClipResult:
 
     @property
     def over_fastest_other(self) -> float | None:
-        """Our child's time over the fastest other's; None where there is nothing to compare."""
+        """Our decode child's time divided by the fastest other's; None if there is nothing to compare."""
         ours, other = self.readers[Reader.CHILD].median_s, self.fastest_other
         theirs = self.readers[other].median_s if other else None
         return ours / theirs if ours is not None and theirs else None
@@ -90,7 +90,7 @@ class ClipResult:
 def decode_report(
     options: DecodeOptions, clips: Sequence[ClipResult], not_installed: Sequence[Reader], libraries: Mapping[str, str]
 ) -> Report:
-    """`fastest_other` and `over_fastest_other` of each clip are in the file, too."""
+    """Build the report; the JSON also has `fastest_other` and `over_fastest_other` of each clip."""
     body = [part for clip in clips for part in _of_clip(clip, options.repeats)]
     if not_installed:
         body.append(f"not installed: {', '.join(not_installed)}")
@@ -144,7 +144,7 @@ def _of_clip(clip: ClipResult, repeats: int) -> Iterator[RenderableType]:
 
 
 def _draw(figure: Any, clips: Sequence[ClipResult]) -> None:
-    """One group of bars a clip, in milliseconds."""
+    """Draw one group of bars per clip, in milliseconds."""
     all_axes = figure.subplots(len(clips), 1, squeeze=False)[:, 0]
     for axes, clip in zip(all_axes, clips, strict=True):
         times = {reader: result.median_s for reader, result in clip.readers.items() if result.median_s is not None}
@@ -171,7 +171,7 @@ def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
     clips, libraries, done = list[ClipResult](), {"av": version("av")}, 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         for name, path in options.files(Path(folder), tell):
-            clip = asyncio.run(_through_pool(path, options, 1))[0]  # readers read its frames, and must get the same
+            clip = asyncio.run(_through_pool(path, options, 1))[0]  # the frames that all readers must return
             found = {}
             for reader in readers:
                 tell(f"{name}: {reader}", done, total)
@@ -202,7 +202,7 @@ def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> 
         return ReaderResult(wall_s=tuple(times))
     try:
         answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.video.source_indices)
-    except ConfigError as error:  # it took its process with it
+    except ConfigError as error:  # the reader crashed its process
         return ReaderResult(error=str(error))
     if "error" in answer:
         return ReaderResult(**answer)
@@ -210,7 +210,7 @@ def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> 
 
 
 def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
-    """The largest mean difference of a frame's squares from ours, of 255; all of it if frames are missing."""
+    """The largest mean difference of a frame's squares from ours, of 255; 255 if the number of frames differs."""
     if len(found) != len(clip.video.frames):
         return 255.0
     ours = np.array([means(frame) for frame in clip.video.frames])
@@ -218,10 +218,10 @@ def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
 
 
 async def _through_pool(path: Path, options: DecodeOptions, repeats: int) -> tuple[Clip, list[float]]:
-    """Our own choice of frames, and how long each decoding took with a spare child ready."""
+    """The clip with our choice of frames, and the seconds of each decoding with a spare child ready."""
     times = []
     for _ in range(repeats):
-        async with DecodePool(_LIMITS, 1) as pool:  # leaving waits for nothing that is timed
+        async with DecodePool(_LIMITS, 1) as pool:  # closing the pool is not timed
             started = time.perf_counter()
             clip = await pool.decode(path, FrameRequest(num_frames=options.num_frames), options.num_frames)
             times.append(time.perf_counter() - started)

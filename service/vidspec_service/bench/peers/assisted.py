@@ -1,7 +1,7 @@
-"""Assisted generation of stock transformers, the draft as assistant. Runs in a child process.
+"""Assisted generation of stock transformers, with the draft as assistant. Runs in a child process.
 
-`generate` never hands a video's frames to the assistant, which then guesses blindly. So both models get the prompt
-through their input tables (see `stock_language`); nothing else of them is changed.
+`generate` does not pass a video's frames to the assistant, which would then propose without seeing the video. So both
+models get the prompt through their input tables (see `stock_language`); nothing else is changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows, Step, strea
 
 
 class _Streamer:
-    """As `generate` calls it: first with the prompt, then with what was committed together."""
+    """A streamer for `generate`, which calls it first with the prompt, then with each group of committed tokens."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -61,6 +61,6 @@ class AssistedPair:
                 streamer=streamer,
             )
         answer, steps = found[0, ids.shape[1] :].tolist(), streamer.steps[1:]
-        # Its first step puts both prompts in and judges the first draft, so the prefill is timed by itself.
+        # The first step prefills both prompts and verifies the first draft tokens, so the prefill is timed separately.
         prefilled = began + self._target.prefill_s(prompt.target)
         return streamed(answer, steps, num_draft_tokens, began=began, prefilled=prefilled, untimed=1)

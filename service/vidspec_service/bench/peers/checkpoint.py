@@ -1,4 +1,4 @@
-"""The language model in a checkpoint of the bundled pair, for exporters. Runs in child processes."""
+"""Reads the language model from a checkpoint of the bundled pair, for exporters. Runs in child processes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 def checkpoint_of(role: str) -> Path:
-    """Where the bundled model of this role lies."""
+    """The folder of the bundled model with this role."""
     return Path(model_path(ModelSpec(path=BUNDLED, role=role)))
 
 
 def language_config(checkpoint: Path) -> dict[str, Any]:
-    """Of the Qwen2 decoder, as Hugging Face writes it."""
+    """Configuration of the Qwen2 decoder, in Hugging Face's format."""
     found: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["text_config"]
     return found
 
 
 def language_tensors(checkpoint: Path) -> dict[str, Tensor]:
-    """In float32, under the names that they have within the decoder: `embed_tokens.weight`, `layers.0...`."""
+    """The decoder's tensors in float32, named as within the decoder: `embed_tokens.weight`, `layers.0...`."""
     from safetensors.torch import load_file
 
     tensors = load_file(checkpoint / "model.safetensors")
@@ -35,5 +35,5 @@ def language_tensors(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def input_table(checkpoint: Path) -> Any:
-    """[vocabulary, hidden size] of numpy: what a token's id is put in as."""
+    """The input embedding table as a numpy array [vocabulary, hidden size]."""
     return language_tensors(checkpoint)[_EMBEDDING].numpy()

@@ -1,4 +1,4 @@
-"""Which other engines there are, what they need, and in which widths they have weights."""
+"""The other engines that are compared, the packages they need, and their weight widths."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ GGML_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4}  # as `--we
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Another engine with the bundled pair."""
+    """Another engine that runs the bundled pair."""
 
     name: str  # in reports
-    packages: tuple[str, ...]  # by which it is imported
-    make: Callable[..., Peer]  # in a child process, of: its name of weights, threads, the end token, all prompts
-    bits: Mapping[str, int]  # of the weights that it can have, by its own names
-    is_alone: bool = True  # answers without draft tokens, too
+    packages: tuple[str, ...]  # modules that it imports
+    make: Callable[..., Peer]  # called in a child process with: weights (its own name), threads, end token, all prompts
+    bits: Mapping[str, int]  # its own names of weight formats, and their bits
+    is_alone: bool = True  # whether it is also measured without draft tokens
 
     def weights(self, asked: Iterable[str]) -> Iterator[str]:
-        """Its own for each of GGML's names: the narrowest of as many bits at least, and none twice."""
+        """This engine's name for each of GGML's: the narrowest with at least as many bits; without duplicates."""
         found = (
             name if name in self.bits else min(self._at_least(GGML_BITS[name]), key=self.bits.__getitem__)
             for name in asked
@@ -57,7 +57,7 @@ ENGINES = {
         make=onnx_pair,
         bits={"fp32": 32, "int8": 8, "int4": 4},
     ),
-    # Without a draft it is the baseline, which is always there.
+    # Without a draft this is the baseline, which always runs.
     "assisted": Engine(
         name="transformers", packages=(), make=AssistedPair, bits={"float32": 32}, is_alone=False
     ),

@@ -1,4 +1,4 @@
-"""ik_llama.cpp through its C interface: a prompt's embeddings in, greedy tokens out. Runs in a child process."""
+"""ik_llama.cpp through its C interface: takes a prompt's embeddings, gives greedy tokens. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SILENCE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p
 
 
 def write_gguf(checkpoint: Path, weights: str, output: Path) -> None:
-    """The Qwen2 decoder of a folder in Hugging Face's format, weights as GGML's type of that name; without vocabulary.
+    """Write the Qwen2 decoder of a Hugging Face folder with weights in a GGML type, without a vocabulary.
 
-    Vectors stay float32, as in every such file.
+    Vectors stay float32, as usual in GGUF files.
     """
     import gguf
 
@@ -73,7 +73,7 @@ class LlamaModel:
     """One model with one sequence in its cache."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        """Raises ModelLoadError for a file that it cannot read."""
+        """Raises ModelLoadError for a file that cannot be loaded."""
         from ik_llama_cpp import _ctypes_api as api
 
         self._api, self._library = api, api._lib
@@ -96,7 +96,7 @@ class LlamaModel:
         self.length = 0
 
     def prefill(self, embeddings: Embeddings) -> int:
-        """The token after a new prompt."""
+        """Prefill a new prompt; returns the token after it."""
         self._api.llama_kv_cache_clear(self._context)
         self._prompt.rows[: embeddings.size] = embeddings.ravel()
         self._prompt.wants[: len(embeddings) - 1] = 0
@@ -105,13 +105,13 @@ class LlamaModel:
         return found
 
     def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
-        """Append tokens; the likeliest after each of the last `num_wanted` of them."""
+        """Append tokens; returns the likeliest token after each of the last `num_wanted`."""
         self._tokens.ids[: len(ids)] = ids
         self._tokens.wants[: len(ids) - num_wanted] = 0
         return self._decode(self._tokens, len(ids), num_wanted)
 
     def cut(self, length: int) -> None:
-        """Forget every row from `length` on."""
+        """Drop the cache rows from `length` on."""
         self._library.llama_kv_cache_seq_rm(self._context, 0, length, -1)
         self.length = length
 
@@ -128,10 +128,10 @@ class LlamaModel:
 
 
 class _Batch:
-    """Memory of the library's, as arrays."""
+    """A batch of the library, with its memory as numpy arrays."""
 
     def __init__(self, api: Any, size: int, width: int) -> None:
-        """Of embeddings of this width, or of tokens where it is 0."""
+        """`width` is that of the embeddings; 0 makes a batch of token ids."""
         self.raw = api.llama_batch_init(size, width, 1)
         if width:
             self.rows = np.ctypeslib.as_array(self.raw.embd, (size * width,))
@@ -145,7 +145,7 @@ class _Batch:
 
 
 def llama_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptRows]) -> Pair:
-    """The bundled pair; `weights` is GGML's name of a type. The draft has one thread, which is its fastest."""
+    """The bundled pair; `weights` names a GGML type. The draft has one thread, with which it is fastest."""
     return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
 
 

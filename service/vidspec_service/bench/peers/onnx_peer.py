@@ -1,7 +1,7 @@
-"""ONNX Runtime on the file that its GenAI package builds: embeddings in, greedy tokens out. Runs in a child process.
+"""ONNX Runtime on the file that its GenAI package builds: from embeddings to greedy tokens. Runs in a child process.
 
-The package's own generator takes ids and no prompt of embeddings. So the session below it is driven here, as it does it
-itself: keys and values are written where the earlier ones lie, and what is forgotten is just not counted any more.
+The package's own generator takes ids, not embeddings. So this module drives the session below it, in the same way: keys
+and values are written into the buffer of the earlier ones, and dropped rows are no longer counted in the length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vidspec_service.bench.peers.checkpoint import checkpoint_of, input_table, l
 from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptRows
 
 _BUILD_TIMEOUT_S = 600.0  # it takes some seconds
-_BUILDER = "onnxruntime_genai.models.builder"  # a script with imports of its own kind, no module to call
+_BUILDER = "onnxruntime_genai.models.builder"  # a script with non-standard imports, not made to be imported
 
 
 class OnnxModel:
@@ -39,7 +39,7 @@ class OnnxModel:
         heads = config["num_key_value_heads"]
         shape = (1, heads, CONTEXT, config["hidden_size"] // config["num_attention_heads"])
         self._binding = self._session.io_binding()
-        self._binding.bind_output("logits")  # the first, to be the first of what comes back
+        self._binding.bind_output("logits")  # bound first, so that it is the first of the outputs
         for name in (f"{i}.{what}" for i in range(config["num_hidden_layers"]) for what in ("key", "value")):
             values = self._value(np.zeros(shape, np.float32))
             self._binding.bind_ortvalue_input(f"past_key_values.{name}", values)
@@ -49,24 +49,24 @@ class OnnxModel:
         self.length = 0
 
     def prefill(self, embeddings: Embeddings) -> int:
-        """The token after a new prompt."""
+        """Prefill a new prompt; returns the token after it."""
         self.length = 0
         (found,) = self._run(embeddings, num_wanted=1)
         return found
 
     def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
-        """Append tokens; the likeliest after each of the last `num_wanted` of them."""
+        """Append tokens; returns the likeliest token after each of the last `num_wanted`."""
         return self._run(self._table[list(ids)], num_wanted)
 
     def cut(self, length: int) -> None:
-        """Forget every row from `length` on."""
+        """Drop the cache rows from `length` on."""
         self.length = length
 
     def _run(self, rows: Embeddings, num_wanted: int) -> list[int]:
         self.length += len(rows)
         self._binding.bind_ortvalue_input("inputs_embeds", self._value(rows[None]))
         self._binding.bind_ortvalue_input("attention_mask", self._value(self._mask[:, : self.length]))
-        self._binding.bind_output("logits")  # again, as their shape is another one
+        self._binding.bind_output("logits")  # bound again, because the shape changes
         self._session.run_with_iobinding(self._binding)
         logits: Any = self._binding.get_outputs()[0].numpy()
         found: list[int] = logits[0, -num_wanted:].argmax(-1).tolist()
@@ -74,7 +74,7 @@ class OnnxModel:
 
 
 def onnx_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptRows]) -> Pair:
-    """The bundled pair; `weights` is the builder's name of a precision. The draft has one thread, its fastest."""
+    """The bundled pair; `weights` names a precision of the builder. The draft is fastest with one thread."""
     return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
 
 
@@ -86,7 +86,7 @@ def _load(role: str, weights: str, threads: int) -> OnnxModel:
 
 
 def build_onnx(checkpoint: Path, weights: str, output: Path) -> None:
-    """The folder of a checkpoint's decoder that takes embeddings. Raises ModelLoadError where the builder fails."""
+    """Build a folder with a checkpoint's decoder that takes embeddings. Raises ModelLoadError if the builder fails."""
     from safetensors.torch import save_file
 
     with TemporaryDirectory(prefix="vidspec-qwen2-") as given:

@@ -1,4 +1,4 @@
-"""A language model as the files that OpenVINO's pipelines read. Runs in a child process."""
+"""Writes a language model as the files that OpenVINO's pipelines read. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NAMES = ("input_ids", "attention_mask", "position_ids", "beam_idx")
 
 
 def write_openvino(language: StockLanguageModel, weights: str, folder: Path) -> None:
-    """Model and tokenizer; weights are f32, f16 or int8: NNCF's, with a scale for each output.
+    """Write model and tokenizer. Weights are f32, f16 or int8 (NNCF's, with a scale for each output).
 
-    Input tables are not rounded to int8: a prompt's rows are no weights.
+    Input tables are not rounded to int8, because they hold a prompt's rows, which are not weights.
     """
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # it would report every conversion to its maker
     import nncf
@@ -28,12 +28,12 @@ def write_openvino(language: StockLanguageModel, weights: str, folder: Path) -> 
 
     model = _converted(language)
     if weights == "int8":
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # of its bars
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # hides its progress bars
             model = nncf.compress_weights(
                 model, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=nncf.IgnoredScope(types=["Gather"])
             )
     openvino.save_model(model, folder / "openvino_model.xml", compress_to_fp16=weights == "f16")
-    # The speculative pipeline asks for one, though it is given ids.
+    # The speculative pipeline requires a tokenizer, although it is given ids.
     tokenizer, detokenizer = convert_tokenizer(language.tokenizer, with_detokenizer=True)
     openvino.save_model(tokenizer, folder / "openvino_tokenizer.xml")
     openvino.save_model(detokenizer, folder / "openvino_detokenizer.xml")
@@ -41,7 +41,7 @@ def write_openvino(language: StockLanguageModel, weights: str, folder: Path) -> 
 
 
 def _converted(language: StockLanguageModel) -> Any:
-    """With keys and values as the model's own state, as its pipelines expect it."""
+    """The converted model with keys and values as internal state, as OpenVINO's pipelines expect."""
     import openvino
     from openvino._offline_transformations import apply_make_stateful_transformation
 
@@ -56,7 +56,7 @@ def _converted(language: StockLanguageModel) -> Any:
     shapes = [[-1, -1]] * 3 + [[-1]] + [[-1, heads, -1, width]] * len(inputs)
     for place, name, shape in zip(model.inputs, [*_NAMES, *inputs], shapes, strict=True):
         place.tensor.set_names({name})
-        place.node.set_friendly_name(name)  # by which paged attention finds it
+        place.node.set_friendly_name(name)  # paged attention finds inputs by this name
         place.node.set_partial_shape(openvino.PartialShape(shape))
     for place, name in zip(model.outputs, ["logits", *outputs], strict=True):
         place.tensor.set_names({name})
@@ -67,7 +67,7 @@ def _converted(language: StockLanguageModel) -> Any:
 
 
 def _begin_empty(model: Any, heads: int, width: int) -> None:
-    """The state before the first run: no rows, for as many sequences as there are."""
+    """Initialise the state before the first run: no rows, for as many sequences as the input has."""
     from openvino import opset13 as op
 
     batch = op.gather(op.shape_of(model.input("input_ids"), "i64"), op.constant([0]), op.constant(0))
@@ -79,7 +79,7 @@ def _begin_empty(model: Any, heads: int, width: int) -> None:
 
 
 class _Past:
-    """Keys and values as the decoder asks a cache for them, all of them tensors that a trace can follow."""
+    """A cache for the decoder whose keys and values are plain tensors, which tracing can follow."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -94,7 +94,7 @@ class _Past:
 
 
 class _Forward(torch.nn.Module):
-    """Ids and earlier keys and values in, logits and all keys and values out."""
+    """From ids and earlier keys and values to logits and all keys and values."""
 
     def __init__(self, language: StockLanguageModel) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Forward(torch.nn.Module):
     def forward(self, ids: Any, attention_mask: Any, position_ids: Any, beam_idx: Any, *past: Any) -> tuple[Any, ...]:
         cache = _Past([tensor.index_select(0, beam_idx) for tensor in past])
         columns = torch.arange(attention_mask.shape[1])
-        # For pipelines without paged attention, which has a mask of its own.
+        # Used by pipelines without paged attention; paged attention has a mask of its own.
         mask = torch.where(columns[None, None, None] <= position_ids[:, None, :, None], 0.0, -65504.0)
         found = self._decoder(
             inputs_embeds=self._table(ids), attention_mask=mask, position_ids=position_ids, past_key_values=cache

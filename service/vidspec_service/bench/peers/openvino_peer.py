@@ -1,6 +1,6 @@
-"""OpenVINO GenAI's own pipelines, alone and speculative. Runs in a child process.
+"""OpenVINO GenAI's own pipelines, target alone and speculative. Runs in a child process.
 
-They take ids, so the models know ids that stand for the rows of the prompts (see `stock_language`).
+The pipelines take ids, so the models have extra ids for the rows of the prompts (see `stock_language`).
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import numpy as np
 
 from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows, Step, streamed
 
-_ARITHMETIC = {"f32": {"INFERENCE_PRECISION_HINT": "f32"}}  # else it takes bfloat16 where the processor has it
+_ARITHMETIC = {"f32": {"INFERENCE_PRECISION_HINT": "f32"}}  # otherwise OpenVINO uses bfloat16 if the processor has it
 
 
 class OpenVinoPair:
-    """The bundled pair. Target and draft take turns on all threads, which is the draft's fastest here."""
+    """The bundled pair. Target and draft take turns on all threads, with which the draft is fastest here."""
 
     def __init__(self, weights: str, threads: int, end_id: int, prompts: Sequence[PromptRows]) -> None:
-        """`weights` as `write_openvino` has them. With f32 arithmetic is in it, too; else as the library likes."""
+        """`weights` as in `write_openvino`. With f32, arithmetic is in f32, too; otherwise the library chooses."""
         import torch
 
         from vidspec_service.bench.peers.openvino_file import write_openvino
         from vidspec_service.bench.peers.stock_language import StockLanguageModel
 
-        logging.disable(logging.WARNING)  # of a trace's branches: were they wrong, the texts would be, too
+        logging.disable(logging.WARNING)  # tracing warns of branches; a wrong branch would show as wrong answers
         warnings.simplefilter("ignore")
         torch.set_num_threads(threads)
         with TemporaryDirectory(prefix="vidspec-openvino-") as folder:
             paths = {role: Path(folder) / role for role in ("target", "draft")}
             for role, path in paths.items():
                 language = StockLanguageModel(role)
-                self._ids = language.extend([getattr(prompt, role) for prompt in prompts])  # the same of either role
+                self._ids = language.extend([getattr(prompt, role) for prompt in prompts])  # the same for both roles
                 path.mkdir()
                 write_openvino(language, weights, path)
             self._open(paths, {"INFERENCE_NUM_THREADS": threads} | _ARITHMETIC.get(weights, {}))
@@ -49,15 +49,15 @@ class OpenVinoPair:
         self._genai = openvino_genai
         paging = openvino_genai.SchedulerConfig()
         paging.cache_size = 1  # GB
-        paging.max_num_batched_tokens = 2048  # a prompt goes in as one
-        paging.enable_prefix_caching = False  # every prompt is seen once
+        paging.max_num_batched_tokens = 2048  # more than a prompt, so that it is prefilled in one batch
+        paging.enable_prefix_caching = False  # so that no prompt is served from the cache
         draft = openvino_genai.draft_model(paths["draft"], "CPU", **properties)
         given = {"scheduler_config": paging, **properties}
         self._alone = openvino_genai.LLMPipeline(paths["target"], "CPU", **given)
         self._pair = openvino_genai.LLMPipeline(paths["target"], "CPU", draft_model=draft, **given)
 
     def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
-        """Greedy; the target alone without draft tokens."""
+        """Answer greedily; with 0 draft tokens, by the target alone."""
         from openvino import Tensor
 
         config = self._genai.GenerationConfig(max_new_tokens=max_tokens, do_sample=False)
@@ -70,7 +70,7 @@ class OpenVinoPair:
         pipeline = self._pair if num_draft_tokens else self._alone
         began = time.monotonic()
         found = pipeline.generate(inputs, config, _streamer(self._genai, steps))
-        # The draft's prompt goes in after the first token, with its first tokens.
+        # The draft's prompt is prefilled after the first token, in the same step as its first draft tokens.
         untimed = 2 if num_draft_tokens else 1
         return streamed(found.tokens[0], steps, num_draft_tokens, began=began, prefilled=steps[0].time, untimed=untimed)
 

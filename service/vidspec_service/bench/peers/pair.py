@@ -1,7 +1,7 @@
-"""What a peer is asked and answers, and the loop of every engine that offers steps rather than a loop of its own.
+"""The interface of a peer, and the decoding loop for engines that offer only steps, no loop of their own.
 
-That loop is the plain one of llama.cpp's examples: greedy, and for speculation so many tokens of the draft, then all of
-them in one batch of the target. Between two steps there is a lookup in logits, some microseconds.
+The loop is that of llama.cpp's examples: greedy; with speculation, the draft makes a fixed number of tokens, which the
+target verifies in one batch. Between two steps there is only an argmax over logits, some microseconds.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ Embeddings = NDArray[np.float32]  # [P, hidden size], of a prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRows:
-    """One prompt as either model takes it in, features merged."""
+    """One prompt as embeddings for each model, with the video's features merged in."""
 
-    place: int  # among the prompts of the run
+    place: int  # index among the prompts of the run
     target: Embeddings
     draft: Embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAnswer:
-    """Times are of the monotonic clock."""
+    """One answer. Times are on the monotonic clock."""
 
-    ids: tuple[int, ...]  # the end token included
+    ids: tuple[int, ...]  # includes the end token
     began: float
-    prefilled: float  # the target's prompt is done
-    times: tuple[float, ...]  # of what was committed together; the first once the draft's prompt is done, too
-    num_first: int = 1  # tokens that were there at the first of `times`
-    num_judged: int = 0  # as `SpeculationStats` has it
+    prefilled: float  # when the target's prompt was prefilled
+    times: tuple[float, ...]  # one per group of tokens committed together; the first is after the draft's prefill, too
+    num_first: int = 1  # tokens that had arrived at the first of `times`
+    num_judged: int = 0  # `num_draft_tokens` of `SpeculationStats`
     num_accepted: int = 0
 
 
 class Peer(Protocol):
-    """Another engine with the pair's language models, made in a child process."""
+    """Another engine with the pair's language models, created in a child process."""
 
     def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
-        """Greedy; the target alone without draft tokens."""
+        """Answer greedily; with 0 draft tokens, by the target alone."""
 
 
 def ask(peer: Peer, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
-    """`peer.answer`, for a child that holds any peer."""
+    """Call `peer.answer`; lets a child process that holds any peer be asked."""
     return peer.answer(prompt, max_tokens, num_draft_tokens)
 
 
@@ -60,23 +60,23 @@ class StepModel(Protocol):
     length: int  # rows in the cache
 
     def prefill(self, embeddings: Embeddings) -> int:
-        """The token after a new prompt."""
+        """Prefill a new prompt; returns the token after it."""
 
     def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
-        """Append tokens; the likeliest after each of the last `num_wanted` of them."""
+        """Append tokens; returns the likeliest token after each of the last `num_wanted`."""
 
     def cut(self, length: int) -> None:
-        """Forget every row from `length` on."""
+        """Drop the cache rows from `length` on."""
 
 
 class Pair:
-    """A peer of two models in one process, one after the other."""
+    """A peer made of two step models that take turns in one process."""
 
     def __init__(self, target: StepModel, draft: StepModel, end_id: int) -> None:
         self._target, self._draft, self._end_id = target, draft, end_id
 
     def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
-        """Greedy; the target alone without draft tokens."""
+        """Answer greedily; with 0 draft tokens, by the target alone."""
         began = time.monotonic()
         ids = [self._target.prefill(prompt.target)]
         prefilled = time.monotonic()
@@ -105,7 +105,7 @@ class Pair:
         )
 
     def _drafted(self, ids: Sequence[int], num_prompt_rows: int, count: int) -> list[int]:
-        """So many tokens after `ids`, up to the end token."""
+        """`count` draft tokens after `ids`, or fewer if the draft ends the answer."""
         found: list[int] = []
         feed = list(ids[self._draft.length - num_prompt_rows :])
         while len(found) < count:
@@ -118,7 +118,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Tokens that came together."""
+    """Tokens that arrived together."""
 
     time: float
     num_tokens: int
@@ -131,10 +131,10 @@ class Step:
 def streamed(
     ids: Sequence[int], steps: Sequence[Step], num_draft_tokens: int, *, began: float, prefilled: float, untimed: int
 ) -> PeerAnswer:
-    """`untimed` steps at the beginning had prompts in them; rates and acceptance are of those behind them."""
+    """The first `untimed` steps included prefills; rates and acceptance use only the steps after them."""
     timed = steps[untimed:]
     accepted = [step.num_tokens - 1 for step in timed] if num_draft_tokens else []
-    # Whether a token was thrown away in the last step cannot be seen: it may as well have ended there.
+    # The last step is not counted as rejected: it may be short only because the answer ended.
     num_rejected = sum(right < num_draft_tokens for right in accepted[:-1])
     return PeerAnswer(
         ids=tuple(ids),

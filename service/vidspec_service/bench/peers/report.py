@@ -1,4 +1,4 @@
-"""What `bench peers` says: a row for each contender, and how ours stand to theirs."""
+"""The report of `bench peers`: a row for each contender, and ratios of our contenders to the peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = "vidspec"
 
 
 def peer_row(mine: Contender, stock: Contender) -> Row:
-    """Rates leave out each answer's first tokens, and of theirs the draft's prompt, which nothing overlaps there."""
+    """Results of one contender. Rates leave out each answer's first tokens and, for peers, the draft's prefill."""
     theirs = {sample.group: sample.ids for sample in stock.samples}
     works = decoding_by_group(mine.samples).values()
     found = estimate(rate, [(work.tokens, work.seconds) for work in works])
@@ -35,14 +35,14 @@ def peer_row(mine: Contender, stock: Contender) -> Row:
 
 
 def comparisons(found: Sequence[Contender]) -> Iterator[Row]:
-    """Ours over the best of theirs, as the ratio of one prompt after the other."""
+    """Ratios of each of ours to the best peer, paired by prompt."""
     ours = [each for each in found if each.name.startswith(_OURS)]
     stock = next(each for each in found if each.name == STOCK)
     others = [each for each in found if each not in ours]
     for mine in ours:
         speculates, bits = mine.speculates, mine.bits
         peers = [each for each in others if each.speculates is speculates]
-        if not speculates:  # whoever reads fewer bits of weights has less to do
+        if not speculates:  # leave out peers with narrower weights, which have less to read
             peers = [each for each in peers if each.bits >= bits]
         if peers:
             best = max(peers, key=lambda each: decoding(each.samples).rate)
@@ -69,7 +69,7 @@ def _prefill_ratio(mine: Contender, theirs: Contender) -> Estimate:
 
 
 def peers_report(options: PeersOptions, found: Sequence[Contender]) -> Report:
-    """Figures, tables and a plot of what was measured."""
+    """Figures, tables and a plot of the measurements."""
     stock = next(each for each in found if each.name == STOCK)
     rows, compared = [peer_row(each, stock) for each in found], list(comparisons(found))
     num_rows = stock.samples[0].prompt_tokens
@@ -105,7 +105,7 @@ def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Ite
 
 
 def draw_rates(figure: Any, rows: Sequence[Row]) -> None:
-    """A bar for each contender, ours in another colour, with the interval over prompts."""
+    """Draw a bar for each contender (ours in another colour), with the interval over prompts."""
     axes = figure.add_subplot()
     for place, row in enumerate(reversed(rows)):
         value = row["tokens_per_s"]

@@ -1,7 +1,7 @@
-"""The run: every prompt goes through all contenders before the next one does, in an order that rotates.
+"""The run of `bench peers`: each prompt goes through all contenders, in rotating order, before the next prompt.
 
-Beside each answer the language model's prefill is timed alone, ours and transformers', as peers that are given a
-prompt's embeddings have nothing else to do.
+With each answer of ours and of transformers, the prefill of the language model is also timed alone, to compare it with
+peers, which are given a prompt's embeddings and do no other work for it.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ class PeersOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A question about a clip, and what both models' prompts are made of."""
+    """A question about a clip, and the embeddings of both models' prompts."""
 
-    index: int  # negative: to warm up with
+    index: int  # negative: for the warm-up
     request: GenerationRequest
     rows: PromptRows
 
 
 @dataclass(slots=True, kw_only=True)
 class Contender:
-    """Answers prompts in one way; a sample and a prefill for each that was asked."""
+    """One way to answer prompts; has a sample and a prefill time for each prompt asked."""
 
     name: str
     bits: int  # of its weights
     speculates: bool
-    ask: Callable[[Prompt], Awaitable[tuple[Sample, float]]]  # and the seconds of the language model's prefill
+    ask: Callable[[Prompt], Awaitable[tuple[Sample, float]]]  # the answer, and seconds of the language model's prefill
     samples: list[Sample] = field(default_factory=list)
     prefill_s: list[float] = field(default_factory=list)
 
@@ -113,7 +113,7 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
 
 
 def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], int]:
-    """Made by our own models in float32, in processes that end before anything is timed; and the end token."""
+    """The prompts, made by our own models in float32 in processes that end before any timing; and the end token."""
     assert pair.draft is not None
     requests = {
         index: scene_request(f"prompt-{index}", index, options.max_tokens)
@@ -149,7 +149,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
     child = await opened_child(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
-    chunk, found = pair.prefill_chunk or MOST_PREFILL_ROWS, []  # as a prompt that is alone
+    chunk, found = pair.prefill_chunk or MOST_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
         tell(f"loading {name}", 0, 0)
@@ -184,7 +184,7 @@ def _theirs(options: PeersOptions, engine: Engine, weights: str, child: Child[Pe
 
 
 def peer_sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
-    """With the clock of the peer's own process."""
+    """The sample of a peer's answer, with times from the peer's own process."""
     return Sample(
         ids=answer.ids,
         prompt_tokens=prompt_tokens,

@@ -1,7 +1,7 @@
-"""A language model of the bundled pair in stock modules, which ids alone can give the real prompts to.
+"""A language model of the bundled pair in stock modules whose real prompts can be given as ids.
 
-Its input table goes on behind the vocabulary with the rows of prompts, features merged. So loops of engines that take
-ids only still read the prompt that all others read. Only child processes import this module.
+Its input table is extended, after the vocabulary, by the rows of the prompts, with the video's features merged in. So
+engines that only take ids read the same prompt as all others. Only child processes import this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vidspec_service.bench.peers.pair import Embeddings
 
 
 class StockLanguageModel(StockGenerator):
-    """In float32 on the CPU."""
+    """The language model of one role, in float32 on the CPU."""
 
     def __init__(self, role: str) -> None:
         super().__init__(ModelSpec(path=BUNDLED, role=role, device="cpu", dtype="float32"))
@@ -28,7 +28,7 @@ class StockLanguageModel(StockGenerator):
         self.tokenizer = self._processor.tokenizer
 
     def extend(self, prompts: Sequence[Embeddings]) -> list[range]:
-        """Put these prompts behind the vocabulary in place of earlier ones; the ids of each."""
+        """Put these prompts after the vocabulary, in place of earlier ones; returns the ids of each."""
         rows = [self._vocabulary.weight, *map(torch.from_numpy, prompts)]
         self.model.set_input_embeddings(torch.nn.Embedding.from_pretrained(torch.cat(rows)))
         ids, start = [], len(self._vocabulary.weight)
@@ -39,5 +39,5 @@ class StockLanguageModel(StockGenerator):
 
     @property
     def table(self) -> Any:
-        """The extended one, a module."""
+        """The extended input table, a module."""
         return self.model.get_input_embeddings()

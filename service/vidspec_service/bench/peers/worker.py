@@ -1,4 +1,4 @@
-"""What runs in child processes of `bench peers` besides the peers: our own prompts and prefill."""
+"""Our own model in a child process of `bench peers`: makes prompts and times their prefill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OwnModel:
-    """A model as a worker has it, for what is timed without its tower: the prefill of a prompt that is there."""
+    """A model as a worker loads it, to time the prefill of a finished prompt without the vision tower."""
 
     def __init__(self, spec: ModelSpec, threads: int) -> None:
         import torch
@@ -32,12 +32,12 @@ class OwnModel:
         return min(self._model.stop_ids)
 
     def embeddings(self, request: GenerationRequest) -> NDArray[np.float32]:
-        """[P, hidden size] of its prompt, features merged in."""
+        """Embeddings [P, hidden size] of the request's prompt, with the video's features merged in."""
         found: NDArray[np.float32] = self._prompt(request).embeddings.float().numpy()
         return found
 
     def prefill_s(self, request: GenerationRequest, chunk: int) -> float:
-        """Of its prompt, the second time: before, threads of the tower's products still wait for more of them."""
+        """Seconds of the second prefill of its prompt: in the first, the tower's threads still wait for more work."""
         from vidspec_models.decoder.kv_cache import KVCache
 
         prompt, began = self._prompt(request), 0.0

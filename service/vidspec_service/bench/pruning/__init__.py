@@ -1,1 +1,1 @@
-"""`bench pruning`: what each preservation strategy costs the draft in acceptance, and saves it in time."""
+"""`bench pruning`: what each preservation strategy costs in acceptance rate and saves in the draft's time."""

@@ -1,6 +1,6 @@
-"""Acceptance without an engine: the draft's choice at every position of the target's own greedy text, in one forward.
+"""Acceptance rate without an engine: in one forward, the draft's choice at every position of the target's greedy text.
 
-The same models, caches, decoders and token choice as in the workers; acceptance is then exact and needs no schedule.
+Models, caches, decoders and token choice are those of the workers, so the acceptance is exact and needs no schedule.
 Every strategy is judged at every ratio on every prompt.
 """
 
@@ -33,7 +33,7 @@ _ENCODED_BYTES = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One prompt under one setting; `hits[i]`: the draft's choice at position i is the target's."""
+    """One prompt under one setting; `hits[i]` tells whether the draft's choice at position i is the target's."""
 
     setting: Setting
     clip: int
@@ -46,7 +46,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The target's own text for one prompt, and what the strategies need to know of its making."""
+    """The target's own text for one prompt, and the relevance scores that strategies need."""
 
     prompt: Prompt
     ids: tuple[int, ...]
@@ -54,9 +54,9 @@ class Answered:
 
 
 class LoadedPair:
-    """Target and draft in this process, each with the threads that its worker would have.
+    """Target and draft in this process, each with the number of threads that its worker would have.
 
-    Each keeps the features of the clip in hand, about which a dozen questions are asked.
+    Each caches the features of the current clip, about which a dozen questions are asked.
     """
 
     def __init__(self, pair: EngineConfig) -> None:
@@ -74,12 +74,12 @@ class LoadedPair:
         return self.target if role == "target" else self.draft
 
     def prompt(self, role: str, asked: ClipPrompt) -> Prompt:
-        """The whole prompt as that model reads it."""
+        """The unpruned prompt of the model with this role."""
         return self.run_as(role).prepare(asked.turns, (asked.video,), self._encoded[role])
 
 
 def settings_of(options: PruningOptions) -> Iterator[Setting]:
-    """All that are to be measured, the baseline first. At ratio 0 every strategy is the baseline."""
+    """All settings to measure, the baseline first. At ratio 0, every strategy equals the baseline."""
     yield Setting(BASELINE, 0.0)
     if Preservation.BLIND in options.strategies:
         yield Setting(Preservation.BLIND, 1.0)
@@ -89,13 +89,13 @@ def settings_of(options: PruningOptions) -> Iterator[Setting]:
 
 
 def laws_of(settings: Sequence[Setting]) -> list[RelevanceLaw]:
-    """The kinds of attention that the settings need, each once."""
+    """The relevance laws that the settings need, without duplicates."""
     laws = [STRATEGIES[setting.strategy].relevance for setting in settings]
     return list(dict.fromkeys(law for law in laws if law is not None))
 
 
 def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[RelevanceLaw], max_tokens: int) -> Answered:
-    """The target's turn."""
+    """Let the target answer the prompt, and record the relevance scores for `laws`."""
     target = models.run_as("target")
     prompt = models.prompt("target", asked)
     after = prefilled(target, prompt, models.chunk, max_tokens, laws)
@@ -107,7 +107,7 @@ def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[RelevanceLaw]
 def judged(
     models: LoadedPair, asked: ClipPrompt, answer: Answered, settings: Sequence[Setting], seed: int
 ) -> Iterator[Judged]:
-    """The draft's turn: under every setting it reads its part of the prompt and follows the target's text."""
+    """Judge the draft under every setting: it prefills the pruned prompt and is compared along the target's text."""
     draft = models.run_as("draft")
     whole = models.prompt("draft", asked)
     for setting in settings:
@@ -128,7 +128,7 @@ def judged(
 
 
 def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> Tensor:
-    """Rows of the draft's whole prompt that the setting keeps; relevance counts where both see the same cells."""
+    """Rows of the draft's unpruned prompt that the setting keeps; relevance needs the same grid in both models."""
     strategy = STRATEGIES[setting.strategy]
     is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
@@ -161,13 +161,13 @@ def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Seque
     logits = None
     while logits is None:
         logits = model.prefill(prompt, cache, chunk, note if laws else None)
-    if logits.is_cuda:  # kernels run behind the interpreter's back on a GPU; a clock must wait for them
+    if logits.is_cuda:  # GPU kernels run asynchronously: wait for them before reading the clock
         torch.cuda.synchronize(logits.device)
     return Prefilled(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
 
 
 def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: int) -> tuple[int, ...]:
-    """The model's own text, the end token included; the cache then holds all of it but its last token."""
+    """The model's greedy text, including the end token; the cache then holds all of it but the last token."""
     sampler, cache = CoupledSampler(SamplingParams()), after.cache
     ids = sampler.choose(after.logits[None], [])
     while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
@@ -178,7 +178,7 @@ def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: 
 
 
 def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]) -> tuple[bool, ...]:
-    """At which tokens of `ids` the model's own choice, given all before, is the same. Leaves the cache as found."""
+    """For each token of `ids`, whether the model, given all before it, chooses the same. Restores the cache."""
     sampler, cache = CoupledSampler(SamplingParams()), after.cache
     scores = [after.logits[None]]
     if len(ids) > 1:
@@ -191,7 +191,7 @@ def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]
 def mean_accepted(hits: Sequence[bool], window: int) -> tuple[int, int]:
     """Accepted proposals and verifications when `window` tokens are proposed at a time (serial schedule).
 
-    A verification commits the accepted ones and one token more, which is the target's own.
+    A verification commits the accepted tokens and one more, the target's own.
     """
     at, accepted, verifications = 0, 0, 0
     while at < len(hits):

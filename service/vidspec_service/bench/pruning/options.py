@@ -1,4 +1,4 @@
-"""What a run of `bench pruning` is asked to do, and the prompts about a clip."""
+"""Options of `bench pruning`, and its prompts about a clip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASELINE = Preservation.NONE
 
 
 class Task(StrEnum):
-    """What is asked about a clip; question types that need the same kind of sight are one task."""
+    """What is asked about a clip; question types that need similar visual information form one task."""
 
     CAPTION = "caption"
     APPEARANCE = "appearance"
@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def prune_ratio(self) -> float:
-        """As strategies and engine take it."""
+        """The ratio as strategies and the engine accept it."""
         return min(self.ratio, 0.99)
 
 
@@ -88,7 +88,7 @@ class ClipPrompt:
 
 
 def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[ClipPrompt]:
-    """Everything of these tasks about the clip-th test scene, the caption first."""
+    """All prompts of these tasks about test scene number `clip`, the caption first."""
     seed = TEST_SEEDS[clip]
     video = scene_video(seed, key=f"test-{clip}")
     texts = [(Task.CAPTION, CAPTION_PROMPT)]

@@ -1,4 +1,4 @@
-"""Pictures of `bench pruning`: acceptance over the pruned share, the draft's start, and what each strategy keeps."""
+"""Plots of `bench pruning`: acceptance over the pruned share, when the draft is ready, and what each strategy keeps."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MOST_COLUMNS = 8
 
 
 def draw_report(figure: Any, rows: Sequence[Row], clip: Row) -> None:
-    """`rows` of all tasks together: a line a strategy; `clip`: with and without waiting for the target's scores."""
+    """Draw a line per strategy from `rows` (all tasks together), and the time line of the long `clip`."""
     acceptance, lanes = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_acceptance(acceptance, rows)
     _draw_time_line(lanes, clip)
 
 
 def _draw_acceptance(axes: Any, rows: Sequence[Row]) -> None:
-    """Ratios stand at equal distances, in their order: what matters happens between 0.9 and 0.95."""
+    """Draw the ratios at equal distances, because the important changes happen between 0.9 and 0.95."""
     shown = sorted({row["ratio"] for row in rows if row["strategy"] not in _LEVELS})
     for strategy in dict.fromkeys(row["strategy"] for row in rows):
         mine = [row for row in rows if row["strategy"] == strategy]
@@ -88,7 +88,7 @@ def _draw_time_line(axes: Any, clip: Row) -> None:
 def draw_overlays(
     models: LoadedPair, asked: ClipPrompt, answer: Answered, settings: Sequence[Setting], folder: Path
 ) -> None:
-    """One picture per setting, `STRATEGY-RATIO.png`, all frames of the clip in reading order."""
+    """Write one picture per setting, `STRATEGY-RATIO.png`, with all frames of the clip in reading order."""
     from matplotlib.image import imsave
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,8 +103,8 @@ def draw_overlays(
 def overlay(frames: NDArray[np.uint8], places: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.uint8]:
     """One picture [height, width, 3] of frames [T, H, W, 3] side by side; cells that are not kept are darkened.
 
-    places, kept: (frame, row, column) of all rows and of those kept; rows that are no cell are negative. Frames that
-    share a cell (models that merge pairs) are all drawn with it.
+    places, kept: (frame, row, column) of all rows and of the kept rows; rows that are not cells have negative numbers.
+    Frames that share a cell (in models that merge pairs of frames) are all drawn with it.
     """
     num_frames, num_rows, num_columns = places.max(axis=0) + 1
     is_kept = np.zeros((num_frames, num_rows, num_columns), bool)

@@ -1,7 +1,7 @@
-"""What `bench pruning` says: from judged prompts to rates with intervals, as tables and lines.
+"""The report of `bench pruning`: from judged prompts to acceptance rates with intervals, as tables and lines.
 
-Rates are paired, clip by clip, with the unpruned draft and with hippo. A clip is drawn again whole: what is asked of
-one hangs together.
+Rates are paired, clip by clip, with the unpruned draft and with hippo. The bootstrap resamples whole clips, because
+results about the same clip are correlated.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vidspec_service.engine.config import Preservation
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`
-_FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the one ratio of those that ignore it
+_FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the only ratio of strategies that ignore the ratio
 
-Speed = Callable[[Setting, str, float], tuple[float, str]]  # setting, task, acceptance to (tokens/s, where from)
+Speed = Callable[[Setting, str, float], tuple[float, str]]  # setting, task, acceptance rate -> (tokens/s, source)
 
 
 def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> list[Row]:
-    """Every strategy at every ratio, on each task and on all together; ratio 0 is `none` for all of them."""
+    """Every strategy at every ratio, on each task and on all together; at ratio 0, each equals `none`."""
     rows = [
         _result(strategy, share, task, [each for each in judged if task in (ALL_TASKS, each.task)], speed)
         for strategy in options.strategies
@@ -38,7 +38,7 @@ def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> 
 
 
 def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[Judged], speed: Speed) -> Row:
-    """Empty for what was not judged. Intervals: 95 %, bootstrap over clips."""
+    """One row of results, with 95 % bootstrap intervals over clips; empty if nothing was judged."""
     setting = _measured_as(strategy, share)
     mine = [each for each in of_task if each.setting == setting]
     if not mine:
@@ -78,7 +78,7 @@ Counts = Mapping[int, tuple[int, int]]  # clip to (accepted, judged)
 
 
 def _counts(judged: Sequence[Judged], setting: Setting) -> Counts:
-    """Summed by clip."""
+    """Accepted and judged tokens, summed by clip."""
     sums: dict[int, tuple[int, int]] = {}
     for each in judged:
         if each.setting == setting:
@@ -88,7 +88,7 @@ def _counts(judged: Sequence[Judged], setting: Setting) -> Counts:
 
 
 def paired(figure: Callable[[Sums], Sums], ours: Counts, base: Counts) -> Estimate:
-    """Over the clips that both have."""
+    """Estimate a paired figure over the clips that both have."""
     return estimate(figure, [(*ours[clip], *base[clip]) for clip in sorted(ours.keys() & base.keys())])
 
 
@@ -99,7 +99,7 @@ def pruning_report(
     models: Mapping[str, Row],
     placements: Sequence[Placement],
 ) -> Report:
-    """`clip`: the long one; `models`: facts by role."""
+    """`clip`: results of the long clip; `models`: facts by role."""
     named = {role: "{model}, {device} {dtype}, {threads} threads".format(**facts) for role, facts in models.items()}
     subject = ", ".join("{} {model} {device} {dtype}".format(role, **facts) for role, facts in models.items())
     of_clips = f"{options.num_clips}, at most {options.max_tokens} tokens, greedy; first tokens count, too"

@@ -39,12 +39,13 @@ _SHOWN = Preservation.HIPPO
 
 
 def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
-    """Medians of a few runs on the caption of one clip, of more frames than the bundled pair was made for.
+    """Medians of a few runs on the caption of one clip, with more frames than the bundled pair was made for.
 
     Every part is timed on its own, so that none waits for another.
 
-    Keys of `selection_s` are strategies, of `draft_prefill_s` ratios. `scoring_over_prefill` is relevance on the target
-    and hippo's choice on the draft; `draft_prefill_ratio` is at the largest ratio up to 0.9, over unpruned.
+    Keys of `selection_s` are strategies; keys of `draft_prefill_s` are ratios. `scoring_over_prefill` is the time of
+    relevance (on the target) and hippo's choice (on the draft) over the target's prefill time; `draft_prefill_ratio` is
+    the draft's prefill time at the largest ratio up to 0.9 over the unpruned time.
     """
     inputs = about_video(CAPTION_PROMPT), (scene_video(TEST_SEEDS[0], options.long_frames),)
     target, law = models.run_as("target"), STRATEGIES[_SHOWN].relevance
@@ -91,10 +92,10 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
 def time_line(
     *, first_token_s: float, relevance_s: float, draft_prepare_s: float, choice_s: float, draft_prefill_s: float
 ) -> dict[str, float]:
-    """Seconds after both workers took the request up; the target measures relevance after its first token.
+    """Seconds after both workers start on the request; the target measures relevance after its first token.
 
-    The draft is `ready` when it can propose, from its own scores, and `refined` when it sees what the target's scores
-    chose; the last entry is for a draft that waits for those scores before its prefill.
+    The draft is `ready` when it can propose after pruning with its own scores, and `refined` after prefilling again
+    with the rows that the target's scores chose. The last entry is for a draft that waits for the target's scores.
     """
     scores_s = first_token_s + relevance_s
     ready_s = draft_prepare_s + choice_s + draft_prefill_s
@@ -108,7 +109,7 @@ def time_line(
 
 
 def _timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
-    """Median seconds, and what the last repeat gave."""
+    """Median seconds, and the result of the last repeat."""
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -120,7 +121,7 @@ def _timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
 
 
 def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
-    """Tokens per second: of the engine where it was run (captions), else predicted by the policy's speed model.
+    """Tokens per second: measured in the engine if it was run (captions), else predicted by the policy's speed model.
 
     Forwards of both models are timed in this process, one model after the other.
     """
@@ -139,7 +140,7 @@ def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
 def engine_speeds(
     options: PruningOptions, pair: EngineConfig, settings: Sequence[Setting], tell: Tell
 ) -> dict[Setting, float]:
-    """Captions in mode parallel, one engine after another: decoding speed, each answer's first tokens left out."""
+    """Decoding speed of captions in mode parallel, without each answer's first tokens; one engine after another."""
     found = {}
     for index, setting in enumerate(settings):
         tell(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))

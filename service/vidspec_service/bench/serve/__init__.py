@@ -1,1 +1,1 @@
-"""`bench serve`: a server under load over HTTP: latencies, goodput, overload and long runs."""
+"""`bench serve`: a server under load over HTTP: latencies, goodput, overload and soak runs."""

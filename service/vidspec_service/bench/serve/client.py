@@ -1,4 +1,4 @@
-"""One request over HTTP, streamed and timed from the outside: what a client sees, and nothing else."""
+"""One streamed request over HTTP, timed only by what its client sees."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vidspec_service.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """What to send, and whether to stay for the answer."""
+    """What to send, and whether to leave before the answer ends."""
 
     clip: bytes
     max_tokens: int
     num_frames: int | None = None
-    leave_after_events: int | None = None  # close the connection after so many events of the stream
-    leave_after_bytes: int | None = None  # or after so many bytes of the upload
+    leave_after_events: int | None = None  # close the connection after this many events of the stream
+    leave_after_bytes: int | None = None  # or after this many bytes of the upload
 
     def form(self) -> dict[str, Any]:
-        """As httpx takes it."""
+        """The form as keyword arguments of httpx."""
         fields = {"prompt": CAPTION_PROMPT, "stream": "true", "max_tokens": str(self.max_tokens)}
         if self.num_frames is not None:
             fields["num_frames"] = str(self.num_frames)
@@ -36,13 +36,13 @@ class LoadRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of a request; times in seconds since it was due. `status` 0: no HTTP answer at all."""
+    """The result of a request. Times are in seconds since the request was due. `status` 0: no HTTP answer at all."""
 
     due_s: float  # since the load began
     status: int = 0
-    code: str | None = None  # the server's error code, also of an error inside a stream; or why there was no answer
+    code: str | None = None  # the server's error code (also of an error inside a stream), or why there was no answer
     ttft_s: float | None = None
-    e2e_s: float = 0.0  # of a whole answer until its last piece of text
+    e2e_s: float = 0.0  # for a whole answer, until its last piece of text
     num_tokens: int = 0
     is_complete: bool = False
     left_early: bool = False
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class LoadClient:
-    """Sends to one server, over as many connections as it takes. Made from no address, it raises ConfigError."""
+    """Sends to one server over any number of connections. The constructor raises ConfigError for an invalid URL."""
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -74,7 +74,7 @@ class LoadClient:
         await self._client.aclose()
 
     async def model(self) -> str:
-        """The name of the model that answers. Raises ConfigError if this server cannot be asked."""
+        """The name of the server's model. Raises ConfigError if the server cannot be asked."""
         try:
             answer = await self._client.get("/v1/models")
             if answer.status_code == httpx.codes.OK:
@@ -87,9 +87,9 @@ class LoadClient:
         raise ConfigError(f"{self._url} cannot be asked: {reason}")
 
     async def send(self, request: LoadRequest, began: float, due_s: float) -> Outcome:
-        """`began` is the load's start on the clock of `time.perf_counter`, `due_s` when this was to be sent.
+        """`began` is the load's start on the clock of `time.perf_counter`; `due_s` after it, the request is due.
 
-        Timed from then, not from when this process came to sending it: a slow server must not slow its own test.
+        Times count from then, not from when the request was really sent: a slow server must not slow its own test.
         """
         outcome, due = Outcome(due_s=due_s), began + due_s
         try:
@@ -105,7 +105,7 @@ class LoadClient:
         return outcome
 
     async def _stream(self, request: LoadRequest, outcome: Outcome, due: float) -> None:
-        """Note what comes, and when the first and the last piece of text did."""
+        """Record the answer, and when its first and last pieces of text arrived."""
         async with self._client.stream("POST", ROUTE, **request.form()) as response:
             outcome.status = response.status_code
             if outcome.status != httpx.codes.OK:
@@ -128,12 +128,12 @@ class LoadClient:
         outcome.left_early = request.leave_after_events is not None and num_tokens == 0
 
     async def _abandon_upload(self, abandoned: LoadRequest, num_bytes: int) -> None:
-        """Begin to send, then hang up."""
+        """Send the first `num_bytes` of the request, then close the connection."""
         whole = self._client.build_request("POST", ROUTE, **abandoned.form())
 
         async def beginning() -> AsyncIterator[bytes]:
             yield whole.read()[:num_bytes]
-            raise EOFError  # less than the headers announce: httpx closes the connection
+            raise EOFError  # the body is shorter than its headers announce, so httpx closes the connection
 
         with suppress(EOFError):
             await self._client.post(ROUTE, headers=whole.headers, content=beginning())

@@ -1,4 +1,4 @@
-"""What a server of our own holds, as the kernel sees it."""
+"""Resources that our own server holds (memory, processes, file descriptors, files), as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Watched:
     upload_dir: Path
 
     def footprint(self) -> Row:
-        """Of the process and all below it; one that is gone meanwhile, or confined, counts nothing.
+        """Of the server process and its descendants; one that has exited or cannot be inspected counts as 0.
 
-        Resident memory counts what processes share in each of them: for differences, not for sums.
+        Memory that processes share is counted in each of them, so only differences of resident memory mean something.
         """
         root = psutil.Process(self.server.process.pid)
         processes = [root, *root.children(recursive=True)]
@@ -36,13 +36,13 @@ class Watched:
             "resident_bytes": _sum(processes, lambda process: process.memory_info().rss),
             "num_processes": len(processes),
             "num_descriptors": _sum(processes, lambda process: process.num_fds()),
-            "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # of uploads
+            "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # uploads
         }
 
     async def quiet_footprint(self) -> Row:
-        """Once uploads are gone and nothing changes any more, or after a while as it is.
+        """The footprint once uploads are gone and _STEADY figures no longer change, or after a timeout.
 
-        Raises ConfigError if the server has ended.
+        Raises ConfigError if the server has exited.
         """
         self.server.check()
         found = self.footprint()
@@ -65,7 +65,7 @@ def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process],
 
 @contextmanager
 def watched_server(flags: Sequence[str]) -> Iterator[Watched]:
-    """A server with these flags for the length of the block; raises ConfigError as `own_server` does."""
+    """Run a server with these flags until the block ends; raises ConfigError as `own_server` does."""
     with (
         tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder,
         own_server([*flags, "--upload-dir", folder]) as server,

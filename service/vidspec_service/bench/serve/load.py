@@ -1,6 +1,6 @@
-"""Loads: closed (so many at once, the next when one ends) and open (at their times, whatever the server does).
+"""Closed loads (a fixed number of requests at once) and open loads (requests at fixed times, however slow the server).
 
-And what is sent: rendered scenes, by clients of every kind.
+Also the requests: rendered scenes, including clients that leave early.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
 
-Told = Callable[[int], None]  # answers so far
+Told = Callable[[int], None]  # called with the number of answers so far
 
 
 async def closed_load(
     client: LoadClient, requests: Iterable[LoadRequest], concurrency: int, told: Told
 ) -> tuple[list[Outcome], float]:
-    """Outcomes in the order in which they ended, and how long it took."""
+    """Outcomes in the order in which requests ended, and the seconds that the load took."""
     began, outcomes, waiting = time.perf_counter(), list[Outcome](), iter(requests)
 
     async def sender() -> None:
-        for request in waiting:  # one iterator for all
+        for request in waiting:  # all senders share one iterator
             outcomes.append(await client.send(request, began, time.perf_counter() - began))
             told(len(outcomes))
 
@@ -43,7 +43,7 @@ async def closed_load(
 async def open_load(
     client: LoadClient, requests: Iterator[LoadRequest], due_s: Sequence[float], told: Told
 ) -> tuple[list[Outcome], float]:
-    """One request at each of the times, in seconds since the start; returns when all have ended."""
+    """Send a request at each time in `due_s` (seconds since the start); returns when all have ended."""
     began, outcomes = time.perf_counter(), list[Outcome]()
 
     async def send(request: LoadRequest, due: float) -> None:
@@ -63,7 +63,7 @@ def poisson_times(rate: float, dice: random.Random) -> Iterator[float]:
 
 
 def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
-    """MP4 files of four seconds; all of one size, or of several."""
+    """MP4 files of four seconds, all of one size or, if mixed, of several."""
     clips = []
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         for index in range(count):
@@ -77,7 +77,7 @@ def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
 def mixed_requests(
     clips: Iterator[bytes], most_tokens: int, num_frames: int | None, dice: random.Random
 ) -> Iterator[LoadRequest]:
-    """Answers of any length; a quarter are cancelled, some of the rest are never fully sent."""
+    """Requests for answers of any length; a quarter are cancelled, 15 % are never fully sent."""
     for clip in clips:
         fate = dice.random()
         yield LoadRequest(

@@ -1,4 +1,4 @@
-"""What `bench serve` says: from outcomes to percentiles, goodput, what was refused and lost; tables, curves."""
+"""The report of `bench serve`: percentiles, goodput, refused and lost requests from outcomes, as tables and curves."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
-    """What makes an answer a good one; and the server's own deadline, request_timeout_s."""
+    """Limits within which an answer counts as goodput; and the server's own deadline, request_timeout_s."""
 
     ttft_s: float = number(2.0, "--slo-ttft-s", "of goodput", "S")
     tpot_s: float = number(0.1, "--slo-tpot-s", "of goodput", "S")
     deadline_s: float = 120.0
 
     def are_met(self, outcome: Outcome) -> bool:
-        """By a whole answer."""
+        """Whether a complete answer meets both limits."""
         return (outcome.ttft_s or 0.0) <= self.ttft_s and (outcome.tpot_s is None or outcome.tpot_s <= self.tpot_s)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Of times in seconds; None for no values."""
+    """Percentiles of times in seconds; None if there are no values."""
     if not values:
         return None
     return dict(zip(_PERCENTILES, np.percentile(values, list(_PERCENTILES.values())).tolist(), strict=True))
@@ -42,9 +42,9 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 def load_result(
     name: str, outcomes: Sequence[Outcome], duration_s: float, objectives: Objectives, *, is_open: bool
 ) -> Row:
-    """One load. Latencies are those of whole answers; goodput counts whole answers within both objectives.
+    """Results of one load. Latencies and goodput count complete answers only; goodput, those within both objectives.
 
-    A closed load offers what is answered, no rate of its own.
+    A closed load has no offered rate: it sends the next request when one ends.
     """
     whole = [outcome for outcome in outcomes if outcome.is_complete]
     left = [outcome for outcome in outcomes if outcome.left_early]
@@ -65,9 +65,9 @@ def load_result(
         "num_answered": len(whole),
         "num_left_early": len(left),
         "num_refused": len(refused),
-        "num_lost": len(outcomes) - len(whole) - len(left) - len(refused),  # and no client that left
+        "num_lost": len(outcomes) - len(whole) - len(left) - len(refused),  # failed, though the client stayed
         "num_late": sum(outcome.e2e_s > objectives.deadline_s for outcome in whole),
-        "refusal": percentiles([outcome.e2e_s for outcome in refused]),  # from due to refused
+        "refusal": percentiles([outcome.e2e_s for outcome in refused]),  # from due time to refusal
         "errors": dict(Counter(f"{outcome.status} {outcome.code}" for outcome in wrong).most_common()),
     }
 
@@ -78,7 +78,7 @@ def serve_report(
     soak: Row | None,
     served: Row,
 ) -> Report:
-    """`served`: model, server and settings. `outcomes` has every request, so that every figure can be made again."""
+    """`served`: model, server and settings. `outcomes` has every request, so that every figure can be recomputed."""
     body = [part for load in loads for part in _of_load(load)]
     is_whole = not any(load["num_lost"] for load in loads) and not _has_left_something(soak)
     return Report(
@@ -99,7 +99,7 @@ def serve_report(
 
 
 def _has_left_something(soak: Row | None) -> bool:
-    """Files or processes that were not there before."""
+    """Whether upload files remained, or there were more processes than before."""
     if soak is None:
         return False
     return bool(soak["after"]["num_files"] or soak["after"]["num_processes"] > soak["before"]["num_processes"])
@@ -138,7 +138,7 @@ def _footprints(soak: Row) -> RenderableType:
 
 
 def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None) -> None:
-    """Cumulative shares over seconds; for a soak, resident memory over requests below."""
+    """Draw cumulative shares of requests over seconds; for a soak, also resident memory over requests (below)."""
     shares, *below = figure.subplots(1 if soak is None else 2, 1, squeeze=False)[:, 0]
     for name, of_load in outcomes.items():
         whole = [outcome for outcome in of_load if outcome.is_complete]

@@ -1,4 +1,4 @@
-"""`bench serve` from options to report: one load, an overload after its capacity was measured, or a soak."""
+"""`bench serve` from options to report: one load, an overload of a capacity measured first, or a soak."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from vidspec_service.bench.serve.load import (
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 
 _WARM_UP = 2
-_SOAK_WARM_UP_SHARE = 0.2  # caches fill, allocators find their size
+_SOAK_WARM_UP_SHARE = 0.2  # until caches are full and allocators stop growing
 _SOAK_SAMPLES = 50
-_GRACE_S = 30.0  # a client waits so much longer than the server's deadline
+_GRACE_S = 30.0  # a client waits this much longer than the server's deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(Objectives):
-    """One load: `rate` makes it open, else `concurrency` closed; `overload` and `soak` are runs of their own."""
+    """One load: open with `rate`, else closed with `concurrency`. `overload` and `soak` are other kinds of runs."""
 
     url: str | None = option(None, "--url", "ask this server; else one is started and ended", metavar="URL")
     num_requests: int = number(64, "--requests", "in all")
@@ -57,7 +57,7 @@ class ServeOptions(Objectives):
     seed: int = option(0, "--seed", "of arrivals and of who leaves (default 0)", type=int, metavar="N")
 
     def as_settings(self) -> Row:
-        """What the figures depend on."""
+        """The settings that the figures depend on."""
         return {
             "max_tokens": self.max_tokens,
             "num_frames": self.num_frames,
@@ -71,7 +71,7 @@ class ServeOptions(Objectives):
 
 
 def run_load(options: ServeOptions, flags: list[str], api_key: str | None, tell: Tell) -> Report:
-    """Against the server named, or one started with `flags`. Raises ConfigError if that does not start."""
+    """Run against `options.url`, or a server started with `flags`. Raises ConfigError if the server does not start."""
     if options.clips:
         clips = [path.read_bytes() for path in options.clips]
     else:
@@ -94,7 +94,7 @@ def run_load(options: ServeOptions, flags: list[str], api_key: str | None, tell:
 
 @dataclass(slots=True)
 class _Run:
-    """One measurement of a server that is up."""
+    """One measurement of a running server."""
 
     options: ServeOptions
     client: LoadClient
@@ -107,7 +107,7 @@ class _Run:
 
     async def measure(self, watched: Watched | None) -> None:
         async with self.client:
-            self.model = await self.client.model()  # at once, if it is not there or wants another key
+            self.model = await self.client.model()  # fails early if the server is unreachable or refuses the API key
             await closed_load(self.client, self.requests(_WARM_UP), 1, self._told("warming up", _WARM_UP))
             await self._load(watched)
 
@@ -129,10 +129,10 @@ class _Run:
             await self._closed(f"closed, {options.concurrency} at once")
 
     async def _soak(self, watched: Watched, total: int, dice: random.Random) -> Row:
-        """Clients of all sizes that often leave early; what the server's whole process tree held.
+        """Send requests of all sizes that often leave early, and record the footprint of the server's process tree.
 
-        `before` after warm-up, `after` at the end, both with nothing to do, and `samples` under load, each with the
-        number of requests that had ended.
+        `before` is taken after the warm-up and `after` at the end, both with an idle server; `samples` are taken under
+        load, each with the number of requests that had ended.
         """
         options = self.options
         num_warm_up = options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1)
@@ -173,7 +173,7 @@ class _Run:
         return lambda done: self.tell(what, done, total)
 
     def requests(self, count: int) -> Iterator[LoadRequest]:
-        """So many, each with the next clip."""
+        """`count` requests, each with the next clip."""
         options = self.options
         for _ in range(count):
             yield LoadRequest(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)

@@ -1,1 +1,1 @@
-"""`bench speed`: the ways to decode on the same prompts, next to stock transformers and the speed model."""
+"""`bench speed`: every speculation mode on the same prompts, compared with stock transformers and the speed model."""

@@ -1,4 +1,4 @@
-"""What the workers did and when, from the heartbeats they send: idle shares, forward times, the lanes of a timeline."""
+"""When the workers were busy, from their heartbeats: idle ratios, forward times and the lanes of a timeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vidspec_service.bench.common.samples import Interval, union
 from vidspec_service.engine.ipc.messages import Heartbeat
 
 _HEARTBEAT_TIMEOUT_S = 10.0
-Span = tuple[float, float, int]  # start, end, rows of the forward in it
+Span = tuple[float, float, int]  # start and end of a forward pass, and its number of rows
 
 
 class Activity:
@@ -25,13 +25,13 @@ class Activity:
         self._news = asyncio.Event()
 
     def take(self, role: str, heartbeat: Heartbeat) -> None:
-        """The engine's `on_heartbeat`."""
+        """Record one heartbeat; passed to the engine as `on_heartbeat`."""
         self._spans.setdefault(role, []).extend(heartbeat.forwards)
         self._until[role] = heartbeat.until
         self._news.set()
 
     async def complete(self, until: float, roles: Iterable[str]) -> None:
-        """Wait until these workers have told all they did up to `until`; a restarted one may never tell."""
+        """Wait until these workers have reported their work up to `until`, or a timeout: a restarted one may not."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_HEARTBEAT_TIMEOUT_S):
                 for role in roles:
@@ -40,12 +40,12 @@ class Activity:
                         await self._news.wait()
 
     def spans(self, role: str) -> list[Span]:
-        """Everything told so far, in order."""
+        """Everything that this worker has reported so far, in order."""
         return self._spans.get(role, [])
 
 
 def idle_ratio(spans: Sequence[Span], windows: Iterable[Interval]) -> float | None:
-    """Share of the windows in which the worker did nothing; None without any time."""
+    """Share of the windows' time in which the worker did nothing; None if the windows are empty."""
     merged = union(windows)
     whole = sum(stop - start for start, stop in merged)
     if whole <= 0:
@@ -57,9 +57,9 @@ def idle_ratio(spans: Sequence[Span], windows: Iterable[Interval]) -> float | No
 
 
 def forward_facts(spans: Sequence[Span], windows: Iterable[Interval]) -> Row | None:
-    """The decoding steps as they ran, beside the other worker and at growing contexts; None if there were none.
+    """Decoding steps as they ran, beside the other worker and at growing contexts; None if there were none.
 
-    They start within the windows, which the prefill of a first token does not.
+    Only forwards that start within a window count, which leaves out the prefill before each first token.
     """
     merged = union(windows)
     found = [span for window in merged for span in within(spans, window) if span[0] >= window[0]]

@@ -1,6 +1,6 @@
-"""What a forward and a message cost, each measured alone, and the speed-up that the speed model makes of it.
+"""What a forward and a message cost, each measured alone, and the speed-up that the speed model predicts from it.
 
-Models are timed in child processes: only those import torch.
+Models are timed in child processes, the only ones that import torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vidspec_service.engine.speculation.plan import LEAST_GAIN_AUTO, Plan, StepC
 from vidspec_service.errors import ConfigError
 
 _REPEATS = 60
-_ROOM = 4  # rows behind the context: a stride
+_ROOM = 4  # cache rows after the context, enough for a stride
 _PATIENCE_S = 60.0
 _EXCHANGES, _WARM_UP = 2000, 200
 _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
@@ -38,23 +38,23 @@ _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwards(Placement):
-    """One model as probed on its own: median seconds of a forward over n rows, token choice included, as in a step."""
+    """One model, timed alone: median seconds of a forward over n rows; includes choosing tokens, as a step does."""
 
     threads: int
     seconds: dict[int, float]
-    stride_s: float | None = None  # a token of several that are made in one go, where the model does that
-    bandwidth: float | None = None  # of copies on its device (of several, one reads at a time), bytes/s both ways
+    stride_s: float | None = None  # seconds per token when the model makes several in one call; None if it cannot
+    bandwidth: float | None = None  # bytes/s read and written by copies; of several devices, one reads at a time
 
     @property
     def token_s(self) -> float:
-        """What a token takes where nobody proposes any."""
+        """Seconds per token without speculation."""
         return self.seconds[1] if self.stride_s is None else self.stride_s
 
 
 def time_forwards(
     spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...], *, with_copies: bool = False
 ) -> Forwards:
-    """With `context` rows in the cache. `with_copies`: the bandwidth, too, of the best of several large ones."""
+    """Time forwards with `context` rows in the cache. `with_copies`: also the bandwidth, the best of several copies."""
     import torch
 
     from vidspec_models.decoder.kv_cache import KVCache
@@ -74,12 +74,12 @@ def time_forwards(
     )
     if not with_copies:
         return forwards
-    del model, cache  # a device that they fill has no room for the copies beside them
+    del model, cache  # they may fill the device, and the copies need room
     return replace(forwards, bandwidth=time_copies(torch.device(forwards.device.partition(",")[0])))
 
 
 class BusyDraft:
-    """A draft that makes tokens, as many at once as it does in the engine, until its process ends."""
+    """A draft that generates tokens until its process ends, as many per call as in the engine."""
 
     def __init__(self, spec: ModelSpec, threads: int, context: int) -> None:
         import torch
@@ -106,12 +106,12 @@ class BusyDraft:
         self._thread.start()
 
     def is_at_work(self) -> bool:
-        """False once an error has ended it; its process has printed which."""
+        """False once an error has ended the thread; the child process has then printed the error."""
         return self._thread.is_alive()
 
 
 def echo(sock: socket.socket) -> None:
-    """The far end of the channel round trip: a Verdict for every Proposal, until the channel closes."""
+    """The far end of the round trip: send a Verdict for every Proposal until the channel closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     channel = Channel(sock)
     with suppress(ChannelClosed):
@@ -124,7 +124,7 @@ def echo(sock: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedCosts:
-    """The target with the threads it has beside a draft, which is at work, the target with all cores, and the draft."""
+    """Forwards of `target` (its threads in a pair, beside a busy draft), `alone` (target, all cores) and `draft`."""
 
     context: int
     target: Forwards
@@ -142,14 +142,14 @@ class ProbedCosts:
 
 
 def typical_context(samples: Sequence[Sample]) -> int:
-    """Rows in the cache half-way through a mean answer: what a forward attends to."""
+    """Cache rows that a forward attends to half-way through an answer of mean length."""
     return round(fmean(sample.prompt_tokens + len(sample.ids) / 2 for sample in samples))
 
 
 def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with_copies: bool = False) -> ProbedCosts:
-    """The target's forwards over so many rows, by itself and beside a draft that never rests; the draft's over one.
+    """Time the target's forwards over `rows`, alone and beside a busy draft, and the draft's forward over one row.
 
-    Raises ConfigError. With copies also the bandwidth of the devices of `alone` and `draft`.
+    Raises ConfigError. `with_copies`: also measures the bandwidth of the devices of `alone` and `draft`.
     """
     threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
     spec = spec_of(pair.target, "target")
@@ -157,7 +157,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
     if pair.draft is None or pair.has_ngram_draft:
         return ProbedCosts(context=context, target=alone, alone=alone)
     draft_spec, draft_threads = spec_of(pair.draft, "draft"), threads["draft"]
-    with Child(BusyDraft, draft_spec, draft_threads, context) as busy:  # the two share caches, memory, even a device
+    with Child(BusyDraft, draft_spec, draft_threads, context) as busy:  # they share caches, memory, maybe a device
         target = call_in_child(time_forwards, spec, threads["target"], context, rows)
         if not busy.ask(BusyDraft.is_at_work):
             raise ConfigError("the draft beside which the target was timed has stopped; its output says why")
@@ -166,7 +166,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
 
 
 def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:
-    """Seconds of a Proposal out and a Verdict back, over the workers' channel; both sides sleep between messages."""
+    """Seconds from sending a Proposal to receiving a Verdict on the workers' channel; both sides sleep in between."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = get_context("spawn").Process(target=echo, args=(theirs,), daemon=True)
     process.start()
@@ -202,7 +202,7 @@ def _exchange(channel: Channel, position: int) -> float:
 
 
 def step_costs(target: Forwards, draft_s: float, latency_s: float) -> StepCosts:
-    """The line base + row * n nearest to the probed forwards."""
+    """Fit the line base + row * n to the probed forwards by least squares."""
     rows = np.array(sorted(target.seconds), dtype=np.float64)
     seconds = np.array([target.seconds[int(num_rows)] for num_rows in rows])
     base_s, row_s = np.polynomial.polynomial.polyfit(rows, seconds, 1)
@@ -211,10 +211,10 @@ def step_costs(target: Forwards, draft_s: float, latency_s: float) -> StepCosts:
 
 
 def predict(mode: Mode, acceptance: float, costs: ProbedCosts, latency_s: float) -> tuple[Plan, float] | None:
-    """The policy's plan at this acceptance, and its speed over `off`; None for modes that do not speculate."""
+    """The policy's plan at this acceptance rate, and its speed-up over `off`; None for modes that do not speculate."""
     if not mode.needs_draft or costs.draft is None:
         return None
-    target = costs.alone if mode is Mode.SERIAL else costs.target  # beside whom nobody is at work, or the draft
+    target = costs.alone if mode is Mode.SERIAL else costs.target  # in serial, the draft does not run beside the target
     step = replace(step_costs(target, costs.draft.seconds[1], latency_s), stride_s=costs.alone.stride_s)
     least_gain = LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
     plan = best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)

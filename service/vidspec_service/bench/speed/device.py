@@ -1,8 +1,8 @@
-"""What a device is good for, in a minute or two: `vidspec check --device`, on a random pair in a released shape.
+"""`vidspec check --device`: what a device can do, in a minute or two, with a random pair of a released pair's shape.
 
-One engine answers a few prompts in every mode (are the ids the same?); then each model's forwards are timed alone, on
-an otherwise idle device, beside a large copy (how near is a step to the bytes it reads?), and the speed model says
-what speculation would gain at several acceptance rates. Weights are random: how often a draft is right, nobody says.
+One engine answers a few prompts in every mode (are the ids the same?). Then each model's forwards are timed alone on
+an otherwise idle device and compared with a large copy (how near is a step to the memory bandwidth?). From these, the
+speed model predicts the speed-up at several acceptance rates. Weights are random, so no acceptance rate is measured.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ACCEPTANCES = (0.7, 0.8, 0.9)
 _LATENCY_S = 0.0002  # of a message between the workers; `bench speed` measures it
 _MODES = (BASELINE, Mode.SERIAL, Mode.PARALLEL)
 _NUM_PROMPTS, _MAX_TOKENS = 3, 48
-_ROOM = 1.3  # over weights in 16 bits: keys and values, activations, the driver's own
-# From the largest to the one for the smallest memory.
+_ROOM = 1.3  # memory over that of 16-bit weights: also holds the KV cache, activations and the driver
+# From the largest pair to the one for the smallest memory.
 _PAIRS = (
     "llava-onevision-7b+0.5b",
     "llava-onevision-7b-of-14-layers+0.5b",
@@ -48,7 +48,7 @@ _PAIRS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What was found. Times are of one model alone."""
+    """Results of the check. Times are of one model alone."""
 
     shape: str
     info: EngineInfo
@@ -57,11 +57,11 @@ class DeviceFacts:
     forks: Sequence[Row]  # answers that differ from those of the target alone
     forwards: Mapping[str, Forwards]
     rooflines: Mapping[str, Row]
-    speedups: Mapping[float, float]  # acceptance -> predicted, over the target alone
+    speedups: Mapping[float, float]  # acceptance rate -> predicted speed-up over the target alone
 
 
 def fitting_pair(target_bytes: int, draft_bytes: int | None = None) -> str:
-    """The largest 7B-shaped pair, in 16 bits, for devices of so much memory; without `draft_bytes` both share one."""
+    """The largest pair that fits in 16 bits, else the smallest; without `draft_bytes` both models share one device."""
 
     def fits(name: str) -> bool:
         target, draft = (_ROOM * 2 * shape.parameters() for shape in (SHAPES[name].target, SHAPES[name].draft))
@@ -75,7 +75,7 @@ def fitting_pair(target_bytes: int, draft_bytes: int | None = None) -> str:
 async def measure_device(
     pair: EngineConfig, shape: str, tell: Tell, launcher: WorkerLauncher | None = None
 ) -> DeviceFacts:
-    """`pair` says devices and types; its models are not looked at. Raises ConfigError and EngineError."""
+    """Check the devices of `pair`, whose models are replaced by random ones. Raises ConfigError and EngineError."""
     options = SpeedOptions(
         num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
     )
@@ -110,12 +110,12 @@ async def measure_device(
 
 
 def expected_speedups(costs: StepCosts) -> dict[float, float]:
-    """Of mode `parallel` over the target alone, by the speed model of `engine/speculation/plan.py`."""
+    """Predicted speed-up of `parallel` over the target alone, by the speed model of `engine/speculation/plan.py`."""
     return {each: best_plan(each, costs, overlap=True, least_gain=0.0).speedup for each in ACCEPTANCES}
 
 
 async def _answers(engine: LocalEngine, options: SpeedOptions, made: RandomPair, tell: Tell) -> list[Sample]:
-    """Every prompt in every mode, the target alone first: what it says is what the draft's oracle proposes."""
+    """Answer every prompt in every mode. The target alone comes first: the draft's oracle proposes from its answers."""
     samples = list[Sample]()
     for mode in options.modes:
         for prompt in make_prompts(options.task, range(options.num_prompts)):

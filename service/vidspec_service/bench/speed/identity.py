@@ -1,4 +1,4 @@
-"""Did every mode give the same token ids? Where not: which prompt, and at which token the two part. Pure."""
+"""Did every mode give the same token ids? If not: for which prompt, and from which token on do they differ. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_FORKS = 10
 
 
 def reference_mode(modes: Sequence[Mode]) -> Mode:
-    """What the others are compared with: the baseline if it ran, else the engine's first, else the only one."""
+    """The mode that others are compared with: the baseline if it ran, else the engine's first, else the only one."""
     engine_modes = [mode for mode in modes if mode is not Mode.HF]
     return BASELINE if BASELINE in engine_modes else (engine_modes or modes)[0]
 
@@ -26,7 +26,7 @@ def find_forks(samples: Sequence[Sample], reference: Mode) -> list[Row]:
         ids = expected.get(sample.prompt)
         if ids is None or ids == sample.ids:
             continue
-        pairs = enumerate(zip_longest(ids, sample.ids))  # None: it has ended
+        pairs = enumerate(zip_longest(ids, sample.ids))  # None: one answer has ended
         position, (wanted, found) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
         forks.append(
             {
@@ -49,14 +49,14 @@ def is_identical(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
 
 
 def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Row]) -> bool | None:
-    """Did `hf` agree with the engine? Of greedy answers only: when sampling, transformers draws by itself."""
+    """Did `hf` agree with the engine? None if not compared, or when sampling: transformers draws its own numbers."""
     if Mode.HF not in options.modes or len(options.modes) < 2 or options.temperature > 0:
         return None
     return not any(fork["mode"] == Mode.HF for fork in forks)
 
 
 def fork_lines(forks: Sequence[Row], *, is_hf_compared: bool) -> Iterator[str]:
-    """The first few of those that count."""
+    """Report lines for the first few forks; forks of `hf` only if `hf` is compared."""
     told = [fork for fork in forks if fork["mode"] != Mode.HF or is_hf_compared]
     for fork in told[:_MOST_FORKS]:
         form = "  fork: prompt {prompt}, {mode} against {reference}, token {position}: {found} for {expected}"

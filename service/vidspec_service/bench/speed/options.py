@@ -1,4 +1,4 @@
-"""What a run of `bench speed` is asked to do, and the prompts about its clips."""
+"""Options of `bench speed`, and its prompts about clips."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, sce
 
 
 class Mode(StrEnum):
-    """The ways to answer that are compared. `hf` is stock transformers on the target alone, the peer."""
+    """The modes that are compared. `hf` is the peer: stock transformers with the target alone."""
 
     HF = "hf"
     OFF = "off"
@@ -25,7 +25,7 @@ class Mode(StrEnum):
 
     @property
     def speculation(self) -> SpeculationMode:
-        """What the engine is asked for; `hf` is not the engine."""
+        """The engine's speculation mode; `hf` does not use the engine."""
         return SpeculationMode.OFF if self is Mode.HF else SpeculationMode(self.value)
 
     @property
@@ -34,7 +34,7 @@ class Mode(StrEnum):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The workers of the engine that are at work."""
+        """The workers of the engine that this mode uses."""
         return ("target", "draft") if self.needs_draft else ("target",)
 
 
@@ -48,7 +48,7 @@ class Task(StrEnum):
     CAPTION = "caption"
     QA = "qa"
     MIXED = "mixed"
-    SYNTHETIC = "synthetic"  # numbered prompts of random models; not for others
+    SYNTHETIC = "synthetic"  # numbered prompts, for random models only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class SpeedOptions(SamplingOptions):
     modes: tuple[Mode, ...] = several(Mode, "--modes", "only these (default all)")
     max_tokens: int = number(160, "--max-tokens", "per answer")
     concurrency: int = number(1, "--concurrency", "requests at once")
-    shape: str = option(  # of random models, and the acceptance that is imposed on them
+    shape: str = option(  # this and `acceptance` apply to random models only
         _SHAPE, "--shape", f"of random models (default {_SHAPE})", choices=list(SHAPES), default=None
     )
     acceptance: float = option(
@@ -74,7 +74,7 @@ class SpeedOptions(SamplingOptions):
 
     @property
     def is_synthetic(self) -> bool:
-        """Random models of a pair's real shapes, no checkpoints."""
+        """Whether the run uses random models of a real pair's shapes instead of checkpoints."""
         return self.task is Task.SYNTHETIC
 
 
@@ -87,7 +87,7 @@ class BenchPrompt:
     video: Video
 
     def request(self, mode: Mode, group: int, options: SpeedOptions) -> GenerationRequest:
-        """The same for every mode but for how it speculates; each prompt has a seed of its own."""
+        """The request for a mode. Modes differ only in speculation; each prompt has a seed of its own."""
         return GenerationRequest(
             request_id=f"{mode}-{group}-{self.index}",
             turns=about_video(self.text),
@@ -99,7 +99,7 @@ class BenchPrompt:
 
 
 def make_prompts(task: Task, indices: range) -> Iterator[BenchPrompt]:
-    """Prompt i is about the i-th test scene; questions go round the types that apply. Random models see no scene."""
+    """Prompt i is about test scene i; questions rotate through the types that apply. Random models see no scene."""
     for index in indices:
         yield BenchPrompt(index=index, text=_text(task, index), video=scene_video(TEST_SEEDS[index]))
 

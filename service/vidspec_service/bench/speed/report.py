@@ -1,4 +1,4 @@
-"""What `bench speed` says: a row for every mode, and what explains it; bars, and one request's work as two lanes."""
+"""The report of `bench speed`: a row for each mode with explaining figures, a bar plot and one request's timeline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LANE = 0.8
 
 
 def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
-    """One bar per mode: speed-up over the baseline with its interval, tokens per second written on it."""
+    """One bar per mode: the speed-up over the baseline with its interval, labelled with tokens per second."""
     axes = figure.add_subplot()
     for index, row in enumerate(modes.values()):
         height = row["speedup_vs_off"] or 0.0
@@ -56,9 +56,9 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
 
 
 def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[Span]], window: Interval) -> None:
-    """Work of both workers from a request's first to its last token, above; its middle enlarged, below."""
+    """Both workers' forwards from a request's first to last token (above), and the middle of them enlarged (below)."""
     whole, zoom = figure.subplots(2, 1)
-    forwards = within(lanes["target"], window)  # of which a few are enlarged
+    forwards = within(lanes["target"], window)
     middle = forwards[max((len(forwards) - _ZOOM_FORWARDS) // 2, 0) :][:_ZOOM_FORWARDS]
     zoomed = (middle[0][0], middle[-1][1]) if len(forwards) > _ZOOM_FORWARDS else window
     for axes, (start, stop), title in (
@@ -80,9 +80,9 @@ def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[Span]], window: Inte
 
 
 def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
-    """One mode. Rates of decoding leave out each answer's first tokens, throughput leaves out nothing.
+    """Results of one mode. Decoding rates leave out each answer's first tokens; throughput counts all tokens.
 
-    A prediction is made for one request at a time only.
+    A prediction is made only for one request at a time.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
     work, whole, speculation = decoding(samples), throughput(samples), total_speculation(samples)
@@ -114,7 +114,7 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
 
 
 def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
-    """Measurements in the words of the report. `identical` speaks of the engine's modes, ids not text."""
+    """Build the report. `identical` compares the token ids, not the text, of the engine's modes."""
     costs, synthetic = measured.costs, measured.synthetic
     forks = find_forks(measured.samples, reference_mode(options.modes))
     identical = is_identical(options, forks)
@@ -168,7 +168,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
 
 
 def _models(pair: EngineConfig, costs: ProbedCosts) -> dict[str, Row]:
-    """What each worker ran; stock transformers does not say whether its rows are invariant."""
+    """Facts of each model that ran; whether rows are invariant is unknown for stock transformers."""
 
     def facts(model: str, forwards: Forwards) -> Row:
         return {**forwards.facts(model, forwards.threads), "rows_are_invariant": forwards.rows_are_invariant}

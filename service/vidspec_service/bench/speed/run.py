@@ -1,6 +1,6 @@
-"""The run itself: every prompt goes through all modes before the next one does, in an order that rotates.
+"""The run of `bench speed`: each prompt goes through all modes, in rotating order, before the next prompt.
 
-Then messages and forwards are timed on their own, for the speed model.
+Afterwards messages and forwards are timed on their own, for the speed model.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.errors import ConfigError
 
-_ROWS = (1, 2, 5, 9, 17)  # of the probed forwards of a target
+_ROWS = (1, 2, 5, 9, 17)  # row counts at which the target's forwards are timed
 _WARM_UP_PROMPTS = 2
 _SHOWN_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Answers requests; its processes sleep between answers."""
+    """One way to answer requests; its processes sleep between answers."""
 
     answer: Callable[[GenerationRequest], Awaitable[Sample]]
     pids: Callable[[], list[int]]
 
 
 def engine_contender(engine: LocalEngine) -> Contender:
-    """Our engine; the mode is part of the request."""
+    """Our engine; each request names its mode."""
     return Contender(partial(ask_engine, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
 
 
@@ -59,7 +59,7 @@ def stock_contender(child: Child[StockModel]) -> Contender:
     lock = asyncio.Lock()
 
     async def answer(request: GenerationRequest) -> Sample:
-        submitted = time.monotonic()  # that it waits is its own fault
+        submitted = time.monotonic()  # waiting for the lock counts, because `generate` cannot batch
         async with lock:
             return replace(await ask_stock(child, request), submitted=submitted)
 
@@ -68,11 +68,11 @@ def stock_contender(child: Child[StockModel]) -> Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """Everything that was seen. `activities` has an entry for every mode that an engine served."""
+    """All measurements. `activities` has an entry for every mode that an engine served."""
 
     samples: Sequence[Sample]
     activities: Mapping[Mode, Activity]
-    idle_workers_cpu: float  # cores kept busy, on average, by processes whose turn it was not
+    idle_workers_cpu: float  # mean number of cores kept busy by processes while another mode was being measured
     round_trip: Mapping[str, float]
     costs: ProbedCosts
     synthetic: Row | None = None
@@ -81,14 +81,14 @@ class Measurements:
         return [sample for sample in self.samples if sample.mode == mode]
 
     def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[Span]], Interval]:
-        """Both workers' work, and the decoding of the mode's first answer that is long enough to show something."""
+        """Both workers' spans, and the decoding interval of the mode's first answer of _SHOWN_TOKENS tokens or more."""
         samples, activity = self.of(mode), self.activities[mode]
         shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
         return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
 
 
 def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
-    """`pair` is the engine with its draft; of random models it says devices and types, their names are not looked at.
+    """Run the benchmark on `pair`; for random models only its devices and types are used, not its model names.
 
     Raises ConfigError and EngineError.
     """
@@ -112,7 +112,7 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Meas
 
 
 async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random: RandomPair | None = None) -> Run:
-    """For each phase (all modes are one, but of random models) start what its modes need, warm it up, measure, end it.
+    """For each phase, start what its modes need, warm up, measure and stop it. Only random models need several phases.
 
     Raises ConfigError and EngineError.
     """
@@ -130,7 +130,7 @@ async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random:
 
 @dataclass(slots=True)
 class Run:
-    """The contenders that are up, and what was seen of all phases so far."""
+    """The contenders that are running, and the measurements of all phases so far."""
 
     options: SpeedOptions
     tell: Tell
@@ -141,7 +141,7 @@ class Run:
     wall_s: float = 0.0
 
     async def open_contenders(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
-        """One process for `hf`, one engine for `off`, one for what speculates; each is ready before the next starts."""
+        """Start a process for `hf`, an engine for `off` and one for the speculating modes, one after the other."""
         self.contenders.clear()
         if Mode.HF in modes:
             self.tell("loading stock transformers", 0, 0)
@@ -185,7 +185,7 @@ class Run:
         others = {pid for other in self.contenders.values() for pid in other.pids()}
         others -= set(self.contenders[mode].pids())
         started, cpu_before = time.monotonic(), cpu_s(others)
-        found = await asyncio.gather(*map(answer, prompts))  # the first error as it is, in no group
+        found = await asyncio.gather(*map(answer, prompts))  # raises the first error itself, not an ExceptionGroup
         self.idle_cpu_s += cpu_s(others) - cpu_before
         self.wall_s += time.monotonic() - started
         return found
@@ -196,7 +196,7 @@ class Run:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """User and system time so far, all threads; processes that are gone count nothing."""
+    """User and system time of all threads so far; processes that are gone count as 0."""
     total = 0.0
     for pid in pids:
         with suppress(psutil.Error):
@@ -206,10 +206,10 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def _groups(options: SpeedOptions) -> Iterator[list[BenchPrompt]]:
-    """Prompts that one mode answers before the next mode has its turn.
+    """Groups of prompts; one mode answers a whole group before the next mode does.
 
-    One for one request at a time. With more at once a group is large enough to keep them going: a group of
-    `concurrency` requests would mostly measure its last, lonely answer.
+    With one request at a time, a group is one prompt. With more, a group is 3 times `concurrency`: a group of only
+    `concurrency` requests would mostly measure its last answer, which runs alone.
     """
     prompts = make_prompts(options.task, range(options.num_prompts))
     size = 1 if options.concurrency == 1 else 3 * options.concurrency

@@ -1,7 +1,7 @@
-"""Random models of real shapes: their recipes, the acceptance imposed on them, how near a step comes to the roofline.
+"""Random models of real shapes: their recipes, the acceptance imposed on them, and how near a step is to the roofline.
 
 The modes run in phases, so that a device holds one target at a time: stock `generate`, the target alone, both models.
-What the target says alone is written down and becomes what the draft's oracle proposes.
+The answers of the target alone are saved; the draft's oracle proposes tokens from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
-RANDOM_ROWS = (1, 2, 4, 9, 17)  # of the probed forwards of a target
+RANDOM_ROWS = (1, 2, 4, 9, 17)  # row counts at which the target's forwards are timed
 _ITEMSIZES = {"bfloat16": (2, 2), "float16": (2, 2), "float32": (4, 4), "int8": (1, 4)}  # of weights; keys, values
 
 
@@ -49,27 +49,27 @@ class RandomPair:
         return replace(config, model=str(self.folder / role), revision=None)
 
     def write_references(self, samples: Sequence[Sample]) -> None:
-        """What the target says when it is alone."""
+        """Save the answers of the target alone, for the draft's oracle."""
         said = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
         self.references.write_text(json.dumps(said), encoding="utf-8")
 
 
 def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
-    """Modes that run together; `off` before those that need what it said."""
+    """Modes that run together; `off` comes before the speculating modes, whose oracle needs its answers."""
     members = ((Mode.HF,), (Mode.OFF,), tuple(mode for mode in Mode if mode.needs_draft))
     found = [tuple(mode for mode in members_of_one if mode in modes) for members_of_one in members]
     return [phase for phase in found if phase]
 
 
 def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts) -> Row:
-    """What was made up: shapes with random weights, embeddings for a video, acceptance by an oracle."""
+    """The synthetic parts of a run: shapes with random weights, embeddings for a video, an oracle's acceptance rate."""
     shapes = SHAPES[asked.shape]
     probed = {"target": (shapes.target, costs.alone)}
     if costs.draft is not None:
         probed["draft"] = (shapes.draft, costs.draft)
     return {
         "shape": asked.shape,
-        "acceptance": asked.acceptance,  # imposed; the table's alpha is what came out
+        "acceptance": asked.acceptance,  # imposed; alpha in the table is what was measured
         "video_tokens": shapes.video_tokens,
         "text_tokens": shapes.text_tokens,
         "rooflines": {role: roofline(*probe, costs.context) for role, probe in probed.items()},
@@ -78,7 +78,7 @@ def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts) -> Row:
 
 
 def roofline(shape: Shape, forwards: Forwards, context: int) -> Row:
-    """A model's step of one row: what it must read, of weights and of the context's keys and values, and its time."""
+    """A model's step of one row: bytes that it must read (weights, keys and values of the context), and its time."""
     assert forwards.bandwidth is not None, "timed without copies"
     of_weights, of_cache = _ITEMSIZES[forwards.dtype]
     weight_bytes = shape.step_bytes(0, of_weights)
@@ -92,7 +92,7 @@ def roofline(shape: Shape, forwards: Forwards, context: int) -> Row:
         "bytes_s": num_bytes / bandwidth,
         "step_s": step_s,
         "of_roofline": num_bytes / bandwidth / step_s,  # 1: the step takes as long as its bytes
-        "over_weights": step_s * bandwidth / weight_bytes,  # over the time of reading the weights alone
+        "over_weights": step_s * bandwidth / weight_bytes,  # step time over the time to read only the weights
     }
 
 
@@ -110,7 +110,7 @@ def synthetic_notes(pair: PairShape, devices: Mapping[str, str]) -> tuple[str, .
 
 
 def roofline_table(rooflines: Mapping[str, Row]) -> Table:
-    """A line a model."""
+    """A table with one row for each model."""
     columns = {
         "model": column("model"),
         "weights GB": column("weight_bytes", "{:.3f}", 1e-9),
