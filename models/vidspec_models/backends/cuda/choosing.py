@@ -70,7 +70,7 @@ class CudaChooser:
 
     def __init__(self, most: int, vocabulary: int, device: torch.device, options: Mapping[str, Any]) -> None:
         self._num_blocks = triton.cdiv(vocabulary, _BLOCK)
-        self._noise = torch.full((most, vocabulary), float("-inf"), device=device)  # padding never wins
+        self._noise = torch.full((most, vocabulary), float("-inf"), device=device)  # ids without a token never win
         self._sharpness = torch.ones(1, device=device)
         self._found = torch.zeros(most, 2, dtype=torch.float64, device=device)
         self._scores = torch.empty(2, self._num_blocks, device=device)
